@@ -23,12 +23,15 @@ class Parts(NamedTuple):
     constraint: int = 0
     host: int = 0
     machine: int = 0
+    unknown: int = 0  # of steps whose time could not be expected yet
     unexplained: int = 0  # the rest, below zero where a step took less than expected
 
 
 NOTHING = Parts()
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
-_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
+_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.NOT_KNOWN_YET)
+# Share of the time of a phase's steps. If more of it was unknown, the expected times of the rest don't describe it.
+MOST_UNKNOWN = 0.15
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -50,7 +53,7 @@ class RequestCauses:
     _at: Parts = NOTHING  # the totals after that
     # Of the current phase:
     alone_ns: float = 0.0  # the expected time of its own tokens alone
-    _recomputed: int = 0  # part of this for tokens that were computed again
+    _recomputed: int = 0  # the part of alone_ns for tokens that a preemption had dropped
     _of_prompts: int = 0  # expected time of its own prompts together with its neighbours' decodes
     _rest: Parts = NOTHING  # rest of the step that was under way when it was scheduled
     _missed: Parts = NOTHING  # steps
@@ -118,7 +121,18 @@ class RequestCauses:
         if self.may_have_missed:
             self._miss(self._at, totals)
             self._at = totals
-        alone_ns = int(self.alone_ns)
+        causes_ns = settled(self.so_far(totals))
+        self._since = totals
+        self.alone_ns = 0.0
+        self._recomputed = 0
+        self._of_prompts = 0
+        self._rest = self._missed = NOTHING
+        return causes_ns
+
+    def so_far(self, totals: Parts, more_alone_ns: float = 0.0) -> dict[Cause, int]:
+        """Return the causes of the current phase up to the last step, some perhaps below zero. `more_alone_ns` is
+        expected of its tokens in addition. Any thread may ask."""
+        alone_ns = int(self.alone_ns + more_alone_ns)
         of_prompts_ns = self._of_prompts
         missed = self._missed
         terms = zip(totals, self._since, self._rest, missed, strict=True)
@@ -132,14 +146,13 @@ class RequestCauses:
             Cause.CONSTRAINT: spent.constraint,
             Cause.HOST: spent.host,
             Cause.MACHINE: spent.machine,
+            Cause.NOT_KNOWN_YET: spent.unknown,
             Cause.UNEXPLAINED: spent.unexplained,
         }
-        self._since = totals
-        self.alone_ns = 0.0
-        self._recomputed = 0
-        self._of_prompts = 0
-        self._rest = self._missed = NOTHING
-        return settled(parts)
+        if spent.unknown > MOST_UNKNOWN * (spent.decodes + spent.prompts + spent.unknown):
+            for cause in (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS):
+                parts[Cause.NOT_KNOWN_YET] += parts.pop(cause)
+        return parts
 
     def _miss(self, since: Parts, totals: Parts) -> None:
         self._missed = Parts(*(old + b - a for old, a, b in zip(self._missed, since, totals, strict=True)))
@@ -155,11 +168,12 @@ def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
     if total < 0:
         raise ValueError(f"the causes {dict(parts)} add up to less than nothing")
     shares = {cause: max(0, ns) for cause, ns in parts.items()}
-    left = total - sum(shares[cause] for cause in parts if cause is not Cause.UNEXPLAINED)
+    left = total - sum(shares.values()) + shares.get(Cause.UNEXPLAINED, 0)
     shares[Cause.UNEXPLAINED] = max(0, left)
-    excess = -min(0, left)
-    for group in (_EXPECTED, _MEASURED):
-        excess = _shrink(shares, group, excess)
+    if left < 0:
+        excess = -left
+        for group in (_EXPECTED, _MEASURED):
+            excess = _shrink(shares, group, excess)
     return {cause: ns for cause, ns in shares.items() if ns}
 
 

@@ -121,7 +121,7 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
 
 
 def _is_unread(output: TextIO) -> bool:
-    """Return whether the output is a pipe that nobody reads any more, as in `oaiserve list | true`."""
+    """Return whether the output is a pipe whose reader has gone, as in `oaiserve list | true`."""
     polled = select.poll()
     polled.register(output, 0)
     return any(event & select.POLLERR for _, event in polled.poll(0))

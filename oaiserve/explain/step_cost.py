@@ -7,12 +7,19 @@ a request alone, of its neighbours, of another load.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 # Numbers of rows between which the cost is a straight line. Where weights are read, further rows cost little; where
 # they are computed with, as much as the ones before; CUDA graphs and tiles of native code make steps in between.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
+# How far a cost holds beyond the steps that it was learnt from. Few rows take the time of reading the weights, which
+# all of them share; from many rows on, the time grows with them; and contexts cost something for each token.
+FEWER = 4
+MORE = 2
+FURTHER = 4
+LITTLE_CONTEXT = 4096  # tokens attended to, which hardly cost anything in a step
 
 
 class Load(NamedTuple):
@@ -36,6 +43,29 @@ class Load(NamedTuple):
         draws = min(self.draws, self.decodes)
         edits = min(self.edits, draws)
         return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
+
+
+class Seen(NamedTuple):
+    """The sizes of the steps that a cost was learnt from. Far beyond them, what it expects is only a guess."""
+
+    least_rows: int
+    most_rows: int
+    prompt_tokens: int = 0  # the most of each in a step
+    prompt_context: int = 0
+    decode_context: int = 0
+
+    def covers(self, load: Load) -> bool:
+        decodes, decode_context, _, prompt_tokens, prompt_context, _, _, _ = load
+        rows = decodes + prompt_tokens
+        if self.least_rows > FEWER * rows or rows > MORE * self.most_rows:
+            return False
+        if decode_context > LITTLE_CONTEXT and decode_context > FURTHER * self.decode_context:
+            return False
+        if not prompt_tokens:
+            return True
+        if not self.prompt_tokens:
+            return False
+        return prompt_context <= LITTLE_CONTEXT or prompt_context <= FURTHER * self.prompt_context
 
 
 class Work(NamedTuple):
@@ -77,6 +107,16 @@ class StepCost:
     edit_ns: float = 0.0
     draft_ns: float = 0.0  # for each token of a draft
     prompts_ns: float = 0.0  # time of a step with prompts, in addition to its rows
+    seen: Seen | None = None  # None: any step, as of a cost that was not learnt
+
+    def covers(self, load: Load) -> bool:
+        """Return whether the time of a step is known, and not only guessed from very different ones."""
+        return self.seen is None or self.seen.covers(load)
+
+    def times(self, factor: float) -> StepCost:
+        """Return the cost where each step takes `factor` times as long."""
+        numbers = {field.name: factor * getattr(self, field.name) for field in fields(self) if field.type == "float"}
+        return replace(self, rows_ns=tuple(factor * ns for ns in self.rows_ns), **numbers)
 
     def expected_ns(self, load: Load) -> int:
         decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load
@@ -117,12 +157,16 @@ class StepCost:
             ns += self.prompts_ns * part.prompt_tokens / load.prompt_tokens
         return ns
 
-    def alone_ns(self, work: Work, step_tokens: int) -> int:
-        """Return the expected time of a whole request alone, with a limit for the prompt tokens of a step.
+    def alone_ns(self, work: Work, step_tokens: int) -> int | None:
+        """Return the expected time of a whole request alone, with a limit for the prompt tokens of a step. None: the
+        time of such steps is not known yet.
 
         Its choices decode side by side, without drafts.
         """
         computed = work.prompt_tokens - work.cached_tokens
+        rows = min(computed, step_tokens)
+        if rows > 1 and not self.covers(Load(prompt_tokens=rows, prompt_context=rows * work.prompt_tokens // 2)):
+            return None
         full, rest = divmod(computed, step_tokens)
         ns = full * (self.together_ns(step_tokens) + self.prompts_ns)
         if rest:
@@ -133,6 +177,8 @@ class StepCost:
         ns += self.draw_ns * min(work.num_choices, work.completion_tokens)
         if (decodes := work.completion_tokens - work.num_choices) > 0:  # each choice has its first token by then
             rows = max(1, round(decodes / max(1, work.longest_choice_tokens - 1)))
+            if not self.covers(Load(rows, rows * round(prompt))):
+                return None
             ns += self.together_ns(rows) * decodes / rows + (self.draw_ns + self.cached_context_ns * cached) * decodes
             ns += self.decode_context_ns * decodes * (prompt - cached + decodes / work.num_choices / 2)
         return int(ns + self.edit_ns * work.completion_tokens * work.needs_ids)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.explain.step_cost import KNOTS, Load, StepCost
+from oaiserve.explain.step_cost import KNOTS, Load, Seen, StepCost
 
 Numbers = NDArray[np.float64]
 
@@ -28,12 +29,12 @@ FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes 
 LEAST_NS = 50_000_000  # between two fits
 LEAST_STEPS = 4
 SURPRISE = 0.1  # a larger error
-LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
+LEAST_SURPRISING = 0.4  # weight of a step that took longer than expected
 SURPRISES = 4  # this many more than a quarter of the other steps: something is new, and the fit adapts at once
 SECOND = 100.0  # weight of a second of steps, relative to the first guess
-# How fast old steps lose weight: steps of this many seconds say as much about a number as all before them. The first is
-# about the speed of the whole machine, by which all numbers change alike, the second about a number in relation to the
-# others; of that, only seconds count whose steps say something of the number.
+# How fast old steps lose weight: the newest steps, of this many seconds in all, count as much as all before them. The
+# speed of the machine changes the costs of all numbers alike, and soon. The cost of one number relative to the others
+# changes more slowly; for it, only steps count that tell something about this number.
 SPEED_SECONDS = 1.0
 NUMBER_SECONDS = 3.0
 LEAST_SHARE = 0.01  # share of a usual step: a number below it may change as much as one that reaches it
@@ -99,18 +100,20 @@ class StepCostFit:
         self._since_ns = 0  # the time of the steps since then
         self._is_fitting = False
         # These are written by the fits, of which there is one at a time:
+        self._seen: Seen | None = None
         self._unit_ns = 0.0  # a usual step, of the shortest ones, to which the guess is relative
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0, error: float = 0.0) -> None:
+    def observe(self, load: Load, ns: int, weight: float = 1.0, error: float | None = 0.0) -> None:
         """Learn from a step. `weight` is less than 1 for a step whose time may have been too long.
 
-        `error` is the expected time, by the cost so far, less the real time, as a share of the real time.
+        `error` is the expected time, by the cost so far, less the real time, as a share of the real time. None: nothing
+        was expected.
         """
         # No lack of a core lets a step take less than expected.
-        if self.cost is None or error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
+        if self.cost is None or error is None or error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
             self._surprise += 1.0
         elif self._surprise:
             self._surprise = max(0.0, self._surprise - 0.25)
@@ -136,6 +139,7 @@ class StepCostFit:
             self._is_fitting = False
 
     def _fitted(self, rows: list[tuple[Load, int, float]]) -> StepCost:
+        self._seen = seen = _seen([load for load, _, _ in rows], self._seen)
         loads = features([load for load, _, _ in rows])
         times = np.array([max(1, ns) for _, ns, _ in rows], np.float64)
         usual_ns = float(np.median(times))
@@ -153,7 +157,7 @@ class StepCostFit:
             weights *= usual / np.maximum(usual, errors)
         rows_ns = self._numbers[: len(KNOTS)]
         rest = self._numbers[len(KNOTS) :] / _SCALES
-        return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
+        return replace(StepCost(tuple(rows_ns.tolist()), *rest.tolist()), seen=seen)
 
     def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
         """Return the rest of the normal equations, (numbers, numbers) and (numbers,), after steps with these loads,
@@ -182,6 +186,15 @@ class StepCostFit:
             if not below.any():
                 return _RISES @ solution
             free &= ~below
+
+
+def _seen(loads: list[Load], before: Seen | None) -> Seen:
+    sizes = [
+        Seen(load.num_tokens, load.num_tokens, load.prompt_tokens, load.prompt_context, load.decode_context)
+        for load in loads
+    ]
+    least, *most = zip(*sizes, *([] if before is None else [before]), strict=True)
+    return Seen(min(least), *map(max, most))
 
 
 def features(loads: list[Load]) -> Numbers:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from oaiserve.facts.fact import fact
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 
 
 class LoadTotals(NamedTuple):
@@ -53,6 +53,7 @@ class EngineNumbers:
     # Current numbers, which are written when they are published.
     num_running: int = fact("Sequences in the running batch.", metric="oaiserve_requests_running")
     num_waiting: int = fact("Sequences in the queue.", metric="oaiserve_requests_waiting")
+    num_deferred: int = fact("Those of them that wait for a prefix that is being computed or read.")
     num_background_running: int = fact(
         "Background sequences in the running batch.", metric="oaiserve_background_running"
     )
@@ -93,6 +94,7 @@ class EngineNumbers:
     media_cache_bytes: int = fact(
         "Bytes of encoded images and sounds in the cache.", metric="oaiserve_media_cache_bytes"
     )
+    num_offloaded: int = fact("KV blocks in the host memory of --kv-offload.", metric="oaiserve_kv_offload_blocks")
 
     # Sums over all steps so far.
     num_media_encoded: int = fact("Encoded images and sounds.", metric="oaiserve_media_encoded_total")
@@ -120,6 +122,16 @@ class EngineNumbers:
         "Blocks that --prefix-cache-dir skipped: overwritten in memory, too many waiting, or a disk failure.",
         metric="oaiserve_prefix_cache_skipped_blocks_total",
     )
+    num_offload_hits: int = fact(
+        "Prefixes found in the host memory of --kv-offload.", metric="oaiserve_kv_offload_hits_total"
+    )
+    offload_out_bytes: int = fact(
+        "Bytes of evicted KV blocks copied to the host memory of --kv-offload.",
+        metric="oaiserve_kv_offload_out_bytes_total",
+    )
+    offload_in_bytes: int = fact(
+        "Bytes of KV blocks restored from the host memory of --kv-offload.", metric="oaiserve_kv_offload_in_bytes_total"
+    )
     num_preemptions: int = fact(
         "Sequences put back into the queue because the KV cache was full.",
         metric="oaiserve_preemptions_total",
@@ -143,6 +155,7 @@ class EngineNumbers:
     num_drafts: int = fact("Verified drafts.", metric="oaiserve_drafts_total")
     num_draft_tokens: int = fact("Tokens of drafts that were verified.")
     num_accepted_tokens: int = fact("Tokens of drafts that came true.")
+    drafts_by_accepted: tuple[int, ...] = fact("Verified drafts, by the number of their tokens that came true.", ())
     num_steps: int = fact("Steps of the engine.", metric="oaiserve_engine_steps_total")
     num_step_sequences: int = fact("Sequences in steps, added up.")
     num_step_tokens: int = fact("Tokens computed in steps, added up.")

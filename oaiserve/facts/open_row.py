@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from oaiserve.facts.record import Origin
-from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.times import Phase, RequestTimes
 
 MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
 
@@ -24,7 +24,10 @@ class PhaseSoFar(msgspec.Struct):
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
-    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`.
+    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. In `queue`, it `waits_for` a
+    reason. In `prefill` and `decode`, `causes_ns` are those of this phase up to the last step, the largest first.
+    `prompt_left_ns` is the time until the first token, and `answer_left_ns` the time until the last one if the answer
+    becomes as long as it may. Both are by the pace of the phase so far; None while there is none.
     """
 
     request_id: str
@@ -40,6 +43,10 @@ class OpenRow(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     computed_prompt_tokens: int = 0
     completion_tokens: int = 0
+    waits_for: str | None = None
+    causes_ns: dict[str, int] = {}
+    prompt_left_ns: int | None = None
+    answer_left_ns: int | None = None
 
     @classmethod
     def of(
@@ -48,11 +55,19 @@ class OpenRow(msgspec.Struct, kw_only=True):
         times: RequestTimes,
         clock_ns: Callable[[], int],
         epoch_offset_ns: int,
-        **tokens: int,
+        *,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        computed_prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        most_tokens: int = 0,
+        waits_for: str | None = None,
+        causes_ns: dict[str, int] | None = None,
     ) -> OpenRow:
         """Return the current row. Other threads may still write into `times`, in which `received` is set.
 
-        `epoch_offset_ns` is the wall clock minus the monotonic clock."""
+        `epoch_offset_ns` is the wall clock minus the monotonic clock. `most_tokens` is the limit of its answer, 0 where
+        there is none."""
         phases = times.so_far(clock_ns)
         received_ns = phases[0].start_ns
         return cls(
@@ -65,5 +80,21 @@ class OpenRow(msgspec.Struct, kw_only=True):
             elapsed_ns=phases[-1].end_ns - received_ns,
             phase=phases[-1].name,
             phases=[PhaseSoFar(phase.name, phase.start_ns - received_ns, phase.duration_ns) for phase in phases],
-            **tokens,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            computed_prompt_tokens=computed_prompt_tokens,
+            completion_tokens=completion_tokens,
+            waits_for=waits_for if phases[-1].name == "queue" else None,
+            causes_ns=causes_ns or {},
+            prompt_left_ns=_left_ns(
+                phases[-1], "prefill", computed_prompt_tokens - cached_tokens, prompt_tokens - cached_tokens
+            ),
+            answer_left_ns=_left_ns(phases[-1], "decode", completion_tokens - 1, most_tokens - 1),
         )
+
+
+def _left_ns(phase: Phase, name: str, done: int, all_of_it: int) -> int | None:
+    """Return the time until the end of a phase that has done a part of its tokens, or None if that isn't known."""
+    if phase.name != name or done <= 0 or all_of_it < done:
+        return None
+    return phase.duration_ns * (all_of_it - done) // done

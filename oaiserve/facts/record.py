@@ -1,4 +1,4 @@
-"""The records of ended requests, and of the engine's steps. All telemetry is derived from them.
+"""The record of an ended request. All telemetry about the request is derived from it.
 
 The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. Each fact is
 declared once, with its row (`fact.py`). Stdlib only.
@@ -7,7 +7,7 @@ declared once, with its row (`fact.py`). Stdlib only.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.turn import Turn
 
 # A request keeps only its first events, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
@@ -56,6 +57,7 @@ class WaitReason(StrEnum):
     BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
     PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
+    PREFIX_RESTORED = "prefix_restored"  # its prefix was restored from the host memory of --kv-offload
     FOREGROUND = "foreground"  # background work, while other requests needed the whole machine
 
 
@@ -72,6 +74,7 @@ class ReadAgain(StrEnum):
     TEXT = "text"  # All parts are equal, but the template writes them otherwise.
     EVICTED = "evicted"  # Its blocks were cached, and other requests took their places.
     STATE = "state"  # Its blocks are cached, but the layers of this model keep no state at their end.
+    OTHER_REPLICA = "other_replica"  # Another replica has them, and the router chose this one.
     NOT_YET = "not_yet"  # The earlier prompt was being computed, or less than a block is in common.
     OFF = "off"  # There is no prefix cache, or the request reads none (prompt_logprobs).
 
@@ -91,7 +94,8 @@ class Cause(StrEnum):
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # time between steps, and after the last one
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
-    UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected, or nothing was expected yet.
+    NOT_KNOWN_YET = "not_known_yet"  # its steps, before the server knew how long such steps take
+    UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
     MODEL_LOAD = "model_load"  # its model was not loaded
     REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
 
@@ -161,7 +165,16 @@ class EngineAccount:
     inter_token_ns: array[int] = field(default_factory=lambda: array("q"))
     # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
+    # Makes attributes with texts for the request's span, if the operator lets spans have them. Nothing else calls it.
+    span_texts: Callable[[], Mapping[str, str]] | None = None
     cache_salt: str = ""
+    num_restored_tokens: int = fact(
+        "Cached prompt tokens that came back from the host memory of --kv-offload, or from --prefix-cache-dir.",
+        json=True,
+        log=True,
+        span="oaiserve.restored_tokens",
+        when="num_restored_tokens",
+    )
     num_choices: int = fact("Choices that the request asked for, over all its prompts.")
     longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
     num_preemptions: int = fact(
@@ -325,8 +338,13 @@ class RequestRecord:
         log="status",
         server_span="http.response.status_code",
     )
-    model: str = fact(
-        "The served name, never a name that a client sent.", ..., json=True, log=True, span="gen_ai.request.model"
+    model: str = fact("The served name, never a name that a client sent.", ..., json=True, log=True)
+    requested_model: str | None = fact(
+        "The name that the client sent instead: an alias, or no model's. None: it is `model`, or there was none.",
+        None,
+        json=True,
+        log=True,
+        log_when="requested_model",
     )
     adapter: str | None = None  # its name, if `model` names one that was loaded
     client: str | None = fact(
@@ -402,16 +420,38 @@ class RequestRecord:
         new=dict,
         json=True,
     )
+    turn: Turn | None = None  # its place in an agent's run, if that is known
     completion_tokens: int = fact(
         "Generated tokens, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
     )
-    finish_reasons: tuple[str, ...] = fact(
-        "The reason why each choice ended.",
-        (),
+    reasoning_tokens: int | None = fact(
+        "Those of them that are reasoning. None: reasoning is not separated from the answer.",
+        None,
         json=True,
         log=True,
+        log_when="reasoning_tokens",
+        span="gen_ai.usage.reasoning.output_tokens",
+    )
+    finish_reasons: tuple[str, ...] = ()  # the engine's: stop or length, for each choice that ended
+    answer_reasons: tuple[str, ...] = fact(
+        "The reason why each choice ended, as the answer states it.",
+        (),
+        json="finish_reasons",
+        log="finish_reasons",
         span="gen_ai.response.finish_reasons",
-        span_when="finish_reasons",
+        span_when="answer_reasons",
+    )
+    stop_sequences: tuple[str, ...] = fact(
+        "The texts before which the client lets the answer end.",
+        (),
+        span="gen_ai.request.stop_sequences",
+        span_when="stop_sequences",
+    )
+    reasoning_level: str | None = fact(
+        "The effort of reasoning that the client wants.", None, json=True, span="gen_ai.request.reasoning.level"
+    )
+    previous_response_id: str | None = fact(
+        "The stored response that it continues.", None, json=True, span="gen_ai.request.previous_response.id"
     )
     tool_calls: Mapping[ToolCallOutcome, int] = fact("Calls of tools in the answer, by outcome.", new=dict, json=True)
     deadline: DeadlineOutcome | None = fact(
@@ -462,7 +502,7 @@ class RequestRecord:
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
         """Return the causes of the phases `prefill` and `decode`, if they were reached, of a `receive` that waited for
-        the model, and of a phase that ended with a delayed refusal. They add up to the phase.
+        the model, and of a phase that ended with a delayed refusal. They add up to the phase, the largest first.
 
         The time between the last step and the end of a request that ended early belongs to the host. A request that
         ended before its first step did has no causes, and with --no-explain no request has any.
@@ -483,39 +523,5 @@ class RequestRecord:
                 causes_ns = dict(known[phase.name])
                 if rest_ns := phase.duration_ns - sum(causes_ns.values()):
                     causes_ns[Cause.HOST] = causes_ns.get(Cause.HOST, 0) + rest_ns
-                causes[phase.name] = causes_ns
+                causes[phase.name] = dict(sorted(causes_ns.items(), key=lambda cause: -cause[1]))
         return causes
-
-
-class StepKind(StrEnum):
-    PREFILL = "prefill"  # no sequence decoded
-    DECODE = "decode"  # all sequences decoded
-    MIXED = "mixed"
-
-
-class HostPart(StrEnum):
-    """The parts of the engine thread's time, in the order of a step. At any time the thread is in exactly one part."""
-
-    IDLE = "idle"  # it has nothing to compute, and waits for a command
-    COMMANDS = "commands"  # it takes new requests, aborts and deadlines
-    ENCODE = "encode"  # it lets a part of an image or a sound be encoded
-    SCHEDULE = "schedule"  # it chooses what the next step computes
-    LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
-    MASKS = "masks"  # It computes the tokens that grammars allow next; on a GPU, during the step.
-    WAIT = "wait"  # it waits for the results of a step
-    PROCESS = "process"  # it turns the results into text, and ends answers
-    HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """One step of the engine."""
-
-    kind: StepKind
-    started_ns: int
-    duration_ns: int  # time of the model, with sampling
-    idle_ns: int  # time before the step while there was work: host work, and waits for a core
-    num_sequences: int
-    num_tokens: int  # computed tokens
-    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # times since the results of the previous step
-    cost_error: float | None = None  # error of its expected time, as a share of its own; None: no time was expected

@@ -21,6 +21,7 @@ __all__ = [
     "Phase",
     "RequestTimes",
     "WallClock",
+    "duration",
     "monotonic_ns",
     "waited",
 ]
@@ -41,6 +42,18 @@ PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "pref
 # Phases of a request without images and sounds.
 TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
+
+
+def duration(ns: float) -> str:
+    """Return a time for people, with three significant digits: 0.4 µs, 24.3 ms, 1.31 s or 16.7 min.
+
+    Logs, explanations and the terminal show it so, and the pages with the same function in show.js."""
+    if not ns:
+        return "0"
+    for unit, size in (("µs", 1e3), ("ms", 1e6), ("s", 1e9), ("min", 60e9)):
+        if ns < 999.5 * size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns / size:.0f} {unit}"
 
 
 # Sent with a request that another process of this machine passes on: its stamp `received`, as the clock is the

@@ -85,6 +85,7 @@ class Telemetry:
         self.live = self._metrics.live
         self.render = self._metrics.render
         self.show = self._metrics.show
+        self.show_histogram = self._metrics.show_histogram
         self.observe_event_loop_lag = self._metrics.observe_event_loop_lag
         self.count_refused_access = partial(self._metrics.count, names.REFUSED_ACCESS)
         consumers: dict[str, Consumer] = {

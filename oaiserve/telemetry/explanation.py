@@ -6,11 +6,12 @@ The causes are in its account. The named neighbours are among the recent request
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
-from oaiserve.facts.record import Cause, RequestRecord
-from oaiserve.telemetry.amounts import seconds
-from oaiserve.telemetry.reuse_explanation import read_again
+from oaiserve.facts.record import Cause, RequestRecord, WaitReason
+from oaiserve.facts.times import duration
+from oaiserve.telemetry.reuse_explanation import read_again, restored
 
 LEAST_PHASE = 0.1  # share of the duration from which a phase gets a sentence
 LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
@@ -20,7 +21,9 @@ _SAID = {
     Cause.CONSTRAINT: "its steps waited for the masks of grammars",
     Cause.HOST: "no step ran",
     Cause.MACHINE: "the machine was busy elsewhere",
+    Cause.NOT_KNOWN_YET: "it was in steps of a kind that the server had hardly seen before",
 }
+_WAITED_FOR = {WaitReason.PREFIX_RESTORED: "its prefix to be restored from host memory"}
 
 
 class PhaseNeighbour(NamedTuple):
@@ -32,10 +35,9 @@ class PhaseNeighbour(NamedTuple):
 
 
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
-    """Yield a sentence on what was read again, and one for each phase of a tenth of the request's time or more, the
-    longest first."""
-    if (again := read_again(record)) is not None:
-        yield again
+    """Yield sentences on what was read again and restored, and one for each phase of a tenth of the request's time or
+    more, the longest first."""
+    yield from filter(None, (read_again(record), restored(record)))
     duration_ns = max(1, record.times.duration_ns)
     causes_ns = record.causes_ns
     in_order = record.times.phases()
@@ -47,45 +49,48 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
         if phase.name == "queue":
             waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
             waits = [wait for wait in waits if wait[1] >= LEAST_CAUSE * phase.duration_ns]
-            parts = [f"{seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
+            parts = [f"{duration(ns)} for {_WAITED_FOR.get(reason, reason.replace('_', ' '))}" for reason, ns in waits]
         elif phase.name == "receive" and record.model_load_ns:
-            parts = [f"for {seconds(record.model_load_ns)} its model was being loaded"]
+            parts = [f"for {duration(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
-            parts = [f"its own images and sounds took {seconds(record.account.media_encode_ns)} of that"]
+            parts = [f"its own images and sounds took {duration(record.account.media_encode_ns)} of that"]
         elif phase is in_order[-1] and record.refusal_delay_ns:
-            delay = seconds(record.refusal_delay_ns)
+            delay = duration(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))
-        yield "; ".join([f"{phase.name.replace('_', ' ')} took {seconds(phase.duration_ns)}", *parts]) + "."
+        yield "; ".join([f"{phase.name.replace('_', ' ')} took {duration(phase.duration_ns)}", *parts]) + "."
 
 
 def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:
-    if alone_ns := causes_ns.get(Cause.ALONE):  # unknown for the first prefills, before costs of steps are learned
-        yield f"alone it would have taken {seconds(alone_ns)}"
+    """Yield the causes in words, the largest first. What the phase would have taken alone is never left out."""
     least_ns = LEAST_CAUSE * phase_ns
+    said = [(ns, f"for {duration(ns)} {_SAID[cause]}") for cause, ns in causes_ns.items() if cause in _SAID]
+    if unexplained_ns := causes_ns.get(Cause.UNEXPLAINED, 0):
+        said.append((unexplained_ns, f"{duration(unexplained_ns)} are unexplained"))
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
-    if decodes_ns + prompts_ns >= least_ns:
-        yield f"{seconds(decodes_ns + prompts_ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
-    for cause, ns in sorted(causes_ns.items(), key=lambda item: -item[1]):
-        if cause in _SAID and ns >= least_ns:
-            yield f"for {seconds(ns)} {_SAID[cause]}"
-    unexplained_ns = causes_ns.get(Cause.UNEXPLAINED, 0)
-    if unexplained_ns >= least_ns:
-        yield f"{seconds(unexplained_ns)} are unexplained"
+    if (ns := decodes_ns + prompts_ns) >= least_ns:
+        said.append((ns, f"{duration(ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"))
+    said = [part for part in said if part[0] >= least_ns]
+    if alone_ns := causes_ns.get(Cause.ALONE):
+        said.append((alone_ns, f"alone it would have taken {duration(alone_ns)}"))
+    elif Cause.NOT_KNOWN_YET in causes_ns:
+        said.append((0, "what it would have taken alone is not known yet"))
+    for _, text in sorted(said, key=itemgetter(0), reverse=True):
+        yield text
 
 
 def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -> str:
     """Return the neighbours in words, and the one that added the most."""
-    kinds = [f"{seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
+    kinds = [f"{duration(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
-        return f"neighbours that have not ended ({' and '.join(kinds)})"
+        return f"other requests that have not ended ({' and '.join(kinds)})"
     if len(neighbours) == 1:
-        number = "one neighbour"
+        number = "one other request"
     else:
-        number = f"{len(neighbours)} neighbours"
+        number = f"{len(neighbours)} other requests"
     prompt_share = _share(prompts_ns, sum(one.prompt_ns for one in neighbours))
     decode_share = _share(decodes_ns, sum(one.decode_ns for one in neighbours))
     said = f"{number} ({' and '.join(kinds)})"

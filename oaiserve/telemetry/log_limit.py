@@ -100,12 +100,13 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 def _left_out(window: _Window) -> logging.LogRecord:
     first = window.first
+    more = "%d more message like this one was" if window.num_left_out == 1 else "%d more messages like this one were"
     return logging.makeLogRecord(
         {
             "name": first.name,
             "levelno": first.levelno,
             "levelname": first.levelname,
-            "msg": "%d more messages like this one were left out: %s",
+            "msg": f"{more} left out: %s",
             "args": (window.num_left_out, first.getMessage()),
             "left_out": window.num_left_out,
         }

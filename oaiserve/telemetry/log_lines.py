@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import PHASES, duration
 from oaiserve.screen import Screen, Style
 from oaiserve.telemetry.log_limit import REQUESTS
 
@@ -20,7 +20,6 @@ _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 _LEAST_PHASE = 0.1  # A phase other than prefill and decode is shown from this share of the duration.
-_LONG_MS = 10_000.0  # from this duration on, a request's times are in seconds
 _ID_CHARACTERS = 12  # characters of a request id that doesn't fit as a whole
 _LEVELS: dict[int, tuple[str, tuple[Style, ...]]] = {
     logging.WARNING: ("warning: ", ("yellow",)),
@@ -59,7 +58,7 @@ class ConsoleFormatter(_TextFormatter):
 
 
 class ShortFormatter(_TextFormatter):
-    """Formats one short line per message, in local time: `18:27:04 chat 200 349 ms 128→24 tok  prefill 95  decode 240`.
+    """Formats one short line per message, in local time: `18:27:04 chat 200 349 ms 128→24 tok  prefill 95.1 ms`.
 
     The line of a request ends with its address, or its id as a link to it. On a narrow terminal the id is cut, and the
     less important parts are left out. `address_of` maps a request id to the address of its page.
@@ -145,24 +144,15 @@ def _status(fields: Mapping[str, Any]) -> tuple[str, tuple[Style, ...]]:
 
 
 def _times(fields: Mapping[str, Any]) -> list[str]:
-    """Return the duration of a request and its important phases, in the same unit."""
+    """Return the duration of a request and its important phases."""
     duration_ms = fields["duration_ms"]
-    is_long = duration_ms >= _LONG_MS
-
-    def shown(ms: float) -> str:
-        if is_long:
-            return f"{ms / 1000:,.1f}"
-        if ms >= 1:
-            return f"{ms:.0f}"
-        return f"{ms:.1f}"
-
-    times = [f"{shown(duration_ms)} {'s' if is_long else 'ms'}"]
+    times = [duration(duration_ms * 1e6)]
     for phase in PHASES:
         phase_ms = fields.get(f"{phase}_ms")
         if phase_ms is None or phase_ms == duration_ms:
             continue
         if phase in ("prefill", "decode") or phase_ms >= _LEAST_PHASE * duration_ms:
-            times.append(f"{phase.replace('_', ' ')} {shown(phase_ms)}")
+            times.append(f"{phase.replace('_', ' ')} {duration(phase_ms * 1e6)}")
     return times
 
 

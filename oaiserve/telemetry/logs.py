@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from oaiserve.config import LogFormat
 from oaiserve.facts.record import Outcome, RequestRecord
+from oaiserve.facts.times import duration
 from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
 from oaiserve.telemetry.log_lines import ConsoleFormatter, ShortFormatter
@@ -153,9 +154,8 @@ def log_request(record: RequestRecord) -> None:
         return
     times = record.times
     account = record.account
-    phases_ms = {phase.name: in_ms(phase.duration_ns) for phase in times.phases()}
-    waits_ms = {reason.value: in_ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
-    duration_ms = in_ms(times.duration_ns)
+    phases_ns = {phase.name: phase.duration_ns for phase in times.phases()}
+    waits_ns = {reason.value: wait_ns for reason, wait_ns in account.waits_ns.items() if wait_ns}
     steps = steps_of(record)
     gaps = token_gaps(record.event_gaps_ns)
     fields = {
@@ -163,23 +163,24 @@ def log_request(record: RequestRecord) -> None:
         "outcome": record.outcome.value,
         "trace_id": record.trace.trace_id_hex,
         "span_id": record.trace.span_id_hex,
-        "duration_ms": duration_ms,
-        **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
-        **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
+        "duration_ms": in_ms(times.duration_ns),
+        **{f"{name}_ms": in_ms(phase_ns) for name, phase_ns in phases_ns.items()},
+        **{f"queue_{reason}_ms": in_ms(wait_ns) for reason, wait_ns in waits_ns.items()},
     }
     calls = {outcome.value: number for outcome, number in record.tool_calls.items()}
     fields |= {f"tool_calls_{outcome}": number for outcome, number in calls.items()}
     error = f" {record.error_type}" if record.error_type else ""
     error += f" ({record.error_param})" if record.error_param else ""
     message = (
-        f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} {duration_ms} ms "
-        f"({_named(phases_ms)}), tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "
+        f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} "
+        f"{duration(times.duration_ns)} ({_named(_durations(phases_ns))}), "
+        f"tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "
         f"{record.completion_tokens} generated, "
     )
     if account.grammar_kind is not None:
         message += f"grammar {account.grammar_kind}: "
         if account.grammar_compile_ns is not None:
-            message += f"compiled in {in_ms(account.grammar_compile_ns)} ms ({account.grammar_cache}), "
+            message += f"compiled in {duration(account.grammar_compile_ns)} ({account.grammar_cache}), "
         message += f"masked draws {account.num_masked_draws}, forced tokens {account.num_forced_tokens}, "
     if account.num_media:
         message += f"images: {account.num_images}, sounds: {account.num_sounds}, cached: {account.num_media_cached}, "
@@ -188,15 +189,15 @@ def log_request(record: RequestRecord) -> None:
         message += f"draft tokens {account.num_draft_tokens}, accepted {account.num_accepted_tokens}, "
     if calls:
         message += f"tool calls: {_named(calls)}, "
-    if waits_ms:
-        message += f"waited: {_named(waits_ms)}, "
+    if waits_ns:
+        message += f"waited: {_named(_durations(waits_ns))}, "
     if steps is not None:
         mean_batch = round(steps.mean_sequences, 2)
         fields |= {"num_steps": steps.number, "mean_batch": mean_batch}
         message += f"{steps.number} steps of {mean_batch}, "
     if gaps is not None:
         fields |= {"itl_p50_ms": in_ms(gaps.p50_ns), "itl_p99_ms": in_ms(gaps.p99_ns), "itl_max_ms": in_ms(gaps.max_ns)}
-        message += f"itl {in_ms(gaps.p50_ns)} p50 {in_ms(gaps.p99_ns)} p99, "
+        message += f"itl {duration(gaps.p50_ns)} p50 {duration(gaps.p99_ns)} p99, "
     if (event_tokens := mean_event_tokens(record)) is not None:
         fields["mean_event_tokens"] = round(event_tokens, 2)
         message += f"{fields['mean_event_tokens']} tokens per event, "
@@ -209,5 +210,9 @@ def log_request(record: RequestRecord) -> None:
     logger.log(level, "%s", message, extra=fields)
 
 
-def _named(values: Mapping[str, float]) -> str:
+def _durations(times_ns: Mapping[str, int]) -> dict[str, str]:
+    return {name: duration(ns) for name, ns in times_ns.items()}
+
+
+def _named(values: Mapping[str, object]) -> str:
     return " ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

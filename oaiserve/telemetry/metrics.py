@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -19,7 +20,8 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import RequestRecord, StepRecord
+from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
@@ -84,6 +86,8 @@ class Metrics:
             names.ENGINE_HOST_SECONDS: lambda: {
                 (part,): spent_ns / NS_PER_SECOND for part, spent_ns in self._now.host_ns.items()
             },
+            vllm_names.WAITING_BY_REASON: lambda: _waiting(measured.model, self._now),
+            vllm_names.ACCEPTED_BY_POSITION: lambda: _accepted_by_position(measured.model, self._now),
             vllm_names.LORA_REQUESTS: lambda: _lora_requests(measured.model, self._now),
             vllm_names.CACHE_CONFIG: lambda: {(*cache_config, str(self._now.blocks_total)): 1},
             **measured.elsewhere,
@@ -142,6 +146,14 @@ class Metrics:
         with self._lock:
             self._page.add(CallbackFamily(metric, read))
 
+    def show_histogram(self, metric: Metric) -> Callable[[float], None]:
+        """Add a histogram without labels to the page, and return the function that adds a value. Any thread may call
+        it."""
+        series = Distribution(shown_as=(metric,), per_unit=NS_PER_SECOND)
+        with self._lock:
+            self._page.add(HistogramFamily(metric, series, self._constants))
+        return lambda value: self._pending.append((series, (), round(value * NS_PER_SECOND)))
+
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Return the page for /metrics, with all observations before the call, and its content type.
 
@@ -190,6 +202,19 @@ def _adapter_requests(now: EngineNumbers) -> Numbers:
 def _draft_tokens(now: EngineNumbers) -> Numbers:
     accepted = now.num_accepted_tokens
     return {("accepted",): accepted, ("rejected",): now.num_draft_tokens - accepted}
+
+
+def _waiting(model: str, now: EngineNumbers) -> Numbers:
+    reasons = {"capacity": now.num_waiting - now.num_deferred, "deferred": now.num_deferred}
+    return {(model, vllm_names.ENGINE_INDEX, reason): number for reason, number in reasons.items()}
+
+
+def _accepted_by_position(model: str, now: EngineNumbers) -> Numbers:
+    """Return how many drafts came true up to each position."""
+    numbers = list(accumulate(reversed(now.drafts_by_accepted[1:])))
+    return {
+        (model, vllm_names.ENGINE_INDEX, str(position)): number for position, number in enumerate(reversed(numbers))
+    }
 
 
 def _blocks(now: EngineNumbers) -> Numbers:

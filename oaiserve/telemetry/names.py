@@ -242,7 +242,7 @@ ENGINE_HOST_SECONDS = metric(
 ENGINE_FEATURE = metric(
     "oaiserve_engine_feature",
     "Whether a faster way to compute is on (1) or off (0). feature: drafts, exact; on a CPU native_step, amx; on "
-    "a GPU kernels, graphs.",
+    "a GPU kernels, graphs, fp8_products, state_chunks.",
     "feature",
 )
 
@@ -305,8 +305,13 @@ METRICS: tuple[Metric, ...] = (
     *ENGINE.values(),
 )
 # Only vLLM's names show these.
+COMPUTED_TOKENS = histogram("", (), "Prompt tokens that were not cached, per ended request.", _REQUEST, "tokens")
+PROMPT_SOURCES = Metric("", "counter", "Prompt tokens, computed or cached.", "", ("source", "model"))
+HTTP_REQUESTS = Metric("", "counter", "Ended requests by route.", "", ("handler", "method", "status"))
 INFERENCE_SECONDS = histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
 STEP_GAP_SECONDS = histogram("", (), "Time between two steps with tokens of a choice.", _REQUEST, "seconds")
+
+FOR_VLLM = (COMPUTED_TOKENS, PROMPT_SOURCES, HTTP_REQUESTS, INFERENCE_SECONDS, STEP_GAP_SECONDS)
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),
@@ -346,22 +351,24 @@ HTTP_RESPONSE_STATUS = "http.response.status_code"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
-# The meaning of the names of spans, by OpenTelemetry's registry for GenAI, which has no release yet, and of the
-# resource.
+# The schemas of spans, by OpenTelemetry's registry for GenAI, and of the resource. The names are those of its first
+# release, v0.1.0. We know no schema of that version, so the URL is that of the last schema that we know.
 GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # The schema of GenAI builds on this one.
 
+GEN_AI_CONVERSATION_ID = "gen_ai.conversation.id"
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
 GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 
 # Parameters that are floats by the conventions, even if a client sent an integer.
-FLOATS = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
+FLOATS = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty"})
 # The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
-    **{name: f"gen_ai.request.{name}" for name in ("max_tokens", "seed", *FLOATS)},
+    **{name: f"gen_ai.request.{name}" for name in ("max_tokens", "seed", "top_k", *FLOATS)},
     "max_completion_tokens": "gen_ai.request.max_tokens",
     "n": "gen_ai.request.choice.count",
     "dimensions": "gen_ai.embeddings.dimension.count",

@@ -18,10 +18,10 @@ from oaiserve.facts.record import (
     Outcome,
     ReadAgain,
     RequestRecord,
-    StepRecord,
     ToolCallOutcome,
     WaitReason,
 )
+from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
@@ -31,6 +31,8 @@ OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | P
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
+LOCAL_COMPUTE = "local_compute"  # vLLM's words for the sources of prompt tokens
+LOCAL_CACHE_HIT = "local_cache_hit"
 MOST_NAMES = 512  # names of adapters, and of clients, that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
@@ -55,7 +57,7 @@ class Observations:
         self._exemplars_ns = -EXEMPLAR_SPACING_NS  # when the last request ended that left exemplars
         self._error_types = frozenset(kinds_of(APIError))
 
-        own = (*names.METRICS, names.INFERENCE_SECONDS, names.STEP_GAP_SECONDS)
+        own = (*names.METRICS, *names.FOR_VLLM)
         every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
         self.counters = {
             metric: Counter(*metric.labels, per_unit=_per_unit(metric)) for metric in own if metric.type == "counter"
@@ -73,6 +75,8 @@ class Observations:
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
+        for source in (LOCAL_COMPUTE, LOCAL_CACHE_HIT):
+            self.count(names.PROMPT_SOURCES, (source, model), 0)
         for operation in sorted(OPERATIONS - POOLING_OPERATIONS):
             for metric in (names.CACHED_PROMPT_TOKENS, names.GENERATION_TOKENS):
                 self.count(metric, (operation, model), 0)
@@ -140,8 +144,11 @@ class Observations:
             )
         if record.prompt_tokens:
             self.add(names.REQUEST_PROMPT_TOKENS, labels, record.prompt_tokens, origin)
+            self.add(names.COMPUTED_TOKENS, labels, record.prompt_tokens - record.cached_tokens, origin)
 
         self.count(names.PROMPT_TOKENS, (operation, model), record.prompt_tokens)
+        self.count(names.PROMPT_SOURCES, (LOCAL_COMPUTE, model), record.prompt_tokens - record.cached_tokens)
+        self.count(names.PROMPT_SOURCES, (LOCAL_CACHE_HIT, model), record.cached_tokens)
         status = record.http_status
         if status is None:
             code = ""
@@ -150,6 +157,8 @@ class Observations:
         else:
             code = OTHER
         self.count(names.REQUESTS, (*labels, code, error_type))
+        group = f"{code[0]}xx" if code[:1].isdigit() else "none"
+        self.count(names.HTTP_REQUESTS, (record.http_route, record.http_method, group))
         if record.outcome is Outcome.REJECTED:
             reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error_type or OTHER).lower()  # in snake case
             self.count(names.REJECTED, (reason,))

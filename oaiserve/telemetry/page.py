@@ -55,16 +55,14 @@ class Page:
     """Renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
-        self._blocks: list[_Histograms | _Numbers] = [
-            _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family) for family in families
-        ]
+        self._blocks: list[_Histograms | _Numbers] = [_block(family) for family in families]
         self._registry = registry
         self._collected_ns: int | None = None
         # They are collected together, so that no counter goes back between formats.
         self._blocks_of_registry: list[_Numbers] = []
 
-    def add(self, family: CallbackFamily) -> None:
-        self._blocks.append(_Numbers(family))
+    def add(self, family: Family) -> None:
+        self._blocks.append(_block(family))
 
     def render(self, form: Form) -> bytes:
         now_ns = monotonic_ns()
@@ -75,6 +73,10 @@ class Page:
             ]
         end = b"# EOF\n" if form is Form.OPENMETRICS else b""
         return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
+
+
+def _block(family: Family) -> _Histograms | _Numbers:
+    return _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family)
 
 
 def _family_of(metric: LibraryMetric) -> CallbackFamily:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, Outcome, RequestRecord
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry.explanation import num_shared, sentences
-from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
+from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, phase_row, steps_of, token_gaps
 from oaiserve.telemetry.targets import Targets
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
+_WORD = re.compile(r"[\w.-]*[\w-]", re.ASCII)  # a word or a request id, without the full stop after it, as in linked.js
 NOT_SERVED = (Outcome.REJECTED, Outcome.FAILED)
 # The facts of a record in a list's row, by their names there.
 _IN_ROWS = {
@@ -37,9 +39,11 @@ def _none(epoch_offset_ns: int) -> dict[str, OpenRow]:
 
 
 class _Kept(NamedTuple):
-    record: RequestRecord  # without its events and token gaps, which may be long, and the prompts, which are private
+    # Without its events, its token gaps and its turn, which may be long, and the prompts, which are private
+    record: RequestRecord
     gaps: TokenGaps | None
     mean_event_tokens: float | None
+    run_id: str | None
     epoch_offset_ns: int
 
 
@@ -61,10 +65,11 @@ class RecentRequests:
         self._lock = Lock()
 
     def add(self, record: RequestRecord) -> None:
-        account = replace(record.account, inter_token_ns=array("q"), prompts=[])
+        account = replace(record.account, inter_token_ns=array("q"), prompts=[], span_texts=None)
         gaps = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
-        short = replace(record, account=account, event_tokens=array("q"), event_gaps_ns=array("q"))
-        item = _Kept(short, *gaps, self._epoch_offset_ns())
+        run_id = None if record.turn is None else record.turn.run
+        short = replace(record, account=account, event_tokens=array("q"), event_gaps_ns=array("q"), turn=None)
+        item = _Kept(short, *gaps, run_id, self._epoch_offset_ns())
         with self._lock:
             self._ring.append(item)
 
@@ -79,6 +84,7 @@ class RecentRequests:
                 records = [other.record for other in ring]
                 explanation = list(sentences(item.record, records))
                 entry = self._entry(item) | {"explanation": explanation}
+                entry["explanation_requests"] = _named(" ".join(explanation), item.record, records)
                 return entry | _events(item.record) | _neighbours(item.record, records)
         return None
 
@@ -137,7 +143,7 @@ class RecentRequests:
             "received_unix_ns": _received_ns(record) + item.epoch_offset_ns,
             "duration_ns": record.times.duration_ns,
             "phases": [
-                _phase_row(phase.name, phase.duration_ns, causes_ns.get(phase.name, {}))
+                phase_row(phase.name, phase.duration_ns, causes_ns.get(phase.name, {}))
                 for phase in record.times.phases()
             ],
         }
@@ -150,6 +156,7 @@ class RecentRequests:
         causes_ns = record.causes_ns
         return {
             **json_of(record),
+            "run_id": item.run_id,
             "trace_id": record.trace.trace_id_hex,
             "received_unix_ns": received_ns + item.epoch_offset_ns,
             "duration_ns": duration_ns,
@@ -177,16 +184,6 @@ class RecentRequests:
         }
 
 
-def _phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
-    """Return the name of a phase and its time. If the causes are known, its time alone follows, and then that plus its
-    neighbours'."""
-    if not causes_ns:
-        return [name, duration_ns]
-    alone_ns = causes_ns.get(Cause.ALONE, 0)
-    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
-    return [name, duration_ns, alone_ns, alone_ns + sum(causes_ns.get(cause, 0) for cause in neighbours)]
-
-
 def _received_ns(record: RequestRecord) -> int:
     return record.times.phases()[0].start_ns
 
@@ -196,6 +193,12 @@ def _phases(record: RequestRecord, since_ns: int) -> Entries:
         {"name": phase.name, "start_ns": phase.start_ns - since_ns, "duration_ns": phase.duration_ns}
         for phase in record.times.phases()
     ]
+
+
+def _named(text: str, own: RequestRecord, records: Iterable[RequestRecord]) -> list[str]:
+    """Return the ids of other requests that a text names, whether they have ended or not."""
+    ids = {record.request_id for record in records} | {str(own.reuse.get("evicted_for", ""))}
+    return sorted((ids - {own.request_id}).intersection(_WORD.findall(text)))
 
 
 def _events(record: RequestRecord) -> Entry:

@@ -101,7 +101,7 @@ class Recorder:
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.
 
-        A refusal of the system, such as a full disk, is no bug, so its traceback would only hide the reason.
+        A refusal of the system, such as a full disk, is not a bug, so its traceback would only hide the reason.
         """
         try:
             function()

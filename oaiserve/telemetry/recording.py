@@ -131,7 +131,7 @@ class Recording:
             "stream": record.stream,
             "outcome": record.outcome.value,
             "status": record.http_status,
-            "finish_reasons": record.finish_reasons,
+            "finish_reasons": record.answer_reasons,
             "cached_tokens": record.cached_tokens,
             "num_steps": account.num_steps,
             "drafts": draft_runs(account),

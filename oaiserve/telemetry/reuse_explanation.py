@@ -1,9 +1,9 @@
-"""Explains in a sentence which part of a prompt was read again, why, what that took, and what helps."""
+"""Explains in sentences which part of a prompt was read again or restored, why, what that took, and what helps."""
 
 from __future__ import annotations
 
-from oaiserve.facts.record import ReadAgain, RequestRecord
-from oaiserve.telemetry.amounts import seconds
+from oaiserve.facts.record import ReadAgain, RequestRecord, WaitReason
+from oaiserve.facts.times import duration
 
 LEAST_SHARE = 0.1  # share of the prompt tokens from which there is a sentence
 
@@ -16,6 +16,7 @@ _CHANGED = {
     ReadAgain.MESSAGE: "an earlier message differs from the one {before}{place}",
     ReadAgain.IMAGE: "an image or a sound differs from the one {before}{place}",
     ReadAgain.TEXT: "the chat template writes an earlier part differently than {before}",
+    ReadAgain.OTHER_REPLICA: "another replica has them, and the gateway chose this one because of its load",
     ReadAgain.NOT_YET: "the same prompt {before} was still being read",
     ReadAgain.OFF: "this server or this request uses no prefix cache",
     ReadAgain.STATE: "the cache has their blocks, but no state of this model's layers at the end of these",
@@ -24,9 +25,10 @@ _HELPS = {
     ReadAgain.TOOLS: "Send the tools in the same order, and new ones last.",
     ReadAgain.SYSTEM: "Put what changes, such as a clock, at the end of the conversation.",
     ReadAgain.MESSAGE: "Append messages, and leave the earlier ones as they were.",
-    ReadAgain.EVICTED: "A larger --kv-cache-memory, or --prefix-cache-dir, keeps more.",
+    ReadAgain.EVICTED: "A larger --kv-cache-memory, --prefix-cache-dir on a CPU or --kv-offload on a GPU keeps more.",
     ReadAgain.OFF: "Start the server without --no-prefix-cache, and ask for no prompt_logprobs.",
 }
+_CAME_FROM = {WaitReason.PREFIX_RESTORED: "host memory", WaitReason.PREFIX_READ: "disk"}
 _PLACES = {ReadAgain.TOOLS: "tool", ReadAgain.MESSAGE: "message", ReadAgain.IMAGE: "image or sound"}
 
 
@@ -36,19 +38,32 @@ def read_again(record: RequestRecord) -> str | None:
     if reason is None or record.read_again_tokens < LEAST_SHARE * record.prompt_tokens:
         return None
     number = f"{record.read_again_tokens:,} of {record.prompt_tokens:,} prompt tokens were read again"
-    said = f"{number}, which took {seconds(record.read_again_ns)}: {_why(record, reason)}."
+    said = f"{number}, which took {duration(record.read_again_ns)}: {_why(record, reason)}."
     helps = _HELPS.get(reason)
     return said if helps is None else f"{said} {helps}"
+
+
+def restored(record: RequestRecord) -> str | None:
+    """Return the sentence on tokens that came back from below the prefix cache, or None if there are none."""
+    account = record.account
+    if not account.num_restored_tokens:
+        return None
+    number = f"{account.num_restored_tokens:,} of {record.prompt_tokens:,} prompt tokens"
+    for reason, place in _CAME_FROM.items():
+        if reason in account.waits_ns:
+            return f"{number} came back from {place}, for which it waited {duration(account.waits_ns[reason])}."
+    return f"{number} came back from below the prefix cache, without a wait."
 
 
 def _why(record: RequestRecord, reason: ReadAgain) -> str:
     reuse = record.reuse
     if reason is ReadAgain.EVICTED:
-        taker = reuse.get("evicted_for")
+        if "evicted_ns" not in reuse:
+            return "other requests took the place of their blocks"
+        taker = reuse["evicted_for"]
         by = f"request {taker}" if taker else "blocks that were read from disk"
-        ago = f" {seconds(int(reuse['evicted_ns']))} before" if "evicted_ns" in reuse else ""
-        return f"{by} took the place of their blocks{ago}"
-    before = f"{seconds(int(reuse['age_ns']))} before" if "age_ns" in reuse else "before"
+        return f"{by} took the place of their blocks {duration(int(reuse['evicted_ns']))} before"
+    before = f"{duration(int(reuse['age_ns']))} before" if "age_ns" in reuse else "before"
     place = ""
     if reason in _PLACES and "place" in reuse:
         place = f", from {_PLACES[reason]} {int(reuse['place']) + 1} on"

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import Fact, facts_of
-from oaiserve.facts.record import EngineAccount, RequestRecord
+from oaiserve.facts.record import Cause, EngineAccount, RequestRecord
 from oaiserve.telemetry.names import ROUTING_PREFIX
 
 MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
@@ -111,6 +111,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): one for name, one in value.items()}
     return value
+
+
+def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
+    """Return the name of a phase and its time. If its time alone is known, that follows, and then that plus its
+    neighbours'."""
+    alone_ns = causes_ns.get(Cause.ALONE, 0)
+    if not causes_ns or (not alone_ns and Cause.NOT_KNOWN_YET in causes_ns):
+        return [name, duration_ns]
+    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
+    return [name, duration_ns, alone_ns, alone_ns + sum(causes_ns.get(cause, 0) for cause in neighbours)]
 
 
 class Steps(NamedTuple):

@@ -7,8 +7,9 @@ context: the ids and the parent span are in the record.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from random import getrandbits
 from typing import Literal
 
@@ -35,6 +36,7 @@ from oaiserve.telemetry.span_export import CountSpans, SpanExport
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET = otel.Status(otel.StatusCode.UNSET)
 _ERROR = otel.Status(otel.StatusCode.ERROR)
+MAX_RUNS = 1024  # agents' runs whose next span gets a link to the one before
 _CHUNK = EventKind.PREFILL_CHUNK
 _JSON_KINDS = ("json_object", "json_schema")  # kinds of grammars
 _SAMPLERS = tuple(
@@ -101,6 +103,7 @@ class Tracing:
         self._scope = InstrumentationScope(names.SERVICE_NAME, version, names.GEN_AI_SCHEMA)
         self._limits = SpanLimits()
         self._sampling = TraceSampling(self._resource, sampler)
+        self._turns: OrderedDict[tuple[str, str], otel.SpanContext] = OrderedDict()  # the last ones of runs and agents
         self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans)
 
@@ -128,9 +131,11 @@ class Tracing:
         server_span = self._span(
             whole, server, parent, dict(sampling.attributes or {}), status=status, kind=otel.SpanKind.SERVER
         )
-        whole = whole._replace(name=f"{names.GEN_AI_OPERATIONS.get(record.operation, record.operation)} {record.model}")
+        operation = names.GEN_AI_OPERATIONS.get(record.operation, record.operation)
+        whole = whole._replace(name=f"{operation} {record.requested_model or record.model}")
         inner = new_context(_new_span_id())
-        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status)
+        links = self._links_to_turn_before(record, inner)
+        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status, links=links)
         events = self._events(record, phases)
         causes_ns = record.causes_ns
         spans = [
@@ -144,6 +149,16 @@ class Tracing:
             for phase, phase_events in zip(phases, events, strict=True)
         ]
         self._export.put([*spans, inner_span, server_span])
+
+    def _links_to_turn_before(self, record: RequestRecord, span: otel.SpanContext) -> tuple[otel.Link, ...]:
+        """Return a link to the span of the agent's turn before this one, if there is one, and remember this one."""
+        if (turn := record.turn) is None:
+            return ()
+        before = self._turns.pop((turn.run, turn.agent), None)
+        self._turns[turn.run, turn.agent] = span
+        if len(self._turns) > MAX_RUNS:
+            self._turns.popitem(last=False)
+        return () if before is None else (otel.Link(before),)
 
     def record_passed(
         self, trace: TraceContext, whole: Phase, attributes: dict[str, AttributeValue], attempts: Sequence[Attempt]
@@ -184,6 +199,7 @@ class Tracing:
         kind: otel.SpanKind = otel.SpanKind.INTERNAL,
         status: otel.Status = _UNSET,
         events: Sequence[Event] = (),
+        links: Sequence[otel.Link] = (),
     ) -> ReadableSpan:
         attributes[names.DURATION_NS] = interval.duration_ns
         limits = self._limits
@@ -194,6 +210,7 @@ class Tracing:
             self._resource,
             _limited(attributes, limits.max_span_attributes, limits.max_span_attribute_length),
             events if _is_within(len(events), limits.max_events) else BoundedList.from_seq(limits.max_events, events),
+            links=links,
             kind=kind,
             status=status,
             start_time=interval.start_ns + self._offset_ns,
@@ -291,8 +308,12 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     fields: dict[str, AttributeValue] = attributes(record)
     fields[names.GEN_AI_OPERATION_NAME] = names.GEN_AI_OPERATIONS.get(record.operation, record.operation)
+    if record.turn is not None:
+        fields.setdefault(names.GEN_AI_CONVERSATION_ID, record.turn.run)
     fields[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
-    fields[names.GEN_AI_RESPONSE_MODEL] = record.model
+    fields[names.GEN_AI_REQUEST_MODEL] = record.requested_model or record.model
+    if record.http_status == HTTPStatus.OK:
+        fields[names.GEN_AI_RESPONSE_MODEL] = record.model
     if record.operation not in POOLING_OPERATIONS:
         if record.account.grammar_kind in _JSON_KINDS:
             fields[names.GEN_AI_OUTPUT_TYPE] = "json"
@@ -304,6 +325,8 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     if record.stream and record.times.time_to_first_token_ns is not None:
         fields[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
     fields |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
+    if record.account.span_texts is not None:
+        fields |= record.account.span_texts()
     if (steps := steps_of(record)) is not None:
         fields |= {name: value for name, value in zip(names.STEPS, steps, strict=True) if value is not None}
     return fields

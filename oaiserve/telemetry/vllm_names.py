@@ -1,7 +1,7 @@
 """The metrics under vLLM's names, for vLLM's dashboards, autoscalers and routers.
 
-They show the series of `names`, and the engine's numbers, under other names. Only the inference time and the gaps
-between steps are measured for their own sake. They are on /metrics only.
+They show the series of `names`, and the engine's numbers, under other names. Only those in `names.FOR_VLLM` are
+measured for their own sake. They are on /metrics only.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ def _phases(name: str, of: Metric, phases: str, *where: tuple[str, str]) -> Metr
 
 REQUESTS_RUNNING = _metric("num_requests_running", "num_running")
 REQUESTS_WAITING = _metric("num_requests_waiting", "num_waiting")
+WAITING_BY_REASON = _metric(
+    "num_requests_waiting_by_reason",
+    None,
+    "Sequences in the queue. reason: deferred (waits for a prefix that is being computed or read) or capacity.",
+    "reason",
+)
 LORA_REQUESTS = _metric(
     "lora_requests_info",
     None,
@@ -84,7 +90,20 @@ ACCEPTED_TOKENS = _metric(
     "num_accepted_tokens",
     f"Same as {names.DRAFT_TOKENS.name} with outcome accepted.",
 )
+ACCEPTED_BY_POSITION = _metric(
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    None,
+    f"{names.DRAFT_TOKENS.name} with outcome accepted, by position in the draft.",
+    "position",
+)
 PROMPT_TOKENS = _metric("prompt_tokens_total", names.PROMPT_TOKENS)
+CACHED_TOKENS = _metric("prompt_tokens_cached_total", names.CACHED_PROMPT_TOKENS)
+TOKENS_BY_SOURCE = _metric(
+    "prompt_tokens_by_source_total",
+    names.PROMPT_SOURCES,
+    "Prompt tokens of ended requests. source: local_compute or local_cache_hit.",
+    "source",
+)
 GENERATION_TOKENS = _metric("generation_tokens_total", names.GENERATION_TOKENS)
 REQUEST_SUCCESS = _metric("request_success_total", names.FINISHED_CHOICES, "", "finished_reason")
 TIME_TO_FIRST_TOKEN = _metric(
@@ -105,10 +124,26 @@ PREFILL = _phases("request_prefill_time_seconds", names.PHASE_SECONDS, "phase pr
 DECODE = _phases("request_decode_time_seconds", names.PHASE_SECONDS, "phase decode", ("phase", "decode"))
 INFERENCE = _phases("request_inference_time_seconds", names.INFERENCE_SECONDS, "phases prefill and decode")
 REQUEST_PROMPT_TOKENS = _finished("request_prompt_tokens", names.REQUEST_PROMPT_TOKENS)
+REQUEST_COMPUTED_TOKENS = _metric(
+    "request_prefill_kv_computed_tokens",
+    names.COMPUTED_TOKENS,
+    "Prompt tokens of finished requests that were not cached.",
+    buckets=names.TOKEN_BUCKETS,
+    where=FINISHED,
+)
 REQUEST_GENERATION_TOKENS = _finished("request_generation_tokens", names.REQUEST_GENERATION_TOKENS)
 REQUEST_LONGEST_CHOICE_TOKENS = _finished("request_max_num_generation_tokens", names.REQUEST_LONGEST_CHOICE_TOKENS)
 REQUEST_CHOICES = _finished("request_params_n", names.REQUEST_CHOICES, _CHOICE_BUCKETS)
 REQUEST_MAX_TOKENS = _finished("request_params_max_tokens", names.REQUEST_MAX_TOKENS)
 STEP_TOKENS = _metric("iteration_tokens_total", names.ENGINE_STEP_TOKENS, buckets=_STEP_BUCKETS)  # vLLM's name for it
+# The name of the library with which vLLM counts requests.
+HTTP_REQUESTS = Metric(
+    "http_requests_total",
+    "counter",
+    "Ended requests to the engine. handler: the route. status: 2xx, 4xx, 5xx, or none if the client left too early.",
+    "",
+    ("handler", "method", "status"),
+    of=names.HTTP_REQUESTS,
+)
 
 METRICS = tuple(found for found in tuple(globals().values()) if isinstance(found, Metric))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.explain.step_cost import KNOTS, Load, StepCost, place
+from oaiserve.explain.step_cost import KNOTS, Load, Seen, StepCost, Work, place
 from oaiserve.explain.step_cost_fit import BATCH, FIT_NS, LEAST_NS, LEAST_STEPS, SPEED_SECONDS, StepCostFit
 
 # Up to 4 rows, weights are read; more are computed with. Steps with prompts begin with an effort of their own.
@@ -213,3 +213,40 @@ def test_a_fit_that_fails_is_logged_and_the_next_one_goes_on(
     for _ in range(LEAST_STEPS):
         fit.observe(load, LEAST_NS)
     assert fit.cost is not None
+
+
+@pytest.mark.parametrize(
+    ("load", "is_covered"),
+    [
+        (Load(4, 400, draws=4), True),
+        (Load(8, 800, draws=8), True),
+        (Load(9, 900, draws=9), False),  # more than twice as many rows
+        (Load(1, 4096, draws=1), True),
+        (Load(1, 4097, draws=1), False),  # a context more than four times as long
+        (Load(prompt_tokens=4, prompt_context=16), False),  # no prompt was seen
+    ],
+)
+def test_steps_far_from_those_seen_are_not_covered(load: Load, is_covered: bool) -> None:
+    assert Seen(least_rows=1, most_rows=4, decode_context=1000).covers(load) is is_covered
+
+
+def test_steps_with_far_fewer_rows_than_those_seen_are_not_covered() -> None:
+    seen = Seen(least_rows=64, most_rows=512, prompt_tokens=512)
+    assert [seen.covers(Load(rows, draws=rows)) for rows in (15, 16)] == [False, True]
+
+
+def test_a_fit_covers_the_steps_that_it_learnt_from() -> None:
+    fit = StepCostFit()
+    for _ in range(LEAST_STEPS):
+        fit.observe(Load(1, 100, draws=1), LEAST_NS)
+    assert [fit.cost.covers(load) for load in (Load(2, draws=2), Load(prompt_tokens=200))] == [True, False]
+    assert fit.cost.alone_ns(Work(1, 200, 0, 1, 20, 20, needs_ids=False), 512) is None
+    for _ in range(LEAST_STEPS):
+        fit.observe(Load(prompt_tokens=200, prompt_context=20_000, draws=1), 10 * FIT_NS, error=None)
+    assert fit.cost.covers(Load(prompt_tokens=200))
+    assert fit.cost.alone_ns(Work(1, 200, 0, 1, 20, 20, needs_ids=False), 512) > 10 * FIT_NS
+
+
+def test_a_slower_cost_is_slower_in_all_of_its_numbers() -> None:
+    load = Load(3, 500, 100, 20, 300, 3, 1, 1)
+    assert TRUE.times(2.5).expected_ns(load) == pytest.approx(2.5 * TRUE.expected_ns(load), abs=3)

@@ -13,15 +13,13 @@ from oaiserve.facts.record import (
     AccessRefusal,
     EngineAccount,
     EventKind,
-    HostPart,
     Outcome,
     ReadAgain,
     RequestEvent,
     RequestRecord,
-    StepKind,
-    StepRecord,
     WaitReason,
 )
+from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Metrics
 from tests.records import record_of
@@ -64,6 +62,7 @@ def make_record() -> MakeRecord:
             "cached_tokens": 2,
             "completion_tokens": 5,
             "finish_reasons": ("stop",),
+            "answer_reasons": ("stop",),
             "params": {"temperature": 0.5},
         }
         return record_of(*STAMPS_NS[:num_stamps], RESPONDED_NS, **(fields | changes))
@@ -123,6 +122,9 @@ def snapshot() -> EngineNumbers:
             "host_ns": {part: 1_000_000_001 * number for number, part in enumerate(HostPart)},
             "num_draft_tokens": 90,
             "num_accepted_tokens": 70,
+            "drafts_by_accepted": (5, 30, 20),
+            "num_waiting": 5,
+            "num_deferred": 2,
         }
     )
 

@@ -101,6 +101,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
         **draw(causes(times)),
     )
+    prompt_tokens = draw(TOKENS)
     return RequestRecord(
         request_id="req-1",
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
@@ -112,11 +113,17 @@ def records(draw: st.DrawFn) -> RequestRecord:
         http_status=draw(st.sampled_from([None, 200, 400, 429, 500])),
         model=MODEL,
         error_type=draw(st.sampled_from([None, "Overloaded", "InvalidRequest", "ContextLengthExceeded"])),
-        prompt_tokens=draw(TOKENS),
-        cached_tokens=draw(TOKENS),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=draw(st.integers(0, prompt_tokens)),
         **draw(read_again()),
         completion_tokens=draw(TOKENS),
         finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
+        answer_reasons=draw(st.sampled_from([(), ("tool_calls",)])),
+        requested_model=draw(st.sampled_from([None, "gpt-4o"])),
+        stop_sequences=draw(st.sampled_from([(), ("\n", "END")])),
+        reasoning_level=draw(st.sampled_from([None, "low"])),
+        previous_response_id=draw(st.sampled_from([None, "resp_1"])),
+        reasoning_tokens=draw(st.none() | TOKENS),
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
         deadline=draw(st.none() | st.sampled_from(DeadlineOutcome)),
         adapted=draw(st.sampled_from([(), ("tools[0].parameters: not is not enforced",)])),
@@ -207,6 +214,8 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, 
     if record.prompt_tokens:
         yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
         if is_finished:
+            computed = record.prompt_tokens - record.cached_tokens
+            yield vllm_names.REQUEST_COMPUTED_TOKENS, vllm, computed
             yield vllm_names.REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
     if record.operation == "embeddings":
         return
@@ -261,6 +270,11 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
         yield n.REJECTED, {"reason": reasons[record.error_type]}, 1
     yield n.PROMPT_TOKENS, where, record.prompt_tokens
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
+    computed = record.prompt_tokens - record.cached_tokens
+    yield vllm_names.TOKENS_BY_SOURCE, vllm | {"source": "local_compute"}, computed
+    yield vllm_names.TOKENS_BY_SOURCE, vllm | {"source": "local_cache_hit"}, record.cached_tokens
+    group = f"{record.http_status // 100}xx" if record.http_status else "none"
+    yield vllm_names.HTTP_REQUESTS, {"handler": record.http_route, "method": "POST", "status": group}, 1
     if record.deadline is not None:
         yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
     for judged in Targets().judge(record):
@@ -293,6 +307,7 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
     for outcome, number in record.tool_calls.items():
         yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens
+    yield vllm_names.CACHED_TOKENS, vllm, record.cached_tokens
     if record.read_again_reason is not None:
         reason = {"reason": str(record.read_again_reason)}
         yield n.READ_AGAIN_TOKENS, reason, record.read_again_tokens

@@ -21,7 +21,12 @@ _RECORDS = (RequestRecord, EngineAccount)
 ATTRIBUTES = frozenset(
     (
         *(names.DURATION_NS, names.REQUEST_PARAM_PREFIX + "NAME", names.URL_PATH, names.MEDIA_ENCODE_NS, *names.STEPS),
-        *(names.GEN_AI_PROVIDER_NAME, names.GEN_AI_OUTPUT_TYPE, names.GEN_AI_RESPONSE_MODEL),
+        *(
+            names.GEN_AI_PROVIDER_NAME,
+            names.GEN_AI_OUTPUT_TYPE,
+            names.GEN_AI_REQUEST_MODEL,
+            names.GEN_AI_RESPONSE_MODEL,
+        ),
         names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK,
         *(names.EVENT_PREFIX + detail for detail in EVENT_DETAILS),
         *(name for by_value in _BY_VALUE for name in by_value.values()),

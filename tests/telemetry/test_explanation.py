@@ -42,9 +42,9 @@ def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most() -> None:
         neighbour("before-3", range(90), 9000, prompt_steps=80),
     ]
     assert list(sentences(slow, [slow, *others])) == [
-        "decode took 7.98 s; alone it would have taken 2.1 s; 4.9 s came from 2 neighbours (900 ms decodes and 4 s "
-        "prompts), most from batch-1 and its prompt of 1,700 tokens; for 600 ms the machine was busy elsewhere; 350 ms "
-        "are unexplained."
+        "decode took 7.98 s; 4.9 s came from 2 other requests (900 ms decodes and 4 s prompts), most from batch-1 and "
+        "its prompt of 1,700 tokens; alone it would have taken 2.1 s; for 600 ms the machine was busy elsewhere; "
+        "350 ms are unexplained."
     ]
 
 
@@ -53,22 +53,33 @@ def test_neighbours_that_still_run_have_no_name() -> None:
     account = EngineAccount(prefill_causes_ns={Cause.ALONE: 10 * MS}, decode_causes_ns=decode_causes_ns)
     slow = record_at(0, 0, 0, 0, 0, 10, 110, 110, account=account)
     assert list(sentences(slow, [slow])) == [
-        "decode took 100 ms; alone it would have taken 50 ms; 50 ms came from neighbours that have not ended (50 ms "
-        "decodes)."
+        "decode took 100 ms; 50 ms came from other requests that have not ended (50 ms decodes); alone it would have "
+        "taken 50 ms."
     ]
 
 
-def test_unknown_time_alone_is_not_mentioned() -> None:
-    account = EngineAccount(prefill_causes_ns={Cause.MACHINE: 330 * MS, Cause.UNEXPLAINED: 57 * MS})
+def test_a_time_alone_that_is_not_known_yet_says_so() -> None:
+    account = EngineAccount(prefill_causes_ns={Cause.NOT_KNOWN_YET: 57 * MS, Cause.MACHINE: 330 * MS})
     first = record_at(0, 0, 0, 0, 0, 387, 387, 387, account=account)
-    expected = "prefill took 387 ms; for 330 ms the machine was busy elsewhere; 57 ms are unexplained."
+    expected = (
+        "prefill took 387 ms; for 330 ms the machine was busy elsewhere; for 57 ms it was in steps of a kind that the "
+        "server had hardly seen before; what it would have taken alone is not known yet."
+    )
     assert list(sentences(first, [first])) == [expected]
+    assert [*first.causes_ns["prefill"]] == [Cause.MACHINE, Cause.NOT_KNOWN_YET]
 
 
 def test_a_long_queue_has_its_reasons_and_other_phases_have_none() -> None:
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
     slow = record_at(0, 300, 300, 300, 900, 910, 920, 1000, account=account)
     assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch full.", "receive took 300 ms."]
+
+
+def test_a_queue_names_the_host_memory_from_which_a_prefix_was_restored() -> None:
+    account = EngineAccount(waits_ns={WaitReason.PREFIX_RESTORED: 600 * MS})
+    slow = record_at(0, 0, 0, 0, 600, 610, 620, 650, account=account)
+    (said,) = sentences(slow, [])
+    assert said == "queue took 600 ms; 600 ms for its prefix to be restored from host memory."
 
 
 def test_the_media_of_a_request_took_a_part_of_their_phase() -> None:

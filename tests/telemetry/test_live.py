@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import EngineAccount, Outcome, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount, Outcome
+from oaiserve.facts.step_record import StepKind, StepRecord
 from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
 from oaiserve.telemetry.observations import Observations
 from tests.engine.doubles import Clock

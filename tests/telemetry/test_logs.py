@@ -143,11 +143,11 @@ WAITS = {"queue_batch_full_ms": 10.0, "queue_step_under_way_ms": 0.0}
     [
         (
             {"outcome": Outcome.REJECTED, "http_status": 429, "error_type": "Overloaded"},
-            "chat demo rejected Overloaded 429 464.0 ms (receive 464.0), tokens: 4 prompt",
+            "chat demo rejected Overloaded 429 464 ms (receive 464 ms), tokens: 4 prompt",
         ),
         (
             {"outcome": Outcome.REJECTED, "http_status": 400, "error_type": "InvalidRequest", "error_param": "top_p"},
-            "chat demo rejected InvalidRequest (top_p) 400 464.0 ms",
+            "chat demo rejected InvalidRequest (top_p) 400 464 ms",
         ),
         ({"client": "alice"}, ", client alice, request req-1"),
         ({"adapted": ("tools: left out",)}, " generated, adapted: tools: left out, request req-1"),
@@ -191,19 +191,22 @@ REJECTED = {"outcome": Outcome.REJECTED, "http_status": 429, "error_type": "Over
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({}, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  req-1"),
-        ({"client": "alice", "cached_tokens": 0}, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  alice  req-1"),
+        ({}, "chat 200 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  2 cached  req-1"),
+        (
+            {"client": "alice", "cached_tokens": 0},
+            "chat 200 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  alice  req-1",
+        ),
         (
             REJECTED | {"prompt_tokens": 0, "cached_tokens": 0},
-            "chat 429 464 ms  Overloaded  prefill 50  decode 400  req-1",
+            "chat 429 464 ms  Overloaded  prefill 50 ms  decode 400 ms  req-1",
         ),
         (
             {"outcome": Outcome.CANCELLED, "cached_tokens": 0},
-            "chat cancelled 464 ms 4→5 tok  prefill 50  decode 400  req-1",
+            "chat cancelled 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  req-1",
         ),
         (
             {"outcome": Outcome.FAILED, "error_type": "InternalError", "error_param": "a\x1b[2J"},
-            "chat failed 464 ms 4→5 tok  InternalError: a\\x1b[2J  prefill 50  decode 400  2 cached  req-1",
+            "chat failed 464 ms 4→5 tok  InternalError: a\\x1b[2J  prefill 50 ms  decode 400 ms  2 cached  req-1",
         ),
     ],
 )
@@ -216,10 +219,10 @@ def test_short_line_of_a_request_has_its_outcome_and_its_longest_phases(
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        (160, f"chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  http://h/requests/{LONG_ID}"),
-        (105, f"chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  {LONG_ID}"),
-        (84, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  req-01234567…"),
-        (60, "chat 200 464 ms 4→5 tok  prefill 50  req-01234567…"),
+        (160, f"chat 200 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  2 cached  http://h/requests/{LONG_ID}"),
+        (111, f"chat 200 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  2 cached  {LONG_ID}"),
+        (90, "chat 200 464 ms 4→5 tok  prefill 50 ms  decode 400 ms  2 cached  req-01234567…"),
+        (63, "chat 200 464 ms 4→5 tok  prefill 50 ms  req-01234567…"),
         (48, "chat 200 464 ms 4→5 tok  req-01234567…"),
         (20, "chat 200 464 ms 4→5 tok"),
     ],
@@ -299,8 +302,8 @@ def test_a_line_has_the_wait_reasons_and_the_steps(stream: io.StringIO, make_rec
     assert (STEPS | WAITS | {"num_preemptions": 1, "stalled_ms": 50.0}).items() <= fields.items()
     assert "queue_no_blocks_ms" not in fields
     assert fields["message"].endswith(
-        "tokens: 4 prompt, 2 cached, 5 generated, waited: step under way 0.0 batch full 10.0, 8 steps of 2.5, "
-        f"itl 100.0 p50 110.0 p99, 1.33 tokens per event, request req-1, trace {0xABC:032x}"
+        "tokens: 4 prompt, 2 cached, 5 generated, waited: step under way 0.014 µs batch full 10 ms, 8 steps of 2.5, "
+        f"itl 100 ms p50 110 ms p99, 1.33 tokens per event, request req-1, trace {0xABC:032x}"
     )
 
 
@@ -313,7 +316,7 @@ def test_a_line_tells_of_the_grammar_of_drafts_and_of_the_tool_calls(
     drafts = {"num_draft_tokens": 9, "num_accepted_tokens": 4}
     assert (GRAMMAR | drafts | {"tool_calls_called": 2, "tool_calls_unparsed": 1}).items() <= fields.items()
     assert (
-        ", grammar json_schema: compiled in 2.0 ms (miss), masked draws 3, forced tokens 2, "
+        ", grammar json_schema: compiled in 2 ms (miss), masked draws 3, forced tokens 2, "
         "draft tokens 9, accepted 4, tool calls: called 2 unparsed 1, request req-1"
     ) in fields["message"]
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.record import EngineAccount, ReadAgain
 from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
 
 
@@ -63,6 +64,15 @@ def test_the_gaps_between_tokens_are_not_kept(make_record) -> None:
     assert recent.list()[0]["mean_event_tokens"] == 2.5
 
 
+def test_the_id_of_a_run_is_kept_without_its_prompt(make_record) -> None:
+    recent = RecentRequests(1, lambda: 0)
+    turn = Turn("run_1", True, "", 0, lambda: TurnPrompt("", False, "", (), {}))
+    prompt = weakref.ref(turn.prompt)
+    recent.add(make_record(turn=turn))
+    del turn
+    assert (recent.list()[0]["run_id"], prompt()) == ("run_1", None)
+
+
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))
 def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list[tuple[int | None, int]]) -> None:
     recent = RecentRequests(100, lambda: 0)
@@ -83,6 +93,20 @@ def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:
     for _ in range(2):
         recent.add(make_record(account=EngineAccount(first_step=1, num_steps=1)))
     assert ids(recent.get("req-1")["neighbours"]) == ["req-1"]
+
+
+def test_the_requests_that_an_explanation_names_are_listed(make_record) -> None:
+    recent = RecentRequests(5, lambda: 0)
+    again = {"read_again_tokens": 4, "read_again_reason": ReadAgain.EVICTED, "prompt_tokens": 4}
+    for record in (
+        make_record(request_id="not-named"),
+        make_record(request_id="open"),  # It is in the text only as a part of another id.
+        make_record(request_id="a", **again, reuse={"evicted_for": "still-open", "evicted_ns": 5}),
+    ):
+        recent.add(record)
+    entry = recent.get("a")
+    assert "request still-open took the place" in entry["explanation"][0]
+    assert entry["explanation_requests"] == ["still-open"]
 
 
 def test_phases_of_a_neighbour_are_relative_to_the_requested_one(make_record) -> None:

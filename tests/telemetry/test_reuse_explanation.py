@@ -2,7 +2,8 @@
 
 import pytest
 
-from oaiserve.facts.record import ReadAgain
+from oaiserve.facts.record import EngineAccount, ReadAgain, WaitReason
+from oaiserve.telemetry.explanation import sentences
 from oaiserve.telemetry.reuse_explanation import read_again
 from tests.telemetry.conftest import MakeRecord
 
@@ -27,9 +28,10 @@ COMPARED = {"compared_with": "req-0", "age_ns": 40_000_000_000, "common_tokens":
         (
             ReadAgain.EVICTED,
             COMPARED | {"evicted_ns": 2_000_000_000, "evicted_for": "chatcmpl-1"},
-            "request chatcmpl-1 took the place of their blocks 2 s before. A larger --kv-cache-memory, or "
-            "--prefix-cache-dir, keeps more.",
+            "request chatcmpl-1 took the place of their blocks 2 s before. A larger --kv-cache-memory, "
+            "--prefix-cache-dir on a CPU or --kv-offload on a GPU keeps more.",
         ),
+        (ReadAgain.EVICTED, COMPARED, "other requests took the place of their blocks. A larger"),
         (ReadAgain.EVICTED, {"evicted_ns": 0, "evicted_for": ""}, "blocks that were read from disk took the place of"),
         (ReadAgain.MODEL, COMPARED, "the model or adapter differs from the one 40 s before."),
     ],
@@ -54,3 +56,20 @@ def test_each_reason_has_a_sentence(make_record: MakeRecord, reason: ReadAgain) 
 def test_a_small_part_that_was_read_again_has_no_sentence(make_record: MakeRecord) -> None:
     assert read_again(make_record(prompt_tokens=100, read_again_tokens=9, read_again_reason=ReadAgain.TEXT)) is None
     assert read_again(make_record(prompt_tokens=100)) is None
+
+
+@pytest.mark.parametrize(
+    ("waits_ns", "said"),
+    [
+        ({WaitReason.PREFIX_RESTORED: 6_000_000}, "came back from host memory, for which it waited 6 ms."),
+        ({WaitReason.BATCH_FULL: 9, WaitReason.PREFIX_READ: 2_000_000_000}, "came back from disk, for which it waited"),
+        ({WaitReason.BATCH_FULL: 9}, "came back from below the prefix cache, without a wait."),
+    ],
+)
+def test_tokens_that_came_back_have_a_sentence_with_their_cost(
+    make_record: MakeRecord, waits_ns: dict[WaitReason, int], said: str
+) -> None:
+    account = EngineAccount(num_restored_tokens=1_312, waits_ns=waits_ns)
+    first, *_ = sentences(make_record(prompt_tokens=1_430, cached_tokens=1_312, account=account), [])
+    assert first.startswith("1,312 of 1,430 prompt tokens came back from ")
+    assert said in first

@@ -9,7 +9,8 @@ import pytest
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import EngineAccount, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.step_record import StepKind, StepRecord
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from tests.telemetry.collector import Collector

@@ -12,6 +12,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, Outcome
 from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing
 from tests.telemetry.exported import OFFSET_NS, spans_of, traced
@@ -263,3 +264,14 @@ def test_the_limits_of_the_sdk_are_applied(make_record, account, monkeypatch: py
     events = [event for span in phases for event in span.events]
     assert [len(event.attributes) for event in events] == [1] * 4
     assert all(len(value) <= 4 for span in spans for value in span.attributes.values() if isinstance(value, str))
+
+
+def test_turns_of_a_run_are_linked_by_agent(make_record) -> None:
+    def turn(number: int, agent: str = "") -> object:
+        place = Turn("run_1", True, agent, 0, lambda: TurnPrompt("thread", False, "digest", (), {}))
+        return make_record(trace=TraceContext(number, number), turn=place)
+
+    spans = traced(turn(1), turn(2, "agent_1"), turn(3), make_record(trace=TraceContext(4, 4)))
+    inner = [span for span in spans if span.name == "chat demo"]
+    assert [span.attributes.get("gen_ai.conversation.id") for span in inner] == [*["run_1"] * 3, None]
+    assert [[link.context for link in span.links] for span in inner] == [[], [], [inner[0].context], []]

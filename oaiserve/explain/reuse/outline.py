@@ -12,17 +12,20 @@ from oaiserve.facts.record import ReadAgain
 DIGEST_BYTES = 8
 # A system message or a tool of nearly the same size was edited, as by a clock in it, and not replaced.
 EDITED = 0.1
+OPENING = "opening"
+ASSISTANT = "assistant"
 
 
 class Part(NamedTuple):
     """A message, a tool, an image or an option of a prompt. Equal parts have equal digests."""
 
     digest: bytes
-    size: int  # in bytes
+    size: int  # in bytes of text
+    role: str = ""  # of a message
 
 
-def part_of(content: bytes) -> Part:
-    return Part(blake2b(content, digest_size=DIGEST_BYTES).digest(), len(content))
+def part_of(content: bytes, role: str = "") -> Part:
+    return Part(blake2b(content, digest_size=DIGEST_BYTES).digest(), len(content), role)
 
 
 class Change(NamedTuple):
@@ -30,7 +33,7 @@ class Change(NamedTuple):
 
     reason: ReadAgain
     place: int | None = None  # of a tool, message or image
-    option: str = ""  # the name of the variable of the template
+    option: str = ""  # the name of the variable of the template, or OPENING
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Outline:
     options: Mapping[str, Part] = field(default_factory=dict)  # what else the template reads, by name
     messages: tuple[Part, ...] = ()  # all others, or the text of a prompt without messages
     images: tuple[Part, ...] = ()  # and sounds
+    opening: Part | None = None  # what follows the template's generation prompt
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -51,21 +55,40 @@ class Outline:
         return (*reversed(self.messages), *self.system, *self.tools)
 
     @property
+    def num_parts(self) -> int:
+        return sum(map(len, (self.tools, self.system, self.options, self.messages, self.images)))
+
+    @property
     def _in_order(self) -> tuple[Part, ...]:
         return (*self.tools, *self.system, *self.messages, *self.images)
 
-    def share_known(self, before: Outline, change: Change) -> float:
-        """Return which share of its text from a change on was in an earlier prompt, too. A change without a place is at
-        the beginning. A system message or a tool that was edited counts as if it had been there."""
-        now = self._in_order
-        earlier = before._in_order
-        first = 0 if change.place is None else _first_difference(earlier, now)
-        known = set(earlier)
+    def share_kept(self, later: Outline, change: Change) -> float:
+        """Return which share of its text from a change on is in a later prompt, too. A change without a place is at the
+        beginning, and a changed image at the first message, because any message may have images. A system message or
+        a tool that was edited counts as if it were the same."""
+        parts = self._in_order
+        after = later._in_order
+        if change.reason is ReadAgain.IMAGE:
+            first = len(self.tools) + len(self.system)
+        else:
+            first = 0 if change.place is None else _first_difference(parts, after)
+        known = set(after)
         if change.reason in (ReadAgain.SYSTEM, ReadAgain.TOOLS):
-            pairs = zip(earlier[first : first + 1], now[first : first + 1], strict=False)
-            known |= {new for old, new in pairs if abs(old.size - new.size) <= EDITED * old.size}
-        parts = now[first:]
-        return sum(part.size for part in parts if part in known) / max(1, sum(part.size for part in parts))
+            pairs = zip(parts[first : first + 1], after[first : first + 1], strict=False)
+            known |= {old for old, new in pairs if abs(old.size - new.size) <= EDITED * old.size}
+        rest = parts[first:]
+        return sum(part.size for part in rest if part in known) / max(1, sum(part.size for part in rest))
+
+    def continues(self, before: Outline) -> bool:
+        """Return whether this prompt goes on from an earlier one with an answer, or repeats one that has an answer."""
+        number = len(before.messages)
+        if not number or self.messages[:number] != before.messages:
+            return False
+        return any(message.role == ASSISTANT for message in self.messages[number : number + 1] or self.messages)
+
+    def has_other_images(self, before: Outline) -> bool:
+        """Return whether an image or a sound differs from the earlier one in its place."""
+        return _first_difference(before.images, self.images) < min(len(before.images), len(self.images))
 
     def change_since(self, before: Outline) -> Change | None:
         """Return the first change since an earlier prompt; None if this one only goes on from it."""
@@ -87,6 +110,8 @@ class Outline:
             return Change(ReadAgain.MESSAGE, len(self.system) + message)
         if image < len(before.images):
             return Change(ReadAgain.IMAGE, image)
+        if self.opening != before.opening:
+            return Change(ReadAgain.OPTIONS, None, OPENING)
         return None
 
 

@@ -22,7 +22,8 @@ PrefixHashes = np.ndarray  # uint32 [number of tokens]; entry i is the hash of t
 
 def prefix_hashes(token_ids: Sequence[int]) -> PrefixHashes:
     """Return the hash of each prefix of the tokens, uint32 [number of tokens]."""
-    numbers = np.frombuffer(array("Q", token_ids), np.uint64)  # NumPy takes three times as long to read a list.
+    # NumPy takes three times as long to read a list. Ids that no token has may be negative.
+    numbers = np.frombuffer(array("q", token_ids), np.uint64)
     mixed = np.arange(1, len(numbers) + 1, dtype=np.uint64)
     mixed *= _MIX
     mixed += numbers

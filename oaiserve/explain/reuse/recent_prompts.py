@@ -17,35 +17,39 @@ from oaiserve.explain.reuse.outline import Change, Outline, Part
 from oaiserve.explain.reuse.prefix_hashes import PrefixHashes, num_common
 from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import ReadAgain
+from oaiserve.facts.turn import AgentRun
 
 Key = TypeVar("Key")
 
 MAX_PROMPTS = 1024
 MAX_TOKENS = 2**22  # of all prompts, each of which takes 4 bytes
-MAX_PARTS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
+MAX_PARTS = 2**17  # of all prompts, each of which takes about 200 bytes
+MAX_PART_KEYS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
 FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
-# Under these, the prompt is the same as far as it is in common with the earlier one, and nothing behind that matters.
+# With these reasons, only the beginning that both prompts have in common is read again, and nothing after it.
 _WITHOUT_CHANGE = (ReadAgain.EVICTED, ReadAgain.STATE, ReadAgain.NOT_YET, ReadAgain.OFF)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ReadPrompt:
     """A prompt that the engine has read."""
 
     request_id: str
     response_id: str  # the id of its answer in the API
     client: str
-    run: str  # the id of the agent's run that it belongs to; "" if it names none
-    at_ns: int
+    run: AgentRun  # If it names none, `RecentPrompts` finds it.
+    scheduled_ns: int  # when its first tokens entered a step
+    at_ns: int  # when it was read
     outline: Outline
     hashes: PrefixHashes
     num_cached: int
     reads_cache: bool = True  # False with prompt_logprobs, which need the logits of every token
+    held_elsewhere: float = 0.0  # share at its beginning that another replica has, by the estimate of the router
 
     @cached_property
     def part_keys(self) -> list[tuple[str, Part]]:
         """The parts by which a prompt of the same client finds this one."""
-        return [(self.client, part) for part in islice(self.outline.parts, MAX_PARTS)]
+        return [(self.client, part) for part in islice(self.outline.parts, MAX_PART_KEYS)]
 
     @cached_property
     def checkpoint_keys(self) -> list[tuple[str, int, int]]:
@@ -63,7 +67,7 @@ class Reuse:
     """What a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to its tokens."""
 
     num_cached: int
-    num_read_again: int  # Behind a change, this follows from the sizes of the parts that the earlier prompt had, too.
+    num_read_again: int  # After a change, this is estimated from the sizes of the parts that came again.
     num_new: int
     change: Change | None = None  # why it didn't reuse all of the earlier prompt; None: it did
     num_missed: int = 0  # tokens that would have been cached if it had
@@ -86,16 +90,18 @@ class RecentPrompts:
         self._block_size = block_size
         self._has_cache = has_cache
         self._prompts: OrderedDict[str, ReadPrompt] = OrderedDict()  # by response id, the oldest first
-        self._by_run: dict[tuple[str, str], str] = {}  # response ids of the latest prompts, by client and run
+        self._by_run: dict[tuple[str, AgentRun], str] = {}  # response ids of the latest prompts, by client and run
+        self._by_agent: dict[tuple[str, str], str] = {}  # the same, by client and subagent
         self._by_part: dict[tuple[str, Part], str] = {}
         self._by_checkpoint: dict[tuple[str, int, int], str] = {}
         self._num_tokens = 0
+        self._num_parts = 0
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def find(self, client: str, response_id: str) -> ReadPrompt | None:
-        """Return the prompt of a client that had this answer, or None if it is not known any more."""
+        """Return the prompt of a client that had this answer, or None if it has been forgotten."""
         prompt = self._prompts.get(response_id)
         return prompt if prompt is not None and prompt.client == client else None
 
@@ -107,7 +113,7 @@ class RecentPrompts:
         """
         if named:
             return self.find(prompt.client, named)
-        if prompt.run:
+        if prompt.run.id:
             last = self._by_run.get((prompt.client, prompt.run))
             return self._with_same_text(prompt) if last is None else self._prompts[last]
         return self._with_same_parts(prompt) or self._with_same_text(prompt)
@@ -126,11 +132,26 @@ class RecentPrompts:
         return None
 
     def explain(self, prompt: ReadPrompt, named: str = "", lost: LostPrefix | None = None) -> Reuse:
-        """Return what this prompt reused, and remember the prompt."""
+        """Return what this prompt reused, compared with that of the `named` answer if there is one, and remember the
+        prompt."""
+        prompt.run = self._whole_run(prompt)
         earlier = self.before(prompt, named)
         reuse = self._compared(prompt, earlier, lost)
+        if not prompt.run.id:
+            prompt.run = self._continued(prompt, earlier)
         self._remember(prompt)
         return reuse
+
+    def _whole_run(self, prompt: ReadPrompt) -> AgentRun:
+        """Return its run. A subagent of a subagent may name only the latter, which is no run but an agent of one."""
+        starter = self._by_agent.get((prompt.client, prompt.run.id)) if prompt.run.agent else None
+        return prompt.run if starter is None else AgentRun(self._prompts[starter].run.id, prompt.run.agent)
+
+    def _continued(self, prompt: ReadPrompt, earlier: ReadPrompt | None) -> AgentRun:
+        """Return the run of the earlier prompt if this one continues it, or else a new run."""
+        if earlier is not None and prompt.outline.continues(earlier.outline):
+            return earlier.run
+        return AgentRun(prompt.response_id)
 
     def num_written(self, prompt: ReadPrompt) -> int:
         """Return how many of its tokens are cached now and were not before: those of full blocks."""
@@ -140,39 +161,51 @@ class RecentPrompts:
     def _compared(self, prompt: ReadPrompt, earlier: ReadPrompt | None, lost: LostPrefix | None) -> Reuse:
         num_tokens = len(prompt.hashes)
         num_cached = min(prompt.num_cached, num_tokens)
-        if earlier is None:
-            num_again = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
-            why = None if lost is None else Change(_reason_of(lost))
-            return Reuse(num_cached, num_again, num_tokens - num_cached - num_again, why, lost=lost, at_ns=prompt.at_ns)
-        common = num_common(earlier.hashes, prompt.hashes)
-        num_missed = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
-        why = self._why(prompt, earlier, common, num_missed, lost)
-        num_again = 0
-        if why is not None:
-            num_again = max(0, common - num_cached)
-            if why.reason not in _WITHOUT_CHANGE:
-                num_behind = num_tokens - max(common, num_cached)
-                num_again += round(num_behind * prompt.outline.share_known(earlier.outline, why))
-            if num_again <= self._block_size:  # The last token and those of a block that is not full are always read.
-                num_again = 0
+        why = None if lost is None else Change(_reason_of(lost))
+        num_again = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
+        common = num_missed = 0
+        if earlier is not None:
+            common = num_common(earlier.hashes, prompt.hashes)
+            if prompt.outline.has_other_images(earlier.outline):
+                # The tokens in an image's place are the same for each image. What is cached is known to be the same.
+                common = min(common, num_cached)
+            num_missed = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
+            why = self._why(prompt, earlier, common, num_missed, lost)
+            num_again = 0 if why is None else self._num_again(prompt, earlier, why, common)
+        num_elsewhere = int(prompt.held_elsewhere * num_tokens) - num_cached
+        if num_elsewhere > max(self._block_size, common - num_cached):
+            # The last prompt here doesn't matter, because another replica has read a later one.
+            why = Change(ReadAgain.OTHER_REPLICA)
+            num_again = num_elsewhere
         return Reuse(
             num_cached,
             num_again,
             num_tokens - num_cached - num_again,
             why,
             num_missed,
-            earlier.request_id,
-            max(0, prompt.at_ns - earlier.at_ns),
+            "" if earlier is None else earlier.request_id,
+            0 if earlier is None else max(0, prompt.at_ns - earlier.at_ns),
             common,
             lost,
             prompt.at_ns,
         )
 
+    def _num_again(self, prompt: ReadPrompt, earlier: ReadPrompt, why: Change, common: int) -> int:
+        """Return how many tokens were read again, given the number that both have in common. After a change, these are
+        the tokens of the earlier prompt's parts that came again."""
+        num_again = max(0, common - prompt.num_cached)
+        if why.reason not in _WITHOUT_CHANGE:
+            num_after = len(earlier.hashes) - max(common, prompt.num_cached)
+            num_again += round(num_after * earlier.outline.share_kept(prompt.outline, why))
+        num_again = min(num_again, len(prompt.hashes) - prompt.num_cached)
+        # The last token and those of a block that is not full are always read.
+        return num_again if num_again > self._block_size else 0
+
     def _why(
         self, prompt: ReadPrompt, earlier: ReadPrompt, common: int, num_missed: int, lost: LostPrefix | None
     ) -> Change | None:
-        """Return why a prompt didn't reuse all of an earlier one. Where most of what it missed is in common with that,
-        the change behind it is not the reason."""
+        """Return why a prompt didn't reuse all of an earlier one. If most of what it missed is in common with that,
+        the change after it is not the reason."""
         if num_missed <= self._block_size:
             return None
         change = prompt.outline.change_since(earlier.outline)
@@ -181,7 +214,10 @@ class RecentPrompts:
         if not (self._has_cache and prompt.reads_cache):
             return Change(ReadAgain.OFF)
         if common - prompt.num_cached > num_missed // 2:
-            return Change(ReadAgain.NOT_YET if lost is None else _reason_of(lost))
+            if lost is not None:
+                return Change(_reason_of(lost))
+            # Evictions of long ago are forgotten, but a prompt that was read has been cached.
+            return Change(ReadAgain.NOT_YET if prompt.scheduled_ns < earlier.at_ns else ReadAgain.EVICTED)
         return Change(ReadAgain.TEXT) if change is None else change
 
     def _remember(self, prompt: ReadPrompt) -> None:
@@ -190,17 +226,23 @@ class RecentPrompts:
             self._forget(key)
         self._prompts[key] = prompt
         self._num_tokens += len(prompt.hashes)
-        if prompt.run:
-            self._by_run[prompt.client, prompt.run] = key
+        self._num_parts += prompt.outline.num_parts
+        self._by_run[prompt.client, prompt.run] = key
+        if prompt.run.agent:
+            self._by_agent[prompt.client, prompt.run.agent] = key
         self._by_part.update(dict.fromkeys(prompt.part_keys, key))
         self._by_checkpoint.update(dict.fromkeys(prompt.checkpoint_keys, key))
-        while len(self._prompts) > MAX_PROMPTS or (self._num_tokens > MAX_TOKENS and len(self._prompts) > 1):
+        while len(self._prompts) > 1 and (
+            len(self._prompts) > MAX_PROMPTS or self._num_tokens > MAX_TOKENS or self._num_parts > MAX_PARTS
+        ):
             self._forget(next(iter(self._prompts)))
 
     def _forget(self, key: str) -> None:
         prompt = self._prompts.pop(key)
         self._num_tokens -= len(prompt.hashes)
+        self._num_parts -= prompt.outline.num_parts
         _remove(self._by_run, [(prompt.client, prompt.run)], key)
+        _remove(self._by_agent, [(prompt.client, prompt.run.agent)], key)
         _remove(self._by_part, prompt.part_keys, key)
         _remove(self._by_checkpoint, prompt.checkpoint_keys, key)
 
