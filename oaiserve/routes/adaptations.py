@@ -15,6 +15,11 @@ Note = Callable[[str, str], None]  # takes a place and what happened there, as `
 STORED = "the stored item "  # prefix of a place in an item that is not in the body
 
 
+def not_enforced(keyword: str) -> str:
+    """Return what a note says of a keyword that no grammar enforces; "" for all of a schema."""
+    return f"'{keyword}' is not enforced" if keyword else "the schema is not enforced"
+
+
 class Adaptations:
     """The notes on one request, in the order in which they were first made."""
 

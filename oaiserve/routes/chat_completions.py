@@ -32,7 +32,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     note = intake.exchange.adaptations.note
     body = parameters.with_template_parameters(intake.body, note)
     limits = parameters.chat_limits(body)
-    grammar = constraints.grammar(body)
+    grammar = constraints.grammar(body, note)
     dialect = intake.serving.dialect
     conversation = Conversation(
         dialect,
@@ -44,6 +44,8 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
         shows_tags=body.reasoning_format == "none",
     )
+    intake.exchange.has_prediction = body.prediction is not None
+    intake.exchange.reasoning_level = body.reasoning_effort
     own = conversation.own_params(limits.max_tokens, limits.num_logprobs, grammar)
     params, wanted = intake.checked(own)
     prompt = build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media, note)
@@ -54,7 +56,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         intake.head,
         wanted,
         conversation,
-        intake.exchange.tool_calls,
+        intake.exchange.answer_facts,
         shows_reasoning=body.include_reasoning is not False,
     )
     return answer_to(intake, params, (prompt,), shape)

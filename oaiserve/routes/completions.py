@@ -87,7 +87,6 @@ async def completions(http: HTTPRequest) -> Answer:
 
 def _answer(intake: Intake[CompletionBody]) -> Answer:
     body = intake.body
-    max_tokens = parameters.max_tokens(body)
     if not isinstance(body.logprobs, bool):
         num_logprobs = integer(body, "logprobs")
     elif body.logprobs:
@@ -96,12 +95,12 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         num_logprobs = None
     own = SamplingParams(
         n=_best_of(body) or 1,
-        max_tokens=16 if max_tokens is None else max_tokens,
+        max_tokens=parameters.max_tokens(body, default=16),
         logprobs=num_logprobs,
         # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
         prompt_logprobs=num_logprobs if body.echo else None,
         text_lengths=num_logprobs is not None,
-        grammar=constraints.grammar(body),
+        grammar=constraints.grammar(body, intake.exchange.adaptations.note),
     )
     params, wanted = intake.checked(own)
     read_prompts = build_prompts(body)

@@ -58,9 +58,9 @@ async def recent_requests(request: Request) -> Response:
     query = read_query(request.query_params, _LIST_QUERY)
     serving = serving_of(request)
     recent = serving.telemetry.recent
-    names = serving.config.model_names
     has_failed = query["failed"] == "true"
-    model = names[0] if query["model"] in names else query["model"]
+    config = serving.config
+    model = config.model_name if query["model"] in config.accepted_names else query["model"]
     of = {"client": query["client"], "model": model, "route": query["route"]}
 
     def is_shown(row: OpenRow) -> bool:
@@ -145,10 +145,12 @@ async def report(request: Request) -> Response:
     gateway gets the report.
     """
     serving = serving_of(request)
-    engine = serving_of(request).engine
+    engine = serving.engine
     reported = await run_in_threadpool(engine.report)
-    models = (*serving.config.model_names, *(adapter.name for adapter in engine.adapters.served))
-    shown = Report.of(reported, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models)
-    if not serving.config.server.shares_prefix_cache and ROUTER_HEADER not in request.headers:
+    config = serving.config
+    models = (*config.model_names, *(adapter.name for adapter in engine.adapters.served))
+    aliases = tuple(name for name in config.accepted_names if name not in models)
+    shown = Report.of(reported, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models, aliases=aliases)
+    if not config.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""
     return json_response(shown)

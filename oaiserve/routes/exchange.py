@@ -18,12 +18,14 @@ from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ReadAgain, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.turn import Turn
 from oaiserve.http.keys import KeyUse
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.prompt_reuse import PromptReuse
 from oaiserve.wire.continuation import StreamIds
 
 COST_HEADER = "x-include-cost"  # true: the usage says what the request costs
+REUSE_HEADER = "x-include-reuse"  # true: the usage of chat and completions says what was read again
 
 
 class RequestTimings(msgspec.Struct):
@@ -41,13 +43,22 @@ class RequestTimings(msgspec.Struct):
 
 
 @dataclass(slots=True)
+class AnswerFacts:
+    """The facts that an answer states about itself. The shape that renders it notes them."""
+
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # in the words of the route, by index of the choice
+    tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
+    reasoning_tokens: int | None = None  # None: reasoning is not separated from the answer
+
+
+@dataclass(slots=True)
 class Exchange:
     """The facts about one request so far. The route fills them in, and `Accounting` turns them into the record."""
 
     request_id: str  # as in the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
-    client: str  # the name of its API key, or else its address; clients share the server by it
+    client: str  # the name of its API key, or else its address; by these, clients take turns
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
     use: KeyUse | None = None  # use of its key, if that is limited or counted
@@ -67,10 +78,17 @@ class Exchange:
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     is_background: bool = False  # The request can wait.
+    background_wait_ns: int | None = None  # for this long; None: for ever
+    has_prediction: bool = False  # The client expects a certain text, and asks how much of it came true.
     wants_cost: bool = False  # whether the usage includes the cost
+    wants_reuse: bool = False  # and whether it includes what was read again
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: no limit was cut
-    finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
-    tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # the engine's, by index of the choice
+    answer_facts: AnswerFacts = field(default_factory=AnswerFacts)
+    requested_model: str | None = None  # as in the record, like the next three
+    stop_sequences: tuple[str, ...] = ()
+    reasoning_level: str | None = None
+    previous_response_id: str | None = None
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     adaptations: Adaptations = field(default_factory=Adaptations)
@@ -160,13 +178,17 @@ class Exchange:
         return self.prompt_reuse.facts
 
     @property
+    def turn(self) -> Turn | None:
+        return self.prompt_reuse.turn(self.key_name or "")
+
+    @property
     def outcome(self) -> Outcome:
         if self.client_left or isinstance(self.error, SlowReader):
             return Outcome.CANCELLED
         if self.error is None:
             return Outcome.FINISHED
         is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
-        is_refused |= isinstance(self.error, RequestTimeout)  # This is no fault of the server in a stream, either.
+        is_refused |= isinstance(self.error, RequestTimeout)  # This isn't the server's fault in a stream, either.
         if is_refused:
             return Outcome.REJECTED
         return Outcome.FAILED

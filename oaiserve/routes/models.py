@@ -20,8 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.adapters import BadAdapter
 from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.default_limits import default_limits
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.door.middleware import is_of_anthropic, json_response
@@ -36,9 +38,11 @@ AnyModel = Mapping[str, Any]
 
 class Model(msgspec.Struct):
     """A served model, alone or with an adapter. `root` is its folder or hub id, `parent` an adapter's model, and
-    `input_modalities` are text and any of image and audio. `default_sampling` has the parameters for requests that set
-    none, if the model generates text. `device` runs the model. Clients of Anthropic's API, who send
-    `anthropic-version`, get the last six fields, too."""
+    `input_modalities` are text and any of image and audio. If the model generates text, `default_sampling` has the
+    parameters for requests that set none, `default_max_tokens` is the most tokens of their answers if they have such a
+    limit, and `has_chat_template` says whether it can chat. `device` runs the model.
+    `description` says what the demo model is for, or how a model without a chat template gets one. Clients of
+    Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -51,6 +55,9 @@ class Model(msgspec.Struct):
     input_modalities: list[str]
     device: Literal["cpu", "cuda"]
     default_sampling: dict[str, float] | UnsetType = UNSET
+    default_max_tokens: int | UnsetType = UNSET
+    has_chat_template: bool | UnsetType = UNSET
+    description: str | UnsetType = UNSET
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: str | UnsetType = UNSET
@@ -88,15 +95,19 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     """Answer with a model by its name, which may contain slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
-    name = name_in(request)
-    model = model_of(serving, serving.check_model(name), name)
+    name = name_in(request.scope)
+    adapter = serving.check_model(name)
+    names = serving.names_of(adapter)
+    model = model_of(serving, adapter, name if name in names else names[0])
     return json_response(in_form(request.scope, msgspec.to_builtins(model)))
 
 
-def name_in(request: Request) -> str:
+def name_in(scope: Scope) -> str:
     """Return the name of the model in the path that the client sent: TidyPath joins the name's encoded slashes, too."""
-    raw_path = re.sub(b"/{2,}", b"/", request.scope["raw_path"]).rstrip(b"/")
-    return unquote(raw_path.partition(b"/v1/models/")[2]) or str(request.path_params["model_id"])
+    tidy = str(scope["path"]).partition("/v1/models/")[2]
+    raw_path = re.sub(b"/{2,}", b"/", scope["raw_path"]).rstrip(b"/")
+    name = unquote(raw_path.partition(b"/v1/models/")[2])
+    return name if re.sub("/{2,}", "/", name).strip("/") == tidy else tidy
 
 
 def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
@@ -137,6 +148,8 @@ def in_form(scope: Scope, model: AnyModel) -> AnyModel:
 
 
 def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Model:
+    generates = serving.task == "generate"
+    limits = default_limits(serving.config.engine, serving.engine.default_params)
     return Model(
         id=name,
         object="model",
@@ -148,8 +161,19 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
         task=serving.task,
         input_modalities=["text", *sorted(serving.engine.media)],
         device="cpu" if serving.engine.is_on_cpu else "cuda",
-        default_sampling=serving.sampling.of_request() if serving.task == "generate" else UNSET,
+        default_sampling=serving.sampling.of_request() if generates else UNSET,
+        default_max_tokens=limits.get("default_max_tokens", UNSET) if generates else UNSET,
+        has_chat_template=serving.engine.tokenizer.chat_template is not None if generates else UNSET,
+        description=_description(serving),
     )
+
+
+def _description(serving: Serving) -> str | UnsetType:
+    if serving.config.model == "demo":
+        return f"A very small model to try things with. {demo.advice()}"
+    if serving.task == "generate" and serving.engine.tokenizer.chat_template is None:
+        return serving.engine.tokenizer.why_no_chat
+    return UNSET
 
 
 logger = logging.getLogger(__name__)
@@ -172,7 +196,7 @@ async def load(request: Request) -> Response:
     path = _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
-    if name in serving.config.model_names:
+    if name in serving.config.accepted_names:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
         load_adapter = partial(serving.engine.load_adapter, in_place=bool(body.load_inplace))

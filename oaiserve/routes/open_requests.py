@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
+from typing import Any
 
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Origin
@@ -31,7 +32,7 @@ def open_requests(serving: Serving) -> list[OpenRow]:
 def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
     model = serving.name_of(exchange.adapter)
     origin = Origin(exchange.request_id, exchange.operation, exchange.http_route, model, client=exchange.key_name)
-    tokens = {}
+    tokens: dict[str, Any] = {}
     if exchange.stream is not None and exchange.stream.terminal is not None:
         usage = exchange.stream.terminal.usage
         tokens = {

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A page with the header and the navigation of all pages, whatever plug-in it is from."""
+
+    path: str
+    # In the plug-in's folders, with a name that no other plug-in uses: what belongs in the page's <head>, an empty
+    # line, and its <main>.
+    file: str
+    summary: str  # for the description of the API
+    link: str = ""  # the text of the link to it in the navigation, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +35,39 @@ class Pages:
     """
 
     routes: Sequence[Route] = ()  # They need no API key.
-    of_requests: Sequence[Route] = ()  # Pages that show everyone's requests, only on a server that does.
+    views: Sequence[View] = ()  # Pages that show everyone's requests. A server may close them.
+    frame: Callable[[View], Endpoint] | None = None  # Serves the views of all plug-ins; without it there are none.
+    folders: Sequence[Path] = ()  # The frame serves their files as dashboard/static/NAME; of each name, the first.
+    parts: Sequence[tuple[str, str]] = ()  # The file of a view, and one like it that is inserted into its slot "parts".
     chat: Endpoint | None = None  # what / answers to browsers, if the model generates text
     links: Mapping[str, str] = field(default_factory=dict)  # relative addresses of pages, by their names at /
     request: str = ""  # The relative address of a request's page is this and the request's id.
+
+    def check(self, others: Pages) -> None:
+        """Raise ValueError for a view or part that the frame cannot show next to others, or a missing folder."""
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise ValueError(f"'{folder}' is not a folder.")
+        for view in self.views:
+            if not view.path.startswith("/"):
+                raise ValueError(f"The path of a view must begin with '/', but got '{view.path}'.")
+        for name in (*(view.file for view in self.views), *(part for _, part in self.parts)):
+            file = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+            if file is None:
+                raise ValueError(f"No folder of the plug-in has the file '{name}', which a view or part names.")
+            if any((folder / name).is_file() for folder in others.folders):
+                raise ValueError(f"Another plug-in has a file '{name}', too. Give '{file}' another name.")
+            if "\n\n" not in file.read_text("utf-8"):
+                raise ValueError(f"'{file}' needs an empty line between what belongs in <head> and the rest.")
 
     def and_those(self, others: Pages) -> Pages:
         """Return the pages of both. Where there can be only one, these come first."""
         return Pages(
             routes=[*self.routes, *others.routes],
-            of_requests=[*self.of_requests, *others.of_requests],
+            views=[*self.views, *others.views],
+            frame=self.frame or others.frame,
+            folders=[*self.folders, *others.folders],
+            parts=[*self.parts, *others.parts],
             chat=self.chat or others.chat,
             links={**others.links, **self.links},
             request=self.request or others.request,
@@ -39,13 +75,10 @@ class Pages:
 
     def shown(self, closed: Endpoint | None) -> Pages:
         """Return the pages of a server. Unless it is None, `closed` replaces the pages that show requests."""
+        frame = self.frame
+        views = [] if frame is None else [Route(view.path, closed or frame(view)) for view in self.views]
+        shown = replace(self, routes=[*self.routes, *views])
         if closed is None:
-            return replace(self, routes=[*self.routes, *self.of_requests], of_requests=())
-        hidden = {route.path.removeprefix("/") for route in self.of_requests}
-        return replace(
-            self,
-            routes=[*self.routes, *(Route(route.path, closed) for route in self.of_requests)],
-            of_requests=(),
-            links={name: to for name, to in self.links.items() if to not in hidden},
-            request="",
-        )
+            return shown
+        hidden = {view.path.removeprefix("/") for view in self.views}
+        return replace(shown, links={name: to for name, to in self.links.items() if to not in hidden}, request="")

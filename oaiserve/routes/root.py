@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.routes.answer.document import prefers_html
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import Operation
@@ -29,15 +29,14 @@ class Root(msgspec.Struct):
 async def root(request: Request) -> Response:
     serving = serving_of(request)
     has_chat = serving.task == "generate"
-    server = serving.config.server
     return await answer_root(
-        request, server, serving.version, request.app.state.pages, has_chat=has_chat, has_schema=True
+        request, serving.config, serving.version, request.app.state.pages, has_chat=has_chat, has_schema=True
     )
 
 
 async def answer_root(
     request: Request,
-    server: ServerOptions,
+    config: Config,
     version: str,
     pages: Pages,
     *,
@@ -50,10 +49,10 @@ async def answer_root(
         if has_chat and pages.chat is not None:
             return await pages.chat(request)
         if not has_chat and pages.links:
-            to = pages.links.get("page") or next(iter(pages.links.values()))
+            to = pages.links.get("docs") or next(iter(pages.links.values()))
             return Response(status_code=307, headers={"location": to, "vary": "accept", "cache-control": "no-store"})
     links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
     links |= {"schema": "openapi.json"} if has_schema else {}
     links |= pages.links
-    document = Root("oaiserve", links, server.needs_key, UNSET if server.guard_all else version)
+    document = Root("oaiserve", links, config.needs_key, UNSET if config.server.guard_all else version)
     return json_response(document, headers={"vary": "accept", "cache-control": "no-store"})

@@ -102,7 +102,7 @@ class Serving:
 
     def check_model(self, name: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
-        if name is None or name in self.config.model_names:
+        if name is None or name in self.config.accepted_names:
             return None
         adapters = self.engine.adapters
         if (adapter := adapters.get(name)) is not None:
@@ -116,6 +116,9 @@ class Serving:
         if adapter is None:
             return self.config.model_names
         return (adapter.name,)
+
+    def accepted_names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:
+        return self.config.accepted_names if adapter is None else (adapter.name,)
 
 
 def serving_of(request: Request) -> Serving:

@@ -64,7 +64,7 @@ async def tokenize(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, TokenizeBody, adaptations.note)
     media = await read_media(request, body, num_bytes)
     work = _tokenize(serving_of(request), body, media, adaptations.note)
-    return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
+    return await answer_in_turns(request, body.model, work, num_bytes + media.num_bytes, adaptations)
 
 
 @Operation(

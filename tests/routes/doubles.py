@@ -78,6 +78,7 @@ class FakeTokenizer:
 
     def __init__(self, template: FakeTemplate | None = None) -> None:
         self.chat_template = template
+        self.why_no_chat = "The model has no chat template."
         self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
         self.special_ids = frozenset(self.special_token_ids.values())
         self.fill: FillTokens | None = None
@@ -374,6 +375,7 @@ class FakeTelemetry:
         self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
         self.closed = False
         self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins
+        self.histograms: dict[str, list[float]] = {}  # likewise
         self.refused_access: list[str] = []  # the reasons
         self.sampled_traces: set[int] = set()
 
@@ -398,6 +400,9 @@ class FakeTelemetry:
 
     def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
         self.shown[metric.name] = read
+
+    def show_histogram(self, metric: Metric) -> Callable[[float], None]:
+        return self.histograms.setdefault(metric.name, []).append
 
     def close(self, timeout_seconds: float) -> bool:
         self.closed = True

@@ -1,6 +1,7 @@
 """Tests who may ask: by which names of the server, from which web pages, and with which keys."""
 
 import logging
+import re
 import socket
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.serving import Serve, Served
 
 OPERATORS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 ALL_ROUTES = [
-    (method, route.path.replace("{request_id}", "x").replace("{name}", "base.css").replace("{model_id:path}", "x"))
+    (method, re.sub(r"\{\w+(:path)?\}", "x", route.path.replace("{name}", "base.css")))
     for route in routes(Config("demo"))
     for method in sorted(route.methods or ())
 ]
@@ -303,8 +304,8 @@ SPELLINGS = (
 def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
     """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
     served = serve(api_key=("one",), guard_all=guard_all)
-    is_open = {"/", "/dashboard", "/requests", "/docs", "/favicon.ico", *(() if guard_all else OPERATORS)}
-    is_open |= {"/dashboard/static/base.css", "/requests/x"}
+    is_open = {"/", "/dashboard", "/requests", "/runs", "/docs", "/favicon.ico", *(() if guard_all else OPERATORS)}
+    is_open |= {"/dashboard/static/base.css", "/requests/x", "/runs/x"}
     # To guard all changes the answers of the operators' routes alone.
     asked = [(method, path) for method, path in ALL_ROUTES if path in OPERATORS] if guard_all else ALL_ROUTES
     for method, path in asked:

@@ -26,8 +26,8 @@ def refuse(constant: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected", "change"),
     [
-        (None, {}, ""),
-        (" ", {}, ""),
+        (None, {}, "are empty"),
+        (" ", {}, "are empty"),
         ({"a": {"b": 1}}, {"a": {"b": 1}}, ""),
         ('{"a": 9007199254740993}', {"a": 9007199254740993}, ""),
         ("null", {}, NO_OBJECT),

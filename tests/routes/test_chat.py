@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.request import SamplingParams, Usage
 from oaiserve.routes.answer.common_shape import usage_object
-from tests.routes.asking import CHAT, HI, chatted, refused, stream_of
+from tests.routes.asking import CHAT, HI, answered, chatted, refused, stream_of
 from tests.routes.doubles import says
 from tests.serving import Serve, Served
 
@@ -144,3 +144,12 @@ def test_misspelled_parameter_is_named_in_a_header_and_in_the_record(served: Ser
 @pytest.mark.parametrize("options", [{"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"store": True}])
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
     assert served.chat(**options, parallel_tool_calls=True, reasoning_effort="low").status_code == 200
+
+
+def test_the_usage_counts_drafts_if_the_client_sends_a_prediction(served: Served) -> None:
+    predicted, plain = (
+        answered(served.chat(**more))["usage"]["completion_tokens_details"]
+        for more in ({"prediction": {"type": "content", "content": "Hello"}}, {})
+    )
+    assert predicted == {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert plain == {"reasoning_tokens": 0}

@@ -8,7 +8,7 @@ import pytest
 from oaiserve import __version__
 from oaiserve.engine.request import FinishReason, GapPrompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.text.fill import FillTokens
-from tests.routes.asking import stream_of
+from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, answered, stream_of
 from tests.routes.doubles import candidates, says
 from tests.serving import Serve, Served
 
@@ -25,7 +25,11 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
         "choices": [
             {"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
         ],
-        "usage": {**tokens, "prompt_tokens_details": {"cached_tokens": 2}},
+        "usage": {
+            **tokens,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
     }
 
 
@@ -67,6 +71,21 @@ def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
 def test_max_completion_tokens_is_an_alias_that_wins(served: Served, ask: Callable[..., object]) -> None:
     ask(served, max_tokens=8, max_completion_tokens=9)
     assert served.engine.submitted.get().params.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (COMPLETIONS, "max_tokens"),
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (RESPONSES, "max_output_tokens"),
+    ],
+)
+def test_a_limit_of_minus_one_is_none(served: Served, path: str, name: str) -> None:
+    """Open WebUI and clients of llama.cpp send it."""
+    answered(served.post(path, **BODIES[path], **{name: -1}))
+    assert served.engine.submitted.get().params.max_tokens is None
 
 
 @pytest.mark.parametrize(

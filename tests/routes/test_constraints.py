@@ -9,6 +9,7 @@ from oaiserve.engine.grammars.grammar import GrammarViolation
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.constraints import grammar
 from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
 from oaiserve.routes.intake.decode import parse
@@ -24,28 +25,34 @@ LARK = 'start: "a" | "::="'
 
 def constraint(**fields: Any) -> Grammar | None:
     body = json.dumps({"prompt": "Hi", **fields}).encode()
-    return grammar(at_once(parse(CompletionBody, body)))
+    return grammar(at_once(parse(CompletionBody, body)), Adaptations().note)
 
 
 def named(**fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a-B_1", "schema": SCHEMA, **fields}}
 
 
-def one(param: str, kind: str, text: str, value: Any) -> Any:
-    return pytest.param({param: value}, Grammar(kind, text, param), id=f"{param}-{kind}")  # type: ignore[arg-type]
+def one(param: str, kind: str, text: str, value: Any, **how: bool) -> Any:
+    grammar = Grammar(kind, text, param, **how)  # type: ignore[arg-type]
+    return pytest.param({param: value}, grammar, id=f"{param}-{kind}")
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         one("response_format", "json_object", "", {"type": "json_object"}),
+        one("response_format", "json_object", "", {"type": "json_object", "value": None, "schema": None}),
         one("response_format", "json_schema", SCHEMA_TEXT, {"type": "json_object", "schema": SCHEMA}),
-        one("response_format", "json_schema", SCHEMA_TEXT, named()),
-        one("response_format", "json_schema", SCHEMA_TEXT, named(strict=False, description="An example.")),
+        one("response_format", "json_schema", SCHEMA_TEXT, {"type": "json_object", "value": SCHEMA}),
+        one("response_format", "json_schema", SCHEMA_TEXT, {"type": "json", "value": SCHEMA_TEXT}),
+        one("response_format", "json_schema", SCHEMA_TEXT, {"type": "json_schema", "value": {"schema": SCHEMA}}),
+        one("response_format", "regex", "a+", {"type": "regex", "value": "a+"}),
+        one("response_format", "json_schema", SCHEMA_TEXT, {**named(), "value": None}),
+        one("response_format", "json_schema", SCHEMA_TEXT, named(strict=True)),
+        one("response_format", "json_schema", SCHEMA_TEXT, named(strict=False, description="An."), is_lenient=True),
         one("structured_outputs", "json_schema", SCHEMA_TEXT, {"json": SCHEMA}),
         one("structured_outputs", "json_schema", "{ }", {"json": "{ }", "disable_any_whitespace": False}),
-        one("structured_outputs", "json_schema", "{", {"json": "{", "disable_any_whitespace": True}),
-        one("structured_outputs", "json_schema", "true", {"json": " true", "disable_any_whitespace": True}),
+        one("structured_outputs", "json_schema", "{", {"json": "{", "disable_any_whitespace": True}, in_one_line=True),
         one("structured_outputs", "regex", "a+", {"regex": "a+", "choice": None, "structural_tag": None}),
         one("structured_outputs", "choice", '["ä","b"]', {"choice": ["ä", "b"]}),
         one("structured_outputs", "gbnf", GBNF, {"grammar": GBNF}),
@@ -72,7 +79,7 @@ def test_disable_any_whitespace_keeps_json_in_one_line(form: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"grammar": ""}]
+    "fields", [{}, {"response_format": {"type": "text", "value": None}}, {"response_format": None}, {"grammar": ""}]
 )
 def test_no_constraint(fields: dict[str, Any]) -> None:
     assert constraint(**fields) is None
@@ -80,7 +87,7 @@ def test_no_constraint(fields: dict[str, Any]) -> None:
 
 def test_chat_takes_the_same_constraints() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "response_format": named()}).encode()
-    assert grammar(at_once(parse(ChatBody, body))) == constraint(response_format=named())
+    assert grammar(at_once(parse(ChatBody, body)), Adaptations().note) == constraint(response_format=named())
 
 
 @pytest.mark.parametrize(
@@ -88,6 +95,8 @@ def test_chat_takes_the_same_constraints() -> None:
     [
         ("response_format", {}, "Missing required parameter: 'response_format.type'"),
         ("response_format", {"type": "json_schema"}, "Missing required parameter: 'response_format.json_schema'"),
+        ("response_format", {"type": "regex"}, "Missing required parameter: 'response_format.value'"),
+        ("response_format", {"type": "json_object", "schema": {}, "value": SCHEMA}, "got two in 'response_format'"),
         ("response_format", {"type": "json_schema", "schema": {}, "name": "x"}, "'response_format."),
         ("response_format", {"type": "json_object", "strict": True}, "'response_format.strict': is not supported"),
         ("response_format", named(name=None), "'response_format.json_schema.name': must be a string, got null"),
@@ -123,9 +132,38 @@ def test_what_is_no_constraint_is_refused_by_its_name(param: str, value: Any, sa
     assert says in refused.value.message
 
 
+def test_a_schema_that_is_not_strict_is_obeyed_as_far_as_possible() -> None:
+    notes = Adaptations()
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"multipleOf": 2}}}, "required": ["a"]}
+    body = json.dumps({"prompt": "Hi", "response_format": named(strict=False, schema=schema)}).encode()
+    lenient = grammar(at_once(parse(CompletionBody, body)), notes.note)
+    assert lenient is not None
+    assert notes.notes == ("response_format: 'not' is not enforced",)
+    assert pushed(GRAMMARS.compile(lenient).matcher(), '{"a": 1, "b": 2}').may_end
+    with pytest.raises(GrammarViolation):
+        pushed(GRAMMARS.compile(lenient).matcher(), '{"b')
+    both = {"prompt": "Hi", "response_format": named(strict=False, schema=schema), "json_schema": schema}
+    strict_one = grammar(at_once(parse(CompletionBody, json.dumps(both).encode())), notes.note)
+    assert strict_one is not None
+    assert not strict_one.is_lenient
+    for strict in (True, None):
+        demanded = constraint(response_format=named(strict=strict, schema=schema))
+        assert demanded is not None
+        with pytest.raises(InvalidRequest, match="the keyword 'not' at"):
+            GRAMMARS.compile(demanded)
+
+
 def test_one_constraint_may_come_by_two_names_with_the_name_of_a_backend() -> None:
     fields = {"structured_outputs": {"grammar": LARK}, "grammar": LARK, "guided_decoding_backend": "guidance"}
     assert constraint(**fields) == Grammar("lark", LARK, "structured_outputs")
+
+
+def test_json_stays_in_one_line_if_one_of_two_names_demands_it() -> None:
+    structured = {"json": SCHEMA, "disable_any_whitespace": True}
+    both = constraint(response_format={"type": "json_object", "schema": SCHEMA}, structured_outputs=structured)
+    assert both is not None
+    assert both.param == "response_format"
+    assert both.in_one_line
 
 
 def test_two_constraints_are_refused() -> None:

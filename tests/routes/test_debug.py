@@ -217,4 +217,5 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
         "step_seconds": 0.0,
         "is_hung": False,
         "models": ["org/demo"],
+        "aliases": [],
     }

@@ -9,7 +9,7 @@ import pytest
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
-from oaiserve.routes.chat.tools import MOST_REMEMBERED, not_obeyed
+from oaiserve.routes.chat.constraints import MOST_REMEMBERED, not_obeyed
 from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level

@@ -81,7 +81,11 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
         [{"role": "user", "content": "Look"}],
         "not the assistant's are left out",
     ),
-    "odd thoughts": ([{**calling(), "content": "Yes.", "thinking": 5}], [{"role": "assistant", "content": "Yes."}], ""),
+    "odd thoughts": (
+        [{**calling(), "content": "Yes.", "thinking": 5}],
+        [{"role": "assistant", "content": "Yes."}],
+        "is no text",
+    ),
     "nothing said": ([{"role": "assistant", "content": None}], [], "a message without anything is left out"),
     "no content": ([{"role": "user"}], [{"role": "user", "content": ""}], "messages[1].content: is missing"),
     "no parts": ([{"role": "user", "content": []}], [{"role": "user", "content": ""}], ""),

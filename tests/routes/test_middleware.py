@@ -49,6 +49,13 @@ def test_a_malformed_trace_is_replaced(served: Served, traceparent: str) -> None
     assert not response.headers["traceresponse"].startswith("00-" + "1" * 32)
 
 
+def test_two_parents_begin_a_new_trace(served: Served) -> None:
+    parents = [("traceparent", f"00-{digit * 32}-{digit * 16}-01") for digit in "12"]
+    traces = [served.http.get("/health", headers=sent).headers["traceresponse"] for sent in (parents, parents[:1])]
+    assert traces[0].split("-")[1] not in ("1" * 32, "2" * 32)
+    assert traces[1].split("-")[1] == "1" * 32
+
+
 @pytest.mark.plugin("pages")
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/"])
 def test_an_answer_links_to_the_page_of_its_request(served: Served, path: str) -> None:

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from starlette.requests import Request
 
 from oaiserve.app import routes
-from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.errors import APIError
 from oaiserve.routes import openapi
@@ -23,17 +23,13 @@ from oaiserve.routes.intake.parameters import ranges
 from oaiserve.routes.openapi import STATUSES, document
 from oaiserve.routes.operation import operation_of
 from tests.missing_plugins import has_plugin, is_served
-from tests.published import CheckedStream, check, check_events, operation, published
+from tests.published import CheckedStream, check, check_events, everything, operation, published
 from tests.routes.doubles import pools
 from tests.serving import Serve, Served
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERYTHING = Config(
-    "demo",
-    ServerOptions(stored_keys=True, response_store=Path("store")),
-    EngineOptions(lora_dir=Path("adapters")),
-)
+EVERYTHING = everything()
 
 
 def walk(value: Any) -> Iterator[dict[str, Any]]:
@@ -44,7 +40,10 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_every_route_says_what_it_takes_and_what_it_answers() -> None:
-    assert not [route.path for route in routes(EVERYTHING) if operation_of(route.endpoint) is None]
+    every = routes(EVERYTHING)
+    described = {route.path for route in every if operation_of(route.endpoint) is not None}
+    # OpenAPI has no WebSockets, so the GET that begins one is not described, but the POST of the same path is.
+    assert {route.path for route in every} == described
 
 
 def test_the_document_is_served_as_json(served: Served) -> None:

@@ -14,10 +14,10 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.routes.adaptations import HEADER
 from tests.published import checked
-from tests.routes.asking import CHAT, HI, REQUIRED, RESPONSES, ROUTES, tool
+from tests.routes.asking import BODIES, CHAT, COMPLETIONS, HI, MESSAGES, REQUIRED, RESPONSES, ROUTES, submitted, tool
 from tests.routes.doubles import FakeTelemetry
 from tests.routes.test_generated_histories import OBJECTS
-from tests.serving import Served, run_server
+from tests.serving import Serve, Served, run_server
 from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
 
@@ -67,13 +67,13 @@ def called(path: str, arguments: Any) -> list[Body]:
 GOOD = ['{"city": "Paris"}', "{}", '{"a": {"b": [1, null, true]}}', ' {"city": "Paris"}\n']
 BROKEN = [
     *('{"city": "Par', '{"text": "', '{"city": "Paris"', '{"a": [1, ', "{", "null", "[]", '"x"', "1", "true", "none"),
-    *("{'city': 'Paris'}", '{"a": 1,}', '{"a": 1}{"b": 2}', '```json\n{"a": 1}\n```', 'look(city="Paris")'),
+    *("{'city': 'Paris'}", '{"a": 1,}', '{"a": 1}{"b": 2}', '```json\n{"a": 1}\n```', 'look(city="Paris")', ""),
     *('"{\\"city\\": \\"Paris\\"}"', '{"a": NaN}', '{"a": "\\ud83d"}', "[" * 3000, '{"a":' * 3000, "\0", "[1, 2]"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize("arguments", [*GOOD, *BROKEN, ""], ids=lambda text: ascii(text[:24]))
+@pytest.mark.parametrize("arguments", [*GOOD, *BROKEN], ids=lambda text: ascii(text[:24]))
 def test_history_with_any_arguments_is_read(reader: Served, path: str, arguments: str) -> None:
     prompt, adapted = read(reader, path, asks(path, {"role": "user", "content": "Hi"}, *called(path, arguments)))
     assert "rainbow" in prompt
@@ -111,6 +111,32 @@ def test_half_an_emoji_is_replaced_wherever_a_history_is_read(reader: Served, pa
     response = reader.http.post(path.replace("ID", name), content=body, headers={"content-type": "application/json"})
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "the body: halves of surrogate pairs are read as U+FFFD"
+
+
+HALF_IN_A_TOOL = {"description": "Weather \ud83d", "parameters": {"type": "object", "properties": {}}}
+HALVES: dict[str, tuple[str, Body]] = {
+    "a tool's description": (
+        CHAT,
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "w", **HALF_IN_A_TOOL}}]},
+    ),
+    "a tool's name": (RESPONSES, {"input": "Hi", "tools": [{"type": "function", "name": "w\ud83d", "parameters": {}}]}),
+    "a tool of Messages": (
+        MESSAGES,
+        {
+            **BODIES[MESSAGES],
+            "model": "demo",
+            "tools": [{"name": "w", "description": "\ud83d", "input_schema": {"type": "object"}}],
+        },
+    ),
+    "a prompt": (COMPLETIONS, {"prompt": "def f(): # \ud83d"}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), HALVES.values(), ids=HALVES)
+def test_half_an_emoji_is_replaced_in_tools_and_prompts_too(reader: Served, path: str, body: Body) -> None:
+    response = reader.http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert "the body: halves of surrogate pairs are read as U+FFFD" in response.headers[HEADER]
 
 
 HOSTED: dict[str, Body] = {
@@ -179,3 +205,116 @@ def test_what_is_asked_for_strictly_is_refused_by_name(reader: Served, path: str
     response = reader.http.post(path, json={"model": "demo", **body})
     assert response.status_code == 400, response.text
     assert named in response.text
+
+
+ASKED = {"role": "user", "content": "Hi"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "seen"}
+
+
+def of_chat(*calls: Any, **fields: Any) -> Body:
+    return asks(CHAT, {"role": "assistant", "content": "", "tool_calls": [*calls], **fields})
+
+
+def of_user(path: str, content: Any) -> Body:
+    return asks(path, {"role": "user", "content": content}, {"role": "assistant", "content": "Yes."})
+
+
+def of_result(content: Any) -> Body:
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content}
+    return asks(MESSAGES, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]})
+
+
+# Whatever is read although the API that it is sent to would refuse it, and the note on it.
+LENIENT: list[tuple[str, Body, str]] = [
+    (CHAT, {"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content[0]: has no type"),
+    (CHAT, {"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content[0]: has no type"),
+    (CHAT, of_user(CHAT, {"type": "text", "text": "Hi"}), "messages[0].content: is one part"),
+    (CHAT, of_user(CHAT, [{"type": "input_text", "text": "Hi"}]), "messages[0].content[0]: input_text is read as text"),
+    (CHAT, of_chat({"id": "c", "type": "function", "name": "look"}), "messages[0].tool_calls[0]: has no function"),
+    (CHAT, of_chat({"id": "c", "function": {"name": "look"}}), "messages[0].tool_calls[0]: has no type"),
+    (CHAT, of_chat({"id": "c", "type": "function", "function": {"name": "look"}}), "a call are empty"),
+    (
+        CHAT,
+        of_chat({"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}),
+        "messages[0].tool_calls[0].function.arguments: is no text",
+    ),
+    (
+        CHAT,
+        of_chat({"id": "c", "type": "custom", "custom": {"name": "look"}}),
+        "messages[0].tool_calls[0].custom.input: is missing",
+    ),
+    (CHAT, of_chat(thinking=5, content="Yes."), "messages[0].thinking: is no text"),
+    (RESPONSES, {"input": [ASKED, {"role": "assistant"}, ASKED]}, "input[1].content: is missing"),
+    (
+        RESPONSES,
+        asks(RESPONSES, {"role": "assistant", "content": "Yes.", "tool_calls": ["look"]}),
+        "input[0].tool_calls[0]: is no call",
+    ),
+    (RESPONSES, of_user(RESPONSES, ["Hi"]), "input[0].content[0]: has no type"),
+    (RESPONSES, of_user(RESPONSES, [{"text": "Hi"}]), "input[0].content[0]: has no type"),
+    (RESPONSES, of_user(RESPONSES, {"type": "input_text", "text": "Hi"}), "input[0].content: is one part"),
+    (RESPONSES, of_user(RESPONSES, [{"type": "text", "text": "Hi"}]), "input[0].content[0]: text is read as text"),
+    *(
+        (RESPONSES, asks(RESPONSES, {"type": "function_call", **fields}, RESULT), note)
+        for fields, note in (
+            ({"name": "look", "arguments": "{}"}, "input[0].call_id: is missing"),
+            ({"call_id": "c", "arguments": "{}"}, "input[0].name: is missing"),
+            ({"call_id": "c", "name": "look"}, "input[0].arguments: is missing"),
+            ({"call_id": "c", "name": "look", "arguments": {}}, "input[0].arguments: is no text"),
+            ({"call_id": "c", "name": "look", "arguments": ""}, "a call are empty"),
+        )
+    ),
+    (RESPONSES, asks(RESPONSES, {**RESULT, "call_id": None}), "input[0].call_id: is missing"),
+    (RESPONSES, asks(RESPONSES, {**RESULT, "output": {"a": 1}}), "input[0].output: is read as a text in JSON"),
+    (RESPONSES, asks(RESPONSES, {"type": "custom_tool_call", "call_id": "c", "name": "run"}), "input[0].input: is mis"),
+    (MESSAGES, {"messages": [ASKED, {"role": "assistant"}, ASKED]}, "messages[1].content: is missing"),
+    (
+        MESSAGES,
+        asks(MESSAGES, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}),
+        "messages[0].content[0].input: is missing",
+    ),
+    (
+        MESSAGES,
+        asks(MESSAGES, {"role": "user", "content": [{"type": "made_up", "text": "Hi"}]}, *HI),
+        "messages[0].content[0]: content of another type is shown by its text",
+    ),
+    (MESSAGES, of_result(["seen"]), "messages[1].content[0].content[0]: has no type"),
+    (MESSAGES, of_result([{"text": "seen"}]), "messages[1].content[0].content[0]: has no type"),
+    (MESSAGES, of_result({"type": "text", "text": "seen"}), "messages[1].content[0].content: is one part"),
+    (MESSAGES, {"messages": HI, "system": [{"text": "Be kind."}]}, "system[0]: has no type"),
+    (MESSAGES, {"output_config": {"format": {"schema": {"type": "object"}}}}, "output_config.format: has no type"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "note"), LENIENT, ids=lambda value: value if isinstance(value, str) else "")
+def test_leniency_is_always_named(serve: Serve, path: str, body: dict[str, Any], note: str) -> None:
+    response = serve(template=OBJECTS).post(path, **{**BODIES[path], **body})
+    assert response.status_code == 200, response.text
+    assert note in response.headers[HEADER]
+
+
+NAMED: dict[str, Body] = {
+    CHAT: {"type": "file", "file": {"file_id": "ID"}},
+    MESSAGES: {"type": "document", "source": {"type": "file", "file_id": "ID"}},
+    RESPONSES: {"type": "input_file", "file_id": "ID"},
+}
+
+
+@pytest.mark.plugin("batches")
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_text_file_is_read_by_its_id(served: Served, path: str) -> None:
+    upload = {"file": ("notes.txt", b"The code is 4711."), "purpose": (None, "user_data")}
+    file_id = served.http.post("/v1/files", files=upload).json()["id"]
+    part = json.loads(json.dumps(NAMED[path]).replace("ID", file_id))
+    body = {**BODIES[path], **asks(path, {"role": "user", "content": [part]})}
+    response = served.post(path, **body)
+    assert response.status_code == 200, response.text
+    assert "The code is 4711." in str(submitted(served)[1].messages)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_file_that_does_not_exist_is_named(served: Served, path: str) -> None:
+    response = served.post(path, **{**BODIES[path], **asks(path, {"role": "user", "content": [NAMED[path]]})})
+    assert response.status_code == 400
+    assert "there is no file 'ID'" in response.json()["error"]["message"]

@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -41,6 +42,28 @@ def test_a_model_may_be_served_under_other_names_of_which_answers_have_the_first
     listed = served.http.get("/v1/models").json()["data"]
     assert [(model["id"], model["root"]) for model in listed] == [("mine", "org/demo"), ("gpt-4o", "org/demo")]
     assert served.http.get("/debug/report").json()["models"] == ["mine", "gpt-4o"]
+
+
+def test_a_model_from_a_path_has_its_short_name_and_may_be_named_by_the_path(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "small-Q4_K_M.gguf"
+    file.touch()
+    served = serve(model=str(file))
+    for name in ("small-Q4_K_M", str(file)):
+        assert served.complete(model=name).json()["model"] == "small-Q4_K_M"
+        assert served.telemetry.next_record().model == "small-Q4_K_M"
+        assert served.http.get(f"/v1/models/{quote(name, safe='')}").json()["id"] == "small-Q4_K_M"
+        assert served.post("/tokenize", prompt="ab", model=name).status_code == 200
+    (listed,) = served.http.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["root"]) == ("small-Q4_K_M", str(file))
+    report = served.http.get("/debug/report").json()
+    assert (report["models"], report["aliases"]) == (["small-Q4_K_M"], [str(file)])
+    refused(served.complete(model="other"), "model", "This server serves 'small-Q4_K_M'.", status=404)
+
+
+def test_the_list_of_models_says_whether_one_can_chat(serve: Serve) -> None:
+    for template, can in ((None, False), ("{{ messages }}", True)):
+        (model,) = serve(template=template).http.get("/v1/models").json()["data"]
+        assert (model["has_chat_template"], "no chat template" in model.get("description", "")) == (can, not can)
 
 
 def test_text_and_messages_can_be_tokenized(served: Served) -> None:

@@ -146,7 +146,7 @@ def test_uploads_are_charged_while_other_clients_have_open_requests(
 def test_the_delay_of_a_refusal_is_a_cause_of_its_last_phase(start: Callable[..., Served], charges: Charges) -> None:
     charges.delay_ns = DELAY_NS
     served = start()
-    for given in {"prompt": 7}, {"prompt": "Hi", "max_tokens": -1}:
+    for given in {"prompt": 7}, {"prompt": "Hi", "temperature": -1}:
         assert served.complete(**given).status_code == 400
         record = served.telemetry.next_record()
         assert record.refusal_delay_ns >= LEAST_NS

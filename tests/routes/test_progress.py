@@ -136,6 +136,7 @@ def test_long_prompts_send_events_that_clients_count_as_activity(impatient: Serv
         assert signs[0]["response"] == data(begun[1])["response"]
     elif path == "/v1/messages":
         usage = data(begun[0])["message"]["usage"]
+        assert usage["output_tokens"] == 1
         delta = {"stop_reason": None, "stop_sequence": None}
         assert signs == [{"type": "message_delta", "delta": delta, "usage": usage}] * 2
     else:

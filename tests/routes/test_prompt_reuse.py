@@ -1,11 +1,13 @@
 """Each request says what its prompt reused, and why the rest was read again."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from oaiserve.facts.record import ReadAgain, RequestRecord
+from oaiserve.facts.turn import AgentRun
 from oaiserve.routes.prompt_reuse import MAX_RUN_CHARACTERS, run_of
 from tests.serving import Served, reading
 
@@ -69,6 +71,29 @@ def test_a_header_says_how_much_was_read_again_and_why(server: Served) -> None:
     assert "x-oaiserve-read-again" not in again.headers
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_usage_has_what_was_read_again_if_it_is_asked_for(server: Served, path: str, stream: bool) -> None:
+    asked = {"x-include-reuse": "true"}
+
+    def details(headers: dict[str, str], salt: str) -> dict[str, Any]:
+        text = f"Usage of {path}, {stream}, which is long enough for some blocks."
+        prompt = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+        more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = server.http.post(path, json=prompt | {"max_tokens": 1, "cache_salt": salt} | more, headers=headers)
+        record = server.telemetry.next_record()
+        texts = [line[6:] for line in answer.text.splitlines() if '"usage":{' in line] if stream else [answer.text]
+        found: dict[str, Any] = json.loads(texts[-1])["usage"]["prompt_tokens_details"]
+        if headers:
+            again = found["read_again_tokens"], found["read_again_reason"]
+            assert again == (record.read_again_tokens, record.read_again_reason)
+        return found
+
+    assert details(asked, "one")["read_again_tokens"] == 0
+    assert details(asked, "two")["read_again_reason"] == "salt"
+    assert details({}, "three").keys() == {"cached_tokens"}
+
+
 def test_another_salt_reads_the_prompt_again(server: Served) -> None:
     chat(server, "Salted.", QUESTION, cache_salt="one")
     record = chat(server, "Salted.", QUESTION, cache_salt="two")
@@ -97,12 +122,47 @@ def test_a_text_is_found_by_its_beginning(server: Served) -> None:
 @pytest.mark.parametrize(
     ("headers", "run"),
     [
-        ({"x-session-id": "a", "session-id": "b"}, "a"),
-        ({"session_id": "codex"}, "codex"),
-        ({"x-claude-code-session-id": "claude"}, "claude"),
-        ({"x-session-id": "a" * 999}, "a" * MAX_RUN_CHARACTERS),
-        ({}, ""),
+        ({"x-session-id": "a", "session-id": "b"}, AgentRun("a")),
+        ({"session_id": "codex"}, AgentRun("codex")),
+        ({"session-id": "codex", "thread-id": "codex"}, AgentRun("codex")),
+        ({"session-id": "codex", "thread-id": "sub", "x-codex-parent-thread-id": "codex"}, AgentRun("codex", "sub")),
+        ({"session-id": "sub", "thread-id": "sub", "x-codex-parent-thread-id": "codex"}, AgentRun("codex", "sub")),
+        ({"x-claude-code-session-id": "claude"}, AgentRun("claude")),
+        ({"x-claude-code-session-id": "claude", "x-claude-code-agent-id": "sub"}, AgentRun("claude", "sub")),
+        ({"x-session-id": "sub", "x-parent-session-id": "opencode"}, AgentRun("opencode", "sub")),
+        ({"x-session-id": "a" * 999}, AgentRun("a" * MAX_RUN_CHARACTERS)),
+        ({"thread-id": "only"}, AgentRun()),
+        ({}, AgentRun()),
     ],
 )
-def test_a_header_names_the_run(headers: dict[str, str], run: str) -> None:
+def test_headers_name_the_run_and_its_agent(headers: dict[str, str], run: AgentRun) -> None:
     assert run_of(headers) == run
+
+
+def test_a_record_has_the_turn_of_a_named_run(server: Served) -> None:
+    first = chat(server, "Named.", QUESTION, headers={"x-claude-code-session-id": "s"}).turn
+    helper = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "helper"}
+    second = chat(server, "Named.", "Look for it.", headers=helper).turn
+    assert first is not None
+    assert second is not None
+    assert (first.run, first.is_named, first.agent) == (second.run, True, "")
+    assert second.agent.startswith("agent_")
+    assert first.written_tokens > 0
+
+
+def test_the_metadata_of_a_body_names_a_run(server: Served) -> None:
+    turns = [chat(server, text, QUESTION, metadata={"session_id": "meta"}).turn for text in ("First.", "Second.")]
+    assert turns[0] is not None
+    assert turns[1] is not None
+    assert (turns[0].run, turns[0].is_named) == (turns[1].run, True)
+
+
+def test_a_prompt_that_goes_on_is_of_the_run_before(server: Served) -> None:
+    first = chat(server, "Unnamed.", QUESTION).turn
+    second = chat(server, "Unnamed.", QUESTION, "Paris.", "And of Spain?").turn
+    other = chat(server, "Unnamed.", "And of Spain?").turn
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert (second.run, second.is_named, second.prompt().before) == (first.run, False, (first.prompt().digest,))
+    assert other.run != first.run

@@ -22,8 +22,9 @@ from oaiserve.routes.answer.logprobs import CompletionLogprobs, completion_logpr
 from oaiserve.routes.chat.constraints import grammar
 from oaiserve.routes.intake import decode as protocol
 from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
-from oaiserve.routes.intake.decode import MOST_TOLD, UNSUPPORTED, num_ids, parse
+from oaiserve.routes.intake.decode import MOST_TOLD, num_ids, parse
 from oaiserve.routes.intake.parameters import sampling_params
+from oaiserve.routes.intake.wishes import NAMES
 from tests.engine.logprobs_for_tests import token_logprobs
 from tests.routes.asking import CHAT, COMPLETIONS, RESPONSES
 from tools.reference import bodies_of_routes
@@ -35,10 +36,14 @@ json_values = st.recursive(
 )
 
 
+def ignore(place: str, what: str) -> None:
+    """Take a note on what is read in another way."""
+
+
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
         parsed = at_once(parse(CompletionBody, body))
-        sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed)), {})
+        sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed, ignore)), {})
     except InvalidRequest as error:
         return error
     return None
@@ -56,7 +61,7 @@ def test_any_values_are_sampling_params_or_a_refusal_that_names_one(fields: dict
     assert error is None or (error.param in fields and len(error.message) < 400)
 
 
-@given(st.dictionaries(st.sampled_from([*CompletionBody.__struct_fields__, *UNSUPPORTED, "other"]), json_values))
+@given(st.dictionaries(st.sampled_from([*CompletionBody.__struct_fields__, *sorted(NAMES), "other"]), json_values))
 def test_a_large_body_is_read_like_a_small_one(fields: dict[str, object]) -> None:
     body = msgspec.json.encode({"prompt": "Hi", **fields})
     small = refusal(body)
@@ -136,7 +141,7 @@ def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) 
             {"reasoning": {"efort": "low", "summary": "auto"}, "stream_options": None},
             {"reasoning.effort"},
         ),
-        (CHAT, {"user": "me", "user_id": 1, "top_a": 0.5, "service_tier": "x", "x" * 1000: 1}, set()),
+        (CHAT, {"user": "me", "user_id": 1, "top_a": 0.5, "service_tier": "auto", "x" * 1000: 1}, set()),
     ],
 )
 def test_misspelled_names_are_noted_as_those_that_were_probably_meant(

@@ -85,7 +85,7 @@ def test_the_text_stays_whole_where_reasoning_is_not_read(
 ) -> None:
     answer = answered(serve(**options, script=says(*THOUGHT)).chat(**body))
     assert answer["choices"][0]["message"]["content"] == "".join(THOUGHT)
-    assert "completion_tokens_details" not in answer["usage"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 @pytest.mark.parametrize(

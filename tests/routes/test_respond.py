@@ -176,6 +176,21 @@ def test_an_unexpected_error_is_logged_and_not_shown(served: Served, caplog: pyt
     assert served.telemetry.next_record().outcome == Outcome.FAILED
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_request_is_refused_for_now_if_the_system_has_nothing_left_for_it(
+    served: Served, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def broken(request: object) -> Iterator[list[object]]:
+        raise error
+
+    served.engine.script = broken
+    response = served.complete()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
+    assert "no memory, or no thread" in response.json()["error"]["message"]
+    assert repr(error) in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_a_refused_request_was_received_but_never_submitted(served: Served) -> None:
     served.complete(temperature=3)
     record = served.telemetry.next_record()

@@ -130,6 +130,15 @@ def test_models_show_their_default_sampling(served: Served, serve: Serve) -> Non
     assert shown(serve(default_params="temperature=0.25,top_k=7")) == NEUTRAL | {"temperature": 0.25, "top_k": 7}
 
 
+def test_models_show_how_long_answers_may_be_by_default(served: Served) -> None:
+    def shown() -> dict[str, Any]:
+        return served.http.get("/v1/models").json()["data"][0]  # type: ignore[no-any-return]
+
+    assert "default_max_tokens" not in shown()
+    served.engine.default_params = {"max_new_tokens": 512}
+    assert shown()["default_max_tokens"] == 512
+
+
 def test_servers_with_other_defaults_write_other_bytes(tmp_path: Path) -> None:
     def kind(given: str | None) -> str:
         config = Config(str(tmp_path), ServerOptions(default_params=given), EngineOptions(device="cpu"))

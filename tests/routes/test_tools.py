@@ -197,7 +197,7 @@ def test_a_call_in_a_whole_answer(served: Served) -> None:
     assert choice["finish_reason"] == "tool_calls"
     record = served.telemetry.next_record()
     assert record.tool_calls == {"called": 1}
-    assert record.finish_reasons == ("stop",)
+    assert (record.finish_reasons, record.answer_reasons) == (("stop",), ("tool_calls",))
 
 
 def test_a_fenced_call_stays_text_where_none_may_be_made(serve: Serve) -> None:

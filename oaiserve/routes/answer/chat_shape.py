@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
-from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.answer.common_shape import (
     HOLE,
     ChoicesShape,
@@ -33,6 +32,7 @@ from oaiserve.routes.answer.logprobs import (
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
+from oaiserve.routes.exchange import AnswerFacts
 from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
 
@@ -133,19 +133,18 @@ class ChatShape(ChoicesShape):
         head: Head,
         wanted: Wanted,
         conversation: Conversation,
-        counted_calls: dict[ToolCallOutcome, int],
+        facts: AnswerFacts,
         *,
         shows_reasoning: bool,
     ) -> None:
-        """Read the calls and the reasoning of the conversation. The outcomes of calls are added to `counted_calls`."""
+        """Read the calls and the reasoning of the conversation, and note `facts` about the answer."""
         self._conversation = conversation
         self._tools = conversation.tools
-        # Then the model can write nothing but calls, so any text belongs to a call that was cut.
-        self._is_forced = conversation.tools is not None and conversation.tools.is_forced
+        self._is_forced = conversation.is_forced
         # Whether an answer may have no content. Otherwise the content is a string from the first chunk on.
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         self._shows_reasoning = shows_reasoning
-        self._counted_calls = counted_calls
+        self._facts = facts
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
         self._num_begun: Counter[int] = Counter()  # calls that the client of a stream has seen, by choice
         self._messages: dict[int, ChatMessage] = {}  # messages of a whole answer, by choice
@@ -180,8 +179,7 @@ class ChatShape(ChoicesShape):
             events += self._event(choice)
         if chunk.finish_reason is not None:
             # The end is a separate chunk, because clients drop the text of a chunk that has a finish reason.
-            reader.add_calls(self._counted_calls)
-            reason = self._finish_reason(reader, chunk.finish_reason)
+            reason = self._end(reader, chunk.index, chunk.finish_reason)
             end = ChatChunkChoice(chunk.index, ChatDelta(), finish_reason=reason, stop_reason=chunk.stop_reason)
             events += self._event(end)
         return events
@@ -192,7 +190,8 @@ class ChatShape(ChoicesShape):
         for chunk in choices:
             reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))
-            reader.add_calls(self._counted_calls)
+            if chunk.finish_reason is not None:
+                self._end(reader, chunk.index, chunk.finish_reason)
         (prompt,) = prompts
         wanted = self._wanted
         more: dict[str, Any] = {}
@@ -209,8 +208,7 @@ class ChatShape(ChoicesShape):
         choice = ChatChoice(chunk.index, self._messages.pop(chunk.index))
         wanted = self._wanted
         choice.stop_reason = chunk.stop_reason
-        if chunk.finish_reason is not None:
-            choice.finish_reason = self._finish_reason(self._readers[chunk.index], chunk.finish_reason)
+        choice.finish_reason = self._facts.finish_reasons.get(chunk.index)
         if wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         if wanted.num_logprobs is None:
@@ -280,6 +278,12 @@ class ChatShape(ChoicesShape):
                 for number, function in enumerate(calls)
             ]
         return message
+
+    def _end(self, reader: AnswerReader, index: int, reason: FinishReason) -> str:
+        """Note the end of a choice, and return its reason in the words of the API."""
+        reader.report(self._facts)
+        self._facts.finish_reasons[index] = self._finish_reason(reader, reason)
+        return self._facts.finish_reasons[index]
 
     def _finish_reason(self, reader: AnswerReader, reason: FinishReason) -> str:
         tools = self._tools

@@ -6,6 +6,7 @@ of its events.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.request import PromptDone, PromptProgress, Usage
+from oaiserve.facts.record import ReadAgain
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.logprobs import PromptLogprobs
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
@@ -22,14 +24,19 @@ from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
 
 encode = msgspec.json.Encoder().encode
-DONE = sse.event(b"[DONE]")
 Choice = TypeVar("Choice", bound=msgspec.Struct)
+_OWN_CALL_ID = re.compile("call_[0-9a-f]{32}")
 HOLE = msgspec.Raw(b"\0")  # stands for a value that is rendered in parts; JSON itself never has this byte
 
 
 def call_id(response_id: str, choice: int, number: int, prefix: str = "call_") -> str:
     """Return the id of a call in an answer, which is the same on every server that may finish the answer."""
     return f"{prefix}{sha256(f'{response_id} {choice} {number}'.encode()).hexdigest()[:32]}"
+
+
+def is_own_call_id(value: object) -> bool:
+    """Return whether `call_id` has probably made this id, on any server."""
+    return isinstance(value, str) and _OWN_CALL_ID.fullmatch(value) is not None
 
 
 class _Object(msgspec.Struct):
@@ -43,17 +50,22 @@ class _Object(msgspec.Struct):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """The number of prompt tokens found in the prefix cache, and of those for images and sounds, if there are any."""
+    """The number of prompt tokens found in the prefix cache, and of those for images and sounds, if there are any. With
+    the header x-include-reuse, also of those that were read again, and why."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
     audio_tokens: int | UnsetType = UNSET
+    read_again_tokens: int | UnsetType = UNSET
+    read_again_reason: ReadAgain | UnsetType | None = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
     """The number of tokens in the answer that are reasoning. A field that is UNSET is left out."""
 
-    reasoning_tokens: int | UnsetType = UNSET  # set if reasoning is separated from the answer
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | UnsetType = UNSET  # tokens of drafts, if the request has a prediction
+    rejected_prediction_tokens: int | UnsetType = UNSET
     max_tokens_cut_to: int | UnsetType = UNSET  # the new limit, if the context had no room for the requested one
 
 
@@ -77,7 +89,7 @@ class TokenUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails
     oaiserve_cost: Cost | UnsetType = UNSET  # set if the header x-include-cost requests it
 
 
@@ -151,10 +163,10 @@ class ChoicesShape:
             more["usage"] = self._usage_object(usage)
         if self._wanted.include_timings:
             more["timings"] = timings(usage)
-        yield self._chunk_event((), **more) + DONE if more else DONE
+        yield self._chunk_event((), **more) + sse.DONE if more else sse.DONE
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
-        return sse.event(encode(error)) + DONE
+        return sse.event(encode(error)) + sse.DONE
 
     def _computed(self, event: PromptDone) -> Iterator[bytes]:
         """Count a prompt. After the last one, render the end of the progress: all tokens, computed or cached."""
@@ -193,14 +205,17 @@ class ChoicesShape:
         return usage_object(usage)
 
 
-def usage_object(usage: Usage, reasoning_tokens: int | UnsetType = UNSET) -> TokenUsage:
-    details = CompletionTokensDetails(reasoning_tokens, told_cut(usage))
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
+    accepted, rejected = usage.predicted_tokens or (UNSET, UNSET)
+    again, reason = usage.read_again or (UNSET, UNSET)
     return TokenUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
-        PromptTokensDetails(usage.cached_tokens, usage.image_tokens or UNSET, usage.audio_tokens or UNSET),
-        UNSET if details == CompletionTokensDetails() else details,
+        PromptTokensDetails(
+            usage.cached_tokens, usage.image_tokens or UNSET, usage.audio_tokens or UNSET, again, reason
+        ),
+        CompletionTokensDetails(reasoning_tokens, accepted, rejected, told_cut(usage)),
         told_cost(usage),
     )
 

@@ -21,6 +21,7 @@ from oaiserve.engine.request import (
     Event,
     Failed,
     Finished,
+    LeftOut,
     Pooled,
     Prompt,
     PromptDone,
@@ -34,6 +35,7 @@ from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, St
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.http.fair_turns import MUCH_BYTES
+from oaiserve.routes.adaptations import not_enforced
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.continued import ContinuedShape
 from oaiserve.routes.answer.shape import RenderWhole, Shape
@@ -43,6 +45,7 @@ from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.intake.turns import client_left
 from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import KIND_HEADER
+from oaiserve.wire.routing_decision import held_elsewhere
 
 PIECE_BYTES = 64 * 1024  # most bytes that are passed to the connection at once, and so most that wait in it
 
@@ -293,6 +296,9 @@ class Answer:
         for event in events:
             if isinstance(event, PromptDone):
                 self._explain_reuse(event)
+            elif isinstance(event, LeftOut) and (grammar := self.request.params.grammar) is not None:
+                for keyword in event.keywords:
+                    exchange.adaptations.note(grammar.param, not_enforced(keyword))
             num_tokens = _num_prompt_tokens(event, self.request)
             if num_tokens is not None:
                 room = self.serving.engine.max_model_len - num_tokens
@@ -300,6 +306,12 @@ class Answer:
                     exchange.max_tokens_cut_to = room
             elif isinstance(event, Finished):
                 event.usage.max_tokens_cut_to = exchange.max_tokens_cut_to
+                if exchange.wants_reuse:
+                    event.usage.read_again = exchange.read_again_tokens, exchange.read_again_reason
+                if exchange.has_prediction:
+                    account = event.account
+                    rejected = account.num_draft_tokens - account.num_accepted_tokens
+                    event.usage.predicted_tokens = (account.num_accepted_tokens, rejected)
                 if exchange.wants_cost:
                     event.usage.account = event.account
                 else:
@@ -309,7 +321,10 @@ class Answer:
     def _explain_reuse(self, done: PromptDone) -> None:
         exchange = self.exchange
         ids = (exchange.response_id or exchange.unique_id, exchange.request_id, exchange.client)
-        exchange.prompt_reuse.read(done, *ids, self.serving.recent_prompts)
+        # A router doesn't tell the prompts of API keys apart, which must not learn of each other's.
+        is_shared = not exchange.owner or self.serving.config.shares_prefix_cache
+        held = held_elsewhere(exchange.routing) if is_shared else 0.0
+        exchange.prompt_reuse.read(done, *ids, self.serving.recent_prompts, held)
 
     def _headers(self) -> dict[str, str]:
         cut_to = self.exchange.max_tokens_cut_to
@@ -325,7 +340,7 @@ class Answer:
             self.exchange.finish_reasons[chunk.index] = chunk.finish_reason
 
     def _error_to_report(self, event: Event) -> APIError | None:
-        """Return the error that this event reports, or None. An abort is no error if the client has left."""
+        """Return the error that this event reports, or None. An abort isn't an error if the client has left."""
         stream = self.exchange.stream
         if isinstance(event, Failed):
             is_asked_elsewhere = self.exchange.ids is not None and self.serving.engine.failure is not None

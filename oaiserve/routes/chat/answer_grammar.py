@@ -85,7 +85,7 @@ def _of_strict_calls(dialect: Dialect, family: CallFamily, tools: Tools) -> Gram
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema for forced arguments, without further properties, which a forced model would invent for ever."""
+    """Return a schema for forced arguments, without further properties: a forced model would write too many."""
     if schema.keys() & _KEYS_OF_PROPERTIES:
         return schema
     listed = schema.get("properties", {})

@@ -11,6 +11,7 @@ from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.families.harmony import HarmonyCalls
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.dialects.segments import CallBegin, Content, Reasoning, Segment, joined
+from oaiserve.routes.exchange import AnswerFacts
 
 
 class AnswerReader:
@@ -19,13 +20,11 @@ class AnswerReader:
         thinking: ThinkingParser | None,
         calls: CallParser | None,
         *,
-        breaks_cut_calls: bool = False,
         client_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """A call that the end of the answer cuts stays open, or counts as broken. `client_names` maps the model's names
-        of tools to the client's, where they differ."""
+        """A call that the end of the answer cuts stays open. `client_names` maps the model's names of tools to the
+        client's, where they differ."""
         self._client_names = client_names
-        self._breaks_cut_calls = breaks_cut_calls
         self.num_reasoning_tokens = 0
         self.thinking = thinking
         self.calls = calls
@@ -40,11 +39,15 @@ class AnswerReader:
     def has_called(self) -> bool:
         return self.calls is not None and self.calls.num_called > 0
 
+    @property
+    def is_thinking(self) -> bool:
+        return self._reasoning is not None and not self._reasoning.is_over
+
     def read(self, chunk: TokenChunk) -> list[Segment]:
         segments = self.push(chunk.text)
         if chunk.finish_reason is not None:
             is_cut = chunk.finish_reason == FinishReason.LENGTH or chunk.stop_reason is not None
-            segments += self.finish(is_cut=is_cut and not self._breaks_cut_calls)
+            segments += self.finish(is_cut=is_cut)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
         for segment in segments if self._client_names else ():
@@ -54,8 +57,10 @@ class AnswerReader:
             return joined(segments)
         return segments
 
-    def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
-        """Add the outcomes of the calls in this finished answer to those of other choices."""
+    def report(self, facts: AnswerFacts) -> None:
+        """Add the reasoning and the outcomes of calls in this finished choice to those of other choices."""
+        if self._reasoning is not None:
+            facts.reasoning_tokens = (facts.reasoning_tokens or 0) + self.num_reasoning_tokens
         if self.calls is None:
             return
         for outcome, number in (
@@ -63,7 +68,7 @@ class AnswerReader:
             (ToolCallOutcome.UNPARSED, self.calls.num_unparsed),
         ):
             if number:
-                counted[outcome] = counted.get(outcome, 0) + number
+                facts.tool_calls[outcome] = facts.tool_calls.get(outcome, 0) + number
 
     def push(self, text: str) -> list[Segment]:
         segments: list[Segment] = []

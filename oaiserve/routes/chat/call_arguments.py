@@ -27,10 +27,10 @@ _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)\Z")
 
 def object_text(arguments: object) -> tuple[str, str]:
     """Return the JSON text of an object with the arguments of a call, and how they were changed, or ""."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return "{}", "are empty"
     if not isinstance(arguments, str):
         return _text_of(arguments)
-    if not arguments.strip():
-        return "{}", ""
     try:
         if isinstance(value := msgspec.json.decode(arguments), dict) and not is_deep(value, MOST_DEPTH):
             return arguments, ""
@@ -46,6 +46,20 @@ def object_text(arguments: object) -> tuple[str, str]:
         text, more = _text_of(value)
         return text, change or more or ("are no object" if value is None else "are not quite JSON")
     return _encoded({RAW_KEY: arguments}), "are not valid JSON"
+
+
+def whole_members(arguments: str) -> str:
+    """Return the JSON text of an object with the members of cut arguments that are whole, also within other objects and
+    lists."""
+    try:
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return arguments
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        pass
+    try:
+        return _encoded(_completed(arguments, keeps_cut_text=False))
+    except (ValueError, RecursionError):
+        return "{}"
 
 
 def _text_of(value: object) -> tuple[str, str]:
@@ -92,8 +106,9 @@ def _short(text: str) -> int | str:
     return int(text) if len(text) <= _MOST_DIGITS else text
 
 
-def _completed(text: str) -> Any:
-    """Return the value of the JSON text of an object that was cut. Raises ValueError."""
+def _completed(text: str, *, keeps_cut_text: bool = True) -> Any:
+    """Return the value of the JSON text of an object that was cut, with or without the beginning of a cut text. Raises
+    ValueError."""
     if len(text) > _MOST_CHARACTERS or text.lstrip()[:1] != "{":
         raise ValueError
     closing: list[str] = []
@@ -114,6 +129,8 @@ def _completed(text: str) -> Any:
                 whole = token.start()
                 num_open = len(closing)
             case string if token.end() == len(text) and not _is_closed(string):
+                if not keeps_cut_text:
+                    return _json(text[:whole] + "".join(reversed(closing[:num_open])))
                 cut = _CUT_ESCAPE.search(string)
                 end = text[: len(text) - (0 if cut is None else len(cut[1]))] + '"'
         if len(closing) > MOST_DEPTH:

@@ -8,18 +8,24 @@ requests and formats.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from oaiserve.engine.grammars.json_schema.prepare import prepare_leniently
 from oaiserve.engine.request import Grammar, GrammarKind
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Note, not_enforced
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import (
     NAME,
     AnyObject,
     AnyText,
+    ByRegex,
     BySchema,
     NamedSchema,
     PlainObject,
@@ -34,20 +40,40 @@ _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # These constrain the text of an answer, the others everything that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # kinds of structured_outputs
+MOST_REMEMBERED = 2**13  # characters of a schema
 
 
-def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
+def grammar(body: SamplingBody, note: Note, other: Grammar | None = None) -> Grammar | None:
     """Return the constraint of the body, or the `other` one under the route's own name, or None. Raises
     InvalidRequest."""
     grammars = [*([] if other is None else [other]), *_grammars(body)]
+    if not grammars:
+        return None
+    first = grammars[0]
     for each in grammars[1:]:
         # Clients send the same constraint under two names.
-        if (each.kind, each.text) != (grammars[0].kind, grammars[0].text):
-            names = f"'{grammars[0].param}' and '{each.param}'"
+        if (each.kind, each.text) != (first.kind, first.text):
+            same = each.param == first.param
+            names = f"two in '{first.param}'" if same else f"'{first.param}' and '{each.param}'"
             raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
-    if grammars:
-        return grammars[0]
-    return None
+    strictest = next((each for each in grammars if not each.is_lenient), first)
+    if strictest.is_lenient:
+        note_not_obeyed(strictest.text, strictest.param, note)
+    return replace(strictest, in_one_line=any(each.in_one_line for each in grammars))
+
+
+def note_not_obeyed(schema: str, place: str, note: Note) -> None:
+    """Note the keywords of a schema that no grammar can enforce."""
+    # A session sends the same schemas with each request, and a long one would fill the memory of its keywords.
+    keywords = not_obeyed if len(schema) <= MOST_REMEMBERED else not_obeyed.__wrapped__
+    for keyword in keywords(schema):
+        note(place, not_enforced(keyword))
+
+
+@lru_cache(1024)
+def not_obeyed(schema: str) -> Sequence[str]:
+    """Return the keywords of a schema that no grammar can enforce; "" for all."""
+    return prepare_leniently(schema)[1]
 
 
 def text_format(value: TextFormat) -> Grammar | None:
@@ -77,12 +103,19 @@ def is_constrained(body: SamplingBody) -> bool:
 def _grammars(body: SamplingBody) -> Iterator[Grammar]:
     param = "response_format"
     match body.response_format:
-        case AnyObject(None):
+        case AnyObject(schema=None, value=None):
             yield Grammar("json_object", "", param)
-        case AnyObject(schema):  # llama.cpp accepts a schema here, too.
-            yield _of_kind("json", schema, f"{param}.schema", param)
-        case BySchema(named):
-            yield _named_schema(named, f"{param}.json_schema", param)
+        case AnyObject(schema=schema, value=value):
+            yield from (_of_kind("json", each, param, param) for each in (schema, value) if each is not None)
+        case BySchema(json_schema=None, value=None):
+            raise InvalidRequest(f"Missing required parameter: '{param}.json_schema'.", param=param)
+        case BySchema(json_schema=named, value=value):
+            if named is not None:
+                yield _named_schema(named, f"{param}.json_schema", param)
+            if value is not None:
+                yield _of_kind("json", value.schema, param, param)
+        case ByRegex(regex):
+            yield Grammar("regex", regex, param)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
     if body.grammar:
@@ -95,7 +128,7 @@ def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
     if not _NAME.fullmatch(value.name):
         reason = f"must have 1 to 64 letters, digits, '_', '.' or '-', got {show(value.name)}"
         raise invalid(param, reason, f"{where}.name")
-    return _of_kind("json", value.schema, f"{where}.schema", param)
+    return replace(_of_kind("json", value.schema, f"{where}.schema", param), is_lenient=value.strict is False)
 
 
 def _structured_outputs(value: StructuredOutputs) -> Grammar:
@@ -106,23 +139,8 @@ def _structured_outputs(value: StructuredOutputs) -> Grammar:
     if len(constraints) != 1:
         raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(constraints) or 'none'}")
     ((kind, each),) = constraints.items()
-    if value.disable_any_whitespace and kind in ("json", "json_object"):
-        return _of_kind("json", _in_one_line(each), f"{param}.json", param)
-    return _of_kind(kind, each, f"{param}.{kind}", param)
-
-
-def _in_one_line(schema: dict[str, Any] | str | bool) -> Any:
-    """Return an equal schema whose JSON has one line: only objects without `properties` may be laid out in lines."""
-    if schema is True:
-        schema = {"type": "object"}
-    if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema)
-        except msgspec.DecodeError:
-            return schema  # Compiling it reports what is wrong.
-    if isinstance(schema, dict):
-        return {"properties": {}, **schema}
-    return msgspec.json.encode(schema).decode()
+    in_one_line = bool(value.disable_any_whitespace) and kind in ("json", "json_object")
+    return replace(_of_kind(kind, each, f"{param}.{kind}", param), in_one_line=in_one_line)
 
 
 def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:

@@ -31,6 +31,13 @@ _THOUGHTS = {"thinking": "thinking", "reasoning_text": "text", "reasoning": "tex
 _OF_TEXT = {"type", "text", "annotations", "logprobs", "cache_control"}
 _MOST_FIELDS = 32  # fields of a text or a message for the template
 _MOST_DEPTH = 16
+WITHOUT_TYPE = "has no type, and is read as text"
+ONE_PART = "is one part, and read as a list of it"
+# Types of parts that only the other API has, by the field with the messages or items.
+_OF_OTHER_API = {
+    "messages": {"input_text", "output_text", "input_image", "computer_screenshot"},
+    "input": {"text", "image_url"},
+}
 
 
 class ContentReader:
@@ -40,6 +47,7 @@ class ContentReader:
         self._media = media
         self._note = note
         self._param = param
+        self._of_other_api = _OF_OTHER_API.get(param, set())
 
     def read(self, content: object, where: str, role: str, *, is_asked: bool) -> str | list[Part]:
         """Return the content of a message. Unreadable parts are refused if the message `is_asked`, which means it is in
@@ -52,6 +60,8 @@ class ContentReader:
         if role == "tool" and not (is_part(content) or has_parts(content)):
             self._note(where, "is read as a text in JSON")
             return msgspec.json.encode(content).decode()
+        if isinstance(content, dict):
+            self._note(where, ONE_PART)
         parts: list[Part] = []
         for number, part in enumerate(content if isinstance(content, list) else [content]):
             parts += self._part(part, f"{where}[{number}]", role, is_asked=is_asked)
@@ -60,12 +70,17 @@ class ContentReader:
     def _part(self, part: Any, where: str, role: str, *, is_asked: bool) -> Iterator[Part]:
         kind = part.get("type", "text") if isinstance(part, dict) else None
         if isinstance(part, str):
+            self._note(where, WITHOUT_TYPE)
             yield {"type": "text", "text": part}
         elif not isinstance(kind, str) or ("type" not in part and not isinstance(part.get("text"), str)):
             if is_asked:
                 raise invalid(self._param, "must be the type of the part", f"{where}.type")
             self._note(where, "is no part of a message, and left out")
         elif kind in _TEXTS and isinstance(part.get("text"), str):
+            if "type" not in part:
+                self._note(where, WITHOUT_TYPE)
+            elif kind in self._of_other_api:
+                self._note(where, f"{kind} is read as text")
             yield {"type": "text", "text": part["text"], **self.more_fields(part, _OF_TEXT, where)}
         elif kind in _TEXTS and is_asked:
             raise invalid(self._param, "must be a string", f"{where}.text")
@@ -82,6 +97,9 @@ class ContentReader:
         if medium is not None and role in ("user", "tool"):
             try:
                 fields = {**part, "type": medium.__struct_config__.tag}
+                is_bare = medium is ImagePart and isinstance(part.get("image_url"), str)
+                if is_bare or part["type"] in self._of_other_api:
+                    self._note(where, "is read in the form of another API")
                 yield self._media.part(converted(medium, fields, where), where, self._param, is_asked=is_asked)
                 return
             except InvalidRequest:
@@ -93,6 +111,8 @@ class ContentReader:
             raise invalid(self._param, NOT_READ, where)
         what = "is left out" if is_left_out else "is shown by its text"
         self._note(where, f"{name_of(part)} {what}")
+        if part["type"] == "input_file" and part.get("detail") not in (None, "auto"):
+            self._note(f"{where}.detail", "is left out: files are read as text")
         if text:
             yield {"type": "text", "text": text}
 

@@ -67,13 +67,18 @@ class Conversation:
         self._template_kwargs = template_kwargs = {**by_effort, **template_kwargs}
         self._mode = None
         if dialect.reasoning is not None:
-            must_end = is_constrained or (tools is not None and tools.is_forced)
+            must_end = is_constrained or self.is_forced
             self._mode = dialect.reasoning.of_request(
                 template_kwargs, has_generation_prompt=asks_for_answer, must_end=must_end
             )
         self.reads_reasoning = self._mode is not None and not shows_tags
         self._shows_tags = shows_tags
         self.reads_calls = tools is not None and dialect.calls is not None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the model can write nothing but calls after its reasoning, so that any text is part of a cut call."""
+        return self.tools is not None and self.tools.is_forced
 
     def own_params(
         self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
@@ -101,12 +106,11 @@ class Conversation:
     def continuing(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
         """Return the parameters for a prompt whose last message may be continued. Forced calls are not."""
         grammar = params.grammar
-        is_forced = self.tools is not None and self.tools.is_forced
-        if grammar is None or is_forced or not prompt.continue_final_message:
+        if grammar is None or self.is_forced or not prompt.continue_final_message:
             return params
         return replace(params, grammar=replace(grammar, continued=text_of(prompt.messages[-1]["content"])))
 
-    def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
+    def reader(self) -> AnswerReader:
         tools = self.tools or _NO_TOOLS
         family = self._dialect.calls
         is_raw = tools.raw is not None
@@ -131,4 +135,4 @@ class Conversation:
                 if family is not None and family.is_forcible and self.reads_calls:
                     in_thoughts = partial(family.parser, tools.schemas, strict=tools.strict)
                 thinking = ThinkingParser(self._mode, in_thoughts)
-        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=tools.client_names)
+        return AnswerReader(thinking, calls, client_names=tools.client_names)

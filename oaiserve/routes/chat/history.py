@@ -24,6 +24,7 @@ from oaiserve.routes.intake.media import MediaReader
 Message = dict[str, Any]
 Placed = tuple[str, Message]  # a message, and its place in the request
 UNKNOWN = "unknown_tool"
+IS_JSON = "is no text, and read as JSON"
 NO_RESULT = "There is no result: the call was interrupted."
 ORPHAN = "The result of a tool:\n"
 BEFORE_SUMMARY = "This is a summary of the conversation so far:"
@@ -46,17 +47,28 @@ class _Group:
     later: list[Placed] = field(default_factory=list)
 
 
-def calls_of(raw_calls: Iterable[object]) -> list[dict[str, Any]]:
-    """Return the calls of a chat message: of functions, or of tools whose input is a text."""
+def calls_of(raw_calls: Iterable[object], where: str, note: Note) -> list[dict[str, Any]]:
+    """Return the calls of the chat message at `where`: of functions, or of tools whose input is a text."""
     calls = []
-    for call in raw_calls:
+    for number, call in enumerate(raw_calls):
+        place = f"{where}.tool_calls[{number}]"
         if not isinstance(call, dict):
+            note(place, "is no call, and left out")
             continue
         custom = call.get("custom")
         function = call.get("function")
         if isinstance(custom, dict):
-            function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
-        calls.append({"id": call.get("id"), "function": function if isinstance(function, dict) else call})
+            if custom.get("input") is None:
+                note(f"{place}.custom.input", "is missing, and read as empty")
+            function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input") or ""}}
+        elif not isinstance(function, dict):
+            note(place, "has no function, and is read as one")
+            function = call
+        elif isinstance(function.get("arguments"), dict | list):
+            note(f"{place}.function.arguments", IS_JSON)
+        if "type" not in call:
+            note(place, "has no type, and is read as a call")
+        calls.append({"id": call.get("id"), "function": function})
     return calls
 
 

@@ -18,7 +18,8 @@ from oaiserve.routes.chat.history import Placed, calls_of, prompt_of
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake.body_types import ChatBody, TokenizeBody
 from oaiserve.routes.intake.invalid import converted, invalid
-from oaiserve.routes.intake.media import MediaReader, first_asked
+from oaiserve.routes.intake.last_turn import first_asked
+from oaiserve.routes.intake.media import MediaReader
 from oaiserve.routes.intake.object_types import Message
 
 _KNOWN = {*Message.__struct_fields__}
@@ -81,8 +82,8 @@ def _messages(raw_messages: Sequence[Mapping[str, Any]], reader: ContentReader, 
         if message.function_call is None:
             older = []
         else:
-            older = [{"function": message.function_call}]
-        calls = calls_of([*(message.tool_calls or []), *older])
+            older = [{"type": "function", "function": message.function_call}]
+        calls = calls_of([*(message.tool_calls or []), *older], where, note)
         if calls and message.role != "assistant":
             note(where, "calls in a message that is not the assistant's are left out")
             calls = []
@@ -108,6 +109,7 @@ def _messages(raw_messages: Sequence[Mapping[str, Any]], reader: ContentReader, 
         more = reader.more_fields(raw_messages[number], _KNOWN, where)
         if not isinstance(more.get("thinking", ""), str):  # Templates take this for reasoning.
             del more["thinking"]
+            note(f"{where}.thinking", "is no text, and left out")
         placed.append((where, {name: value for name, value in (known | more).items() if value is not None}))
     if not placed:
         raise invalid("messages", "must hold at least one message with a content")

@@ -25,7 +25,7 @@ class ShownTools:
     tools: Sequence[dict[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()  # by the model's names
-    # Places of their schemas in the request, by the model's names.
+    # Where the request has the schema of each tool, by the model's names.
     places: Mapping[str, str] = field(default_factory=dict)
 
 

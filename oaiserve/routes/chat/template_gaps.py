@@ -17,6 +17,7 @@ from oaiserve.routes.chat.shown_tools import model_name
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.family import CallFamily, Message
+from oaiserve.routes.intake.outlines import TOLD_RESULT
 from oaiserve.wire.prefix_keys import SYSTEM_ROLES, without_billing
 
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
@@ -41,7 +42,7 @@ def prompt_with_tools(
     result: list[Message] = []
     for is_result, messages in groupby(history, lambda one: one["role"] == "tool" and not abilities.results):
         if is_result:
-            texts = [_joined("<tool_response>\n", one["content"], "\n</tool_response>") for one in messages]
+            texts = [_joined(TOLD_RESULT, one["content"], "\n</tool_response>") for one in messages]
             between = [each for text in texts for each in ("\n", text)]
             result.append({"role": "user", "content": _joined(*between[1:])})
             continue

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from oaiserve.engine.grammars.json_schema.prepare import prepare_leniently
 from oaiserve.engine.request import Grammar
 from oaiserve.routes.adaptations import Note
+from oaiserve.routes.chat.constraints import note_not_obeyed
 from oaiserve.routes.chat.shown_tools import ShownTools, shown_tools
 from oaiserve.routes.intake.body_types import ChatBody
 from oaiserve.routes.intake.invalid import invalid, show
@@ -32,7 +31,6 @@ from oaiserve.routes.intake.object_types import (
 )
 
 Kind = Literal["none", "auto", "required", "named"]
-MOST_REMEMBERED = 2**13  # characters of a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,14 @@ class Tools:
     @property
     def is_forced(self) -> bool:
         return self.choice in ("required", "named")
+
+    @property
+    def forced_name(self) -> str | None:
+        """The client's name of the only tool that the model can and must call, or None."""
+        if not self.is_forced or len(self.schemas) != 1:
+            return None
+        (name,) = self.schemas
+        return self.client_names.get(name, name)
 
 
 class ToolsBody(Protocol):
@@ -114,22 +120,8 @@ def tools_of(shown: ShownTools, kind: Kind, names: Iterable[str] | None, note: N
     strict = shown.strict & schemas.keys()
     if kind in ("required", "named"):
         for name in (name for name in schemas if name not in strict):
-            schema = msgspec.json.encode(schemas[name]).decode()
-            # A session sends the same tools with each request, and a long schema would fill the memory of its keywords.
-            keywords = not_obeyed if len(schema) <= MOST_REMEMBERED else not_obeyed.__wrapped__
-            for keyword in keywords(schema):
-                if keyword:
-                    what = f"'{keyword}' is not enforced"
-                else:
-                    what = "the schema is not enforced"
-                note(shown.places[name], what)
+            note_not_obeyed(msgspec.json.encode(schemas[name]).decode(), shown.places[name], note)
     return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
-
-
-@lru_cache(1024)
-def not_obeyed(schema: str) -> Sequence[str]:
-    """Return the keywords of a schema that no grammar can enforce; "" if there are none."""
-    return prepare_leniently(schema)[1]
 
 
 def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Iterable[str] | None]:

@@ -74,7 +74,7 @@ class CallParser(ABC):
     bare: ClassVar[tuple[str, ...]] = ()  # how an answer begins that is a call without a tag
     closing_tags: ClassVar[tuple[str, ...]] = ()  # tags that may follow a call, in this order
     untagged: ClassVar[tuple[str, ...]] = ()  # how a call may also begin, although most often plain text does
-    hidden_tags: ClassVar[tuple[str, ...]] = ()  # tags around texts that are no calls: dropped, with or without tools
+    hidden_tags: ClassVar[tuple[str, ...]] = ()  # tags around texts that are not calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # the form of calls that are not in JSON
     sites: ClassVar[tuple[Site, ...]] = ()  # where the names of calls occur
@@ -184,10 +184,7 @@ class CallParser(ABC):
             if self._text and not (self._is_blank and self.num_called and self._text.isspace()):
                 segments.append(Content(self._text))
         elif self._step == self._in_head:
-            if not self._is_complete(segments):
-                self.num_unparsed += not is_cut and self._tag not in self.untagged
-                name = self._name_in_head() if is_cut else None
-                segments.append(Content("".join(self._raw) + self._text) if name is None else CallBegin(name))
+            self._end_head(segments, is_cut=is_cut)
         elif self._step not in (self._after_call, self._after_last_call) and not is_cut:
             self._take(len(self._text))
             self._break(segments)
@@ -252,13 +249,22 @@ class CallParser(ABC):
     def _head(self, segments: list[Segment]) -> bool:
         """Take the text from the tag up to the arguments. Raises NotACall, and then takes nothing."""
 
-    def _is_complete(self, _segments: list[Segment]) -> bool:
-        """Take the call if only its end is missing, and return whether that is so."""
-        return False
+    def _end_head(self, segments: list[Segment], *, is_cut: bool) -> None:
+        """End the text before the arguments of a call. If it `is_cut`, a tag without a name is dropped."""
+        self.num_unparsed += not is_cut and self._tag not in self.untagged
+        name = self._name_in_head() if is_cut else None
+        if name is not None:
+            segments.append(CallBegin(name))
+        elif not (is_cut and self._tag in self.opening_tags and self._may_name_a_tool()):
+            segments.append(Content("".join(self._raw) + self._text))
 
     def _name_in_head(self) -> str | None:
         """Return the tool's name if the text ends before the arguments, or in arguments that are read as a whole."""
         return None
+
+    def _may_name_a_tool(self) -> bool:
+        """Return whether a text that ends before the arguments may go on with the name of a tool."""
+        return True
 
     def _begin(self, segments: list[Segment], name: str) -> None:
         if name not in self._tools:
@@ -282,7 +288,7 @@ class CallParser(ABC):
         return True
 
     def _break(self, segments: list[Segment]) -> bool:
-        self.num_unparsed += 1
+        self.num_unparsed += self._tag not in self.untagged
         segments.append(CallBroken("".join(self._raw)))
         self._is_blank = False
         self._step = self._in_text

@@ -12,7 +12,7 @@ from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.lark import NUMBER, lark_of
 
 MOST_IN_TWO_FORMS = 256  # tools whose calls may be in JSON, as well as in the family's own form
-MOST_FORCED_CALLS = 16  # The limit stops a model that would call for ever.
+MOST_FORCED_CALLS = 16  # The limit stops a model that would never stop calling.
 Message = dict[str, Any]
 
 
@@ -40,7 +40,7 @@ class CallFamily:
     reasons_always: bool = False  # also before forced calls and answers
     by_channels: bool = False  # The parser reads reasoning; an answer ends with its first call.
     is_forcible: bool = True  # Grammars can enforce its calls.
-    answer_opening: str = ""  # text before an answer that is no call and follows reasoning
+    answer_opening: str = ""  # text before an answer that is not a call and follows reasoning
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""

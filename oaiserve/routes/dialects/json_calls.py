@@ -96,9 +96,9 @@ class JsonScanner:
 
 
 # The usual order, in which arguments can be passed on as they arrive.
-_HEAD = regex.compile(
+HEAD = regex.compile(
     r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
-    r'\s*+"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    r'\s*+"(?P<key>arguments|parameters)"\s*:\s*(?=\{)',
     regex.ASCII,
 )
 _NAMED = re.compile(r'[^{]*+\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"]*)"')
@@ -132,6 +132,9 @@ class JsonCallParser(CallParser):
             return match["name"]
         return None
 
+    def _may_name_a_tool(self) -> bool:
+        return _NAMED.match(self._text) is None
+
     def _head(self, segments: list[Segment]) -> bool:
         return self._head_of_object(segments, len(self._tag))
 
@@ -140,7 +143,7 @@ class JsonCallParser(CallParser):
         at = self._place_of_object(at)
         if at == len(self._text):
             return False
-        if match := _HEAD.match(self._text, at, partial=True):
+        if match := HEAD.match(self._text, at, partial=True):
             if match.partial:
                 return False
             self._begin(segments, match["name"])
@@ -166,7 +169,7 @@ class JsonCallParser(CallParser):
         self._step = self._in_arguments
 
     def _whole_object(self, segments: list[Segment], at: int) -> bool:
-        """Wait for the end of an object in another order, and take it as a whole."""
+        """Read an object whose keys are in another order, as soon as all of it has come."""
         end = self._end_of_json(at)
         return end is not None and self._take_whole(segments, at, end)
 
@@ -205,13 +208,15 @@ class JsonCallParser(CallParser):
             if not is_done:
                 return False
         text = with_json_escapes("".join(self._raw[self._object :]))
-        if self._arguments_depth == 0:
-            is_call = is_json_object(text)
-        else:
-            is_call = _call(text) is not None
-        if is_call:
-            return self._end(segments)
+        if is_json_object(text) if self._arguments_depth == 0 else self._is_call(text):
+            return self._end_object(segments)
         return self._break(segments)
+
+    def _is_call(self, text: str) -> bool:
+        return _call(text) is not None
+
+    def _end_object(self, segments: list[Segment]) -> bool:
+        return self._end(segments)
 
     def _goes_on(self, separator: str) -> bool:
         text = self._text.lstrip()
@@ -269,7 +274,7 @@ def _json_escape(match: re.Match[str]) -> str:
 
 def is_held(text: str, name: str, arguments: str) -> bool:
     """Return whether the arguments of a call are where the grammar of `sites.OBJECT` enforces a schema."""
-    heads = (head for head in _HEAD.finditer(text) if len(head[0]) < MOST_HEAD)
+    heads = (head for head in HEAD.finditer(text) if len(head[0]) < MOST_HEAD)
     return any(head["name"] == name and text.startswith(arguments, head.end()) for head in heads)
 
 

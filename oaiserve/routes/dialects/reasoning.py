@@ -13,12 +13,12 @@ from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find
 _SLICE = 256  # characters that are read at once
 THINK = ("<think>", "</think>")
 # Variables of templates that turn reasoning off and on, with their values for both.
-_SWITCHES: Mapping[str, tuple[object, object]] = {
+SWITCHES: Mapping[str, tuple[object, object]] = {
     "thinking_mode": ("disabled", "enabled"),
     "enable_thinking": (False, True),
     "thinking": (False, True),
 }
-_EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # variables of templates
+EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # variables of templates
 _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts of models without a switch
 # Templates' other names for efforts, nearest first.
 _ALIKE = {
@@ -57,11 +57,11 @@ class ReasoningDialect:
         self._is_always = is_always
         self._name = name
         words = set(re.findall(r"\w+", template))
-        self._effort = next((name for name in _EFFORTS if name in words), None)
-        self._switch = next((name for name, (off, _) in _SWITCHES.items() if {name, off or name} <= words), None)
+        self._effort = next((name for name in EFFORTS if name in words), None)
+        self._switch = next((name for name, (off, _) in SWITCHES.items() if {name, off or name} <= words), None)
         self._endings: dict[tuple[bool | None, str | None], str] = {
             (on, None): generation_prompt(
-                {} if on is None else {name: values[on] for name, values in _SWITCHES.items()}
+                {} if on is None else {name: values[on] for name, values in SWITCHES.items()}
             ).rstrip()
             for on in (None, True, False)
         }
@@ -77,13 +77,13 @@ class ReasoningDialect:
     def switched(self, *, on: bool) -> Mapping[str, Any]:
         if self._switch is None:
             return {}
-        return {self._switch: _SWITCHES[self._switch][on]}
+        return {self._switch: SWITCHES[self._switch][on]}
 
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
         """Return the template's variables for an effort, and the budget that replaces it if there are none."""
         if effort is None:
             return {}, None
-        name = self._effort or _EFFORTS[0]
+        name = self._effort or EFFORTS[0]
         if self._is_always:
             return {name: _NEAREST.get(effort, effort)}, 0 if effort == "none" else None
         nearest = self._nearest.get(effort, effort)
@@ -105,8 +105,8 @@ class ReasoningDialect:
         if not has_generation_prompt:
             return ReasoningMode(self.tags, is_open=False)
         opening, closing = self.tags
-        values = ((name, template_kwargs[name]) for name in _SWITCHES if template_kwargs.get(name) is not None)
-        switch = next((value == _SWITCHES[name][1] or value is True for name, value in values), None)
+        values = ((name, template_kwargs[name]) for name in SWITCHES if template_kwargs.get(name) is not None)
+        switch = next((value == SWITCHES[name][1] or value is True for name, value in values), None)
         effort = template_kwargs.get(self._effort or "")
         ending = self._endings.get((switch, effort if isinstance(effort, str) else None)) or self._endings[switch, None]
         if ending.endswith(opening):

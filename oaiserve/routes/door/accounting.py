@@ -17,11 +17,11 @@ from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
-from oaiserve.routes.exchange import COST_HEADER, Exchange
+from oaiserve.routes.exchange import COST_HEADER, REUSE_HEADER, Exchange
 from oaiserve.routes.prompt_reuse import run_of
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
-from oaiserve.wire.routing_decision import BACKGROUND_HEADER
+from oaiserve.wire.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
 
 
 def _link_to_page(scope: Scope, page: str) -> bytes:
@@ -31,6 +31,7 @@ def _link_to_page(scope: Scope, page: str) -> bytes:
     return f'<{up}{page}>; rel="describedby"; type="text/html"'.encode()
 
 
+MOST_MODEL_CHARACTERS = 256  # in a record, of the name that a client sent
 _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
 
 
@@ -38,6 +39,10 @@ def accounted(path: str, endpoint: Callable[..., Awaitable[object]], operation: 
     """Return the route of a request to the engine. Each of its requests has an account, under this name."""
     middleware = Middleware(Accounting, operation=operation, http_route=path)
     return Route(path, endpoint, methods=["POST"], middleware=[middleware])
+
+
+def _in_order(reasons: dict[int, str]) -> tuple[str, ...]:
+    return tuple(reasons[index] for index in sorted(reasons))
 
 
 class Accounting:
@@ -62,7 +67,9 @@ class Accounting:
         exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in headers
         exchange.ids = ids_of(headers.get(IDS_HEADER, ""))
         exchange.wants_cost = headers.get(COST_HEADER) == "true"
+        exchange.wants_reuse = headers.get(REUSE_HEADER) == "true"
         exchange.prompt_reuse.run = run_of(headers)
+        exchange.prompt_reuse.is_one_of_several = HOPS_HEADER in headers
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
         if (stamps := waited(headers.get(WAITED_HEADER, ""), monotonic_ns())) is not None:
@@ -96,7 +103,7 @@ class Accounting:
                 if exchange.http_status is not None:
                     raise
             if exchange.error is not None and exchange.http_status is None:
-                # Here nothing holds the body any more, while the answer waits to be sent.
+                # From here on, nothing holds the body while the answer waits to be sent.
                 answer = error_response(exchange.error.without_frames(), scope)
                 await answer(scope, receive, watched_send)
         finally:
@@ -120,11 +127,14 @@ class Accounting:
             price = exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
             exchange.use.settle(usage.prompt_tokens + usage.completion_tokens, cost)
+        model = serving.name_of(exchange.adapter)
+        requested = exchange.requested_model and exchange.requested_model[:MOST_MODEL_CHARACTERS]
         shared = {name: getattr(exchange, name) for name in _SHARED}
         own = {
             "times": times,
             "http_method": scope["method"],
-            "model": serving.name_of(exchange.adapter),
+            "model": model,
+            "requested_model": None if requested == model else requested,
             "adapter": None if exchange.adapter is None else exchange.adapter.name,
             "client": exchange.key_name,
             "http_scheme": scope["scheme"],
@@ -137,7 +147,10 @@ class Accounting:
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
-            "finish_reasons": tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+            "finish_reasons": _in_order(exchange.finish_reasons),
+            "answer_reasons": _in_order(exchange.finish_reasons | exchange.answer_facts.finish_reasons),
+            "tool_calls": exchange.answer_facts.tool_calls,
+            "reasoning_tokens": exchange.answer_facts.reasoning_tokens,
             "deadline": exchange.deadline_outcome(times),
             "adapted": exchange.adaptations.notes,
         }

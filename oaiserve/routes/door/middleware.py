@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 # Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
 MOST_COMPARED_CHARACTERS = 60
 LEAST_LIKENESS = 0.75  # likeness of a path and the route suggested for it, from 0 to 1
+_NO_THREAD = "can't start new thread"  # the text of CPython's RuntimeError
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -115,7 +116,10 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     request_id = headers.get("x-request-id", "")
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
-    trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
+    parents = headers.getlist("traceparent")
+    # Of two parents neither is more likely to be right. A long state may come in several headers.
+    parent = parents[0] if len(parents) == 1 else None
+    trace = TraceContext.from_headers(parent, ",".join(headers.getlist("tracestate")) or None)
     address, _ = scope.get("client") or ("", 0)  # A proxy may have taken it from a header of the client's.
     client = address if is_address(address) else ""
     return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client, "cpu": CpuTime()}
@@ -240,6 +244,11 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
     if isinstance(error, asyncio.CancelledError):  # The server cancels running requests when the drain time is over.
         return Unavailable("The server is shutting down. Please try again.")
     request_id = scope["state"]["request_id"]
+    if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
+        logger.warning(
+            "Request %s was refused, because the system gave it no memory or no thread: %r", request_id, error
+        )
+        return Unavailable("The server has no memory, or no thread, left for this request. Please try again later.")
     logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)
     return InternalError(f"The server failed on this request. Its log says why, under the request id {request_id}.")
 

@@ -66,7 +66,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
     model: ModelName = None
     n: Annotated[Integer | None, described("Choices for each prompt. Default: 1.", 1, MAX_CHOICES)] = None
-    max_tokens: Annotated[Integer | None, described("Most tokens of a choice.", 1, MAX_INT32)] = None
+    max_tokens: Annotated[Integer | None, described("Most tokens of a choice. -1: no limit.", 1, MAX_INT32)] = None
     max_completion_tokens: Annotated[
         Integer | None, described("Newer name of max_tokens, which it overrides.", 1, MAX_INT32)
     ] = None
@@ -110,6 +110,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     bad_words: Annotated[
         list[NonEmpty] | None, described("Texts whose tokens must not come in a row.", maxItems=MAX_STRINGS)
     ] = None
+    metadata: Annotated[Any, described("Its `session_id` names the run of an agent that the request belongs to.")] = (
+        None
+    )
     seed: Annotated[
         Integer | None,
         described("Equal requests with equal seeds get equal draws. -1: none.", -MAX_INT64 - 1, MAX_INT64),
@@ -161,9 +164,11 @@ class CompletionBody(SamplingBody, kw_only=True):
     """The texts to continue, and how."""
 
     prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
-    max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
+    max_tokens: Annotated[
+        Integer | None, described("Most tokens of a choice. Default: 16. -1: no limit.", -1, MAX_INT32)
+    ] = None
     max_completion_tokens: Annotated[
-        Integer | None, described("Newer name of max_tokens, which it overrides.", 0, MAX_INT32)
+        Integer | None, described("Newer name of max_tokens, which it overrides.", -1, MAX_INT32)
     ] = None
     suffix: Annotated[
         str | None,
@@ -197,6 +202,10 @@ class ChatBody(SamplingBody, kw_only=True):
     ] = None
     thinking_token_budget: ThinkingBudget = None
     reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None
+    prediction: Annotated[
+        dict[str, Any] | None,
+        described("Makes the usage count the tokens of drafts. The drafts themselves come from the prompt."),
+    ] = None
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 

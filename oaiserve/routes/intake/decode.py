@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from itertools import islice
@@ -20,56 +20,10 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.gc_pause import paused_for
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.invalid import invalid_type, members, show
+from oaiserve.routes.intake.wishes import NAMES, WISHES, How, Wish
 from oaiserve.wire.surrogates import REPLACEMENT, without_halves
 
 logger = logging.getLogger(__name__)
-
-# Parameters that would change the answer and that this server or route does not support, with the values that change
-# nothing. If a request has several, the first one here is refused: tools before the choice among them.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "functions": ([],),
-    "function_call": ("none",),
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"), ()
-    ),
-    **dict.fromkeys(("regex", "ebnf"), ()),  # SGLang's constraints
-    "logits_processors": ([],),
-    "modalities": (["text"], []),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-
-# The names of older parameters, and of other servers', here.
-_NEWER = {
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "regex": "structured_outputs.regex",
-    "ebnf": "structured_outputs.grammar",
-    **{f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")},
-}
-
-# Parameters of OpenAI, Anthropic or vLLM without a meaning for this server: ignoring them changes no answer.
-IGNORED = frozenset(
-    {
-        "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
-        "access_programs", "background_options", "billing_policy", "fallback_credit_token", "fallbacks", "image",
-        "personality", "prompt_cache_options", "truncation", "user_profile_id", "workspace_id",
-        "ec_transfer_params", "guided_decoding_backend", "include_reasoning", "kv_transfer_params", "length_penalty",
-        "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
-        "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
-        "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",
-    }
-)  # fmt: skip
-
 
 MOST_TOLD = 10  # unknown parameters of a body that are logged
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
@@ -77,7 +31,10 @@ _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 # Parameters with texts that clients pass on, and that others may have cut.
 _PASSED_ON = frozenset(
-    {"documents", "input", "instructions", "items", "messages", "queries", "query", "system", "text_1", "text_2"}
+    {
+        *("documents", "input", "inputs", "instructions", "items", "messages", "prompt", "queries", "query", "suffix"),
+        *("requests", "system", "text_1", "text_2", "texts", "tool_choice", "tools"),
+    }
 )
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
@@ -111,14 +68,14 @@ def parse(
     """
     try:
         try:
-            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+            values, parsed = yield from _decoded(kind, body, check_given)
         except msgspec.DecodeError as error:
             if isinstance(error, msgspec.ValidationError):
                 raise
             body = body if isinstance(body, bytearray) else bytearray(body)
             if not (halves := (yield from without_halves(body))):
                 raise
-            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+            values, parsed = yield from _decoded(kind, body, check_given)
             if note is None or any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
                 raise InvalidRequest(
                     f"The body has half of a surrogate pair (byte {halves[0]}), which is no character. Send valid "
@@ -134,18 +91,8 @@ def parse(
             raise InvalidRequest("The body is empty, and must be a JSON object.") from None
         reason = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
-    for name, value in unsupported.items():
-        if value is not None and value not in UNSUPPORTED[name]:
-            if name in _NEWER:
-                instead = f"Use '{_NEWER[name]}' instead."
-            else:
-                instead = "Please leave it out."
-            raise InvalidRequest(
-                f"'{name}' is not supported by this server. {instead}",
-                param=name,
-                code="unsupported_parameter",
-            )
-    unknown = values.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
+    _grant_wishes(kind, values, note)
+    unknown = values.keys() - set(parsed.__struct_fields__) - NAMES
     for name in islice(unknown, MOST_TOLD):
         _tell_of(name[:61])  # 60 of these characters are shown.
     if note is not None:
@@ -155,9 +102,8 @@ def parse(
 
 def _decoded(
     kind: type[Body], body: bytes | bytearray, check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None
-) -> Generator[None, None, tuple[Mapping[str, msgspec.Raw], Body, Mapping[str, Any]]]:
-    """Return the values of a body by name, the body, and its values of unsupported names. Raises msgspec's errors and
-    those of `check_given`."""
+) -> Generator[None, None, tuple[Mapping[str, msgspec.Raw], Body]]:
+    """Return the values of a body by name, and the body. Raises msgspec's errors and those of `check_given`."""
     decoder = decoder_of(kind)
     try:
         if len(body) <= _MOST_NAMED_BYTES:
@@ -173,9 +119,7 @@ def _decoded(
     with paused_for(len(body)):
         parsed: Body = decoder.decode(body)
     yield
-    names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
-    unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
-    return values, parsed, unsupported
+    return values, parsed
 
 
 def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
@@ -191,9 +135,55 @@ def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[st
 
 @cache
 def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
-    names = {*kind.__struct_fields__, *UNSUPPORTED, *IGNORED}
+    names = {*kind.__struct_fields__, *NAMES}
     fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
     return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
+
+
+@cache
+def _wishes_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[re.Pattern[bytes], list[tuple[Wish, list[str]]]]]:
+    """Return the rows that refuse or tell something in bodies of this kind, by parameter, each with the steps from
+    there to its field. The pattern occurs in the JSON of every value that has one of these fields."""
+    rows: dict[str, list[tuple[Wish, list[str]]]] = {}
+    for wish in WISHES:
+        name, *steps = wish.steps
+        if wish.how is not How.NOTHING and (wish.is_typed or not reads(kind, wish.path)):
+            rows.setdefault(name, []).append((wish, steps))
+    return {name: (_pattern_of([steps for _, steps in each]), each) for name, each in rows.items()}
+
+
+def _pattern_of(places: Sequence[Sequence[str]]) -> re.Pattern[bytes]:
+    if not all(places):  # One of them is the value itself.
+        return re.compile(b"")
+    return re.compile(f'"(?:{"|".join(sorted({steps[-1] for steps in places}))})"'.encode())
+
+
+def _grant_wishes(kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], note: Note | None) -> None:
+    """Refuse or note the wishes in a body of this kind, by the JSON of its values. Raises InvalidRequest."""
+    for name, (pattern, rows) in _wishes_of(kind).items():
+        if name not in values or pattern.search(values[name]) is None:
+            continue
+        value = msgspec.json.decode(values[name])
+        for wish, steps in rows:
+            if all(each is None or each in wish.harmless for each in _at(value, steps)):
+                continue
+            if wish.how is How.REFUSED:
+                hint = wish.hint or "Please leave it out."
+                message = f"'{wish.path}' is not supported by this server. {hint}"
+                raise InvalidRequest(message, param=wish.path, code="unsupported_parameter")
+            if note is not None:
+                note(wish.path, wish.hint)
+
+
+def _at(value: Any, steps: Iterable[str]) -> list[Any]:
+    """Return the values at a place, of which there are several if it is in the entries of a list."""
+    values = [value]
+    for step in steps:
+        if step == "[]":
+            values = [entry for each in values if isinstance(each, list) for entry in each]
+        else:
+            values = [each.get(step) for each in values if isinstance(each, dict)]
+    return values
 
 
 def _note_misspelled(
@@ -218,6 +208,12 @@ def _meant(name: str, known: tuple[str, ...]) -> str | None:
     if matches:
         return plain[matches[0]]
     return None
+
+
+def reads(kind: type[msgspec.Struct], path: str) -> bool:
+    """Return whether the type of a body has a field, such as text.format."""
+    name, _, inner = path.partition(".")
+    return name in kind.__struct_fields__ and (not inner or inner in _options_of(kind).get(name, ()))
 
 
 @cache

@@ -6,7 +6,7 @@ Nothing is decoded here: that happens where prompts are tokenized.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +19,8 @@ from oaiserve.http.data_url import is_bare_image, is_data_url, is_for_urls, perc
 from oaiserve.routes.adaptations import STORED, Adaptations, Note
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.last_turn import first_asked
+from oaiserve.routes.intake.named_files import read_files, uploaded
 from oaiserve.routes.intake.object_types import Base64Source, FileSource, ImageBlock, ImagePart, InputImage, SoundPart
 from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.turns import in_turns_if_large
@@ -79,19 +81,22 @@ def _fineness(detail: str | None) -> Detail:
 class MediaReader:
     """Makes the parts and the files of a prompt from the media in the body of a request."""
 
-    def __init__(self, serving: Serving, contents: Mapping[str, bytes] | None = None, note: Note | None = None) -> None:
-        """`contents` has the media that the body only names, by their names."""
+    def __init__(self, serving: Serving, note: Note | None = None, known: MediaReader | None = None) -> None:
+        """The `known` reader has fetched media and files of the body before."""
         self._serving = serving
         self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
-        self.contents = contents or {}
+        # The media that the body only names, by their names.
+        self.contents: Mapping[str, bytes] = {} if known is None else known.contents
         self.named: Named = {}  # those that `fetch` fetches
+        self._num_file_bytes: int = 0 if known is None else known._num_file_bytes
         self._note = note or Adaptations().note
         self._asked: set[str] = set()  # the places of the media in the user's last turn
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(len, self.contents.values()))
+        """Return the bytes of all that was fetched."""
+        return self._num_file_bytes + sum(map(len, self.contents.values()))
 
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
         """Return a part of a chat message, with its file, which `taken` removes. It `is_asked` if it is in the user's
@@ -138,8 +143,11 @@ class MediaReader:
                 param, f"the model '{self._serving.config.model_name}' reads {alone}, no {_NOUNS[kind]}", where
             )
 
-    async def fetch(self, request: Request, held: HeldBytes) -> None:
-        """Fetch the named media, whose bytes are `held` meanwhile. Raises InvalidRequest and Overloaded."""
+    async def fetch(self, request: Request, held: HeldBytes, body: object = None) -> None:
+        """Fetch the named media, whose bytes are `held` meanwhile, and texts into the parts of `body` that name their
+        files. Raises InvalidRequest and Overloaded."""
+        if body is not None:
+            self._num_file_bytes += await read_files(request, body)
         most = self._serving.body_limit
         named = {name: each for name, each in self.named.items() if each[1].is_needed or self.reads(each[0].kind)}
         for source, place in named.values():
@@ -208,16 +216,16 @@ async def read_media(
     stored: Callable[[], Iterable[Part]] = tuple,
     known: MediaReader | None = None,
 ) -> MediaReader:
-    """Return the reader of the media of a body and of the items that it continues. Media that are only named and not
-    yet `known` are fetched. Raises InvalidRequest and Overloaded."""
+    """Return the reader of the media of a body and of the items that it continues. Media and texts that are only named
+    and not yet `known` are fetched. Raises InvalidRequest and Overloaded."""
     serving = serving_of(request)
     exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
     note = None if exchange is None else exchange.adaptations.note
-    reader = MediaReader(serving, None if known is None else known.contents, note)
+    reader = MediaReader(serving, note, known)
     if serving.engine.media:
         reader.named = await in_turns_if_large(request, named_media(body, stored, reader.contents), num_bytes)
-        with HeldBytes(serving.received_bytes, request.state.client) as held:
-            await reader.fetch(request, held)
+    with HeldBytes(serving.received_bytes, request.state.client) as held:
+        await reader.fetch(request, held, body if known is None else None)
     return reader
 
 
@@ -274,14 +282,6 @@ def _asked_in(body: object) -> tuple[str, ...]:
     return tuple(places)
 
 
-def first_asked(roles: Sequence[object]) -> int:
-    """Return the index of the first message of the user's last turn, which may have several messages."""
-    last = max((number for number, role in enumerate(roles) if role == "user"), default=len(roles))
-    while last and roles[last - 1] in ("user", "system", "developer"):
-        last -= 1
-    return last
-
-
 async def _content(
     request: Request, serving: Serving, source: MediaSource, place: _Place, take: Callable[[int], None]
 ) -> bytes | None:
@@ -289,13 +289,7 @@ async def _content(
     refused = partial(invalid, place.param, where=place.where)
     try:
         if source.file_id:
-            files = request.app.state.files
-            stored = None if files is None else await files.file(request.state.owner, source.file_id)
-            if stored is None:
-                raise refused(f"there is no file {show(source.file_id)}: it was deleted, or is too old")
-            file, number = stored
-            take(file.bytes)
-            return b"".join([part async for part in files.content(number)])
+            return await uploaded(request, source.file_id, refused, take)
         if source.url[:4].lower() != "http":
             raise refused(f"must be a URL with data:, http: or https:, got {show(source.url)}")
         if serving.fetcher is None:

@@ -221,7 +221,9 @@ class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: Name
     schema: Schema
     description: str | None = None
-    strict: Annotated[bool | None, described("Changes nothing: schemas are always obeyed.")] = None
+    strict: Annotated[
+        bool | None, described("false: keywords that cannot be obeyed are left out, and named. Otherwise a 400.")
+    ] = None
 
 
 class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -229,23 +231,45 @@ class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_field
 
     schema: Nothing = None
     json_schema: Nothing = None
+    value: Nothing = None
 
 
 class AnyObject(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """A JSON object, with llama.cpp's extension for a schema."""
+    """A JSON object, with the extensions of llama.cpp and Hugging Face's client for a schema."""
 
     schema: Annotated[dict[str, Any] | str | None, described("A JSON Schema, as an object or a string.")] = None
+    value: Annotated[dict[str, Any] | str | None, described("Like schema: its name in TGI.")] = None
     json_schema: Nothing = None
 
 
-class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON by a schema."""
+class AnyJSON(AnyObject, tag_field="type", tag="json", forbid_unknown_fields=True):
+    """TGI's name for the type json_object."""
 
-    json_schema: NamedSchema
+
+class UnnamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON Schema, in TGI's form."""
+
+    schema: Annotated[dict[str, Any] | str, described("A JSON Schema, as an object or a string.")]
+    name: str | None = None
+
+
+class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema, which is in one of two fields."""
+
+    json_schema: NamedSchema | None = None
+    value: UnnamedSchema | None = None
     schema: Nothing = None
 
 
-ResponseFormat = AnyText | AnyObject | BySchema
+class ByRegex(msgspec.Struct, tag_field="type", tag="regex", forbid_unknown_fields=True):
+    """Text by a regex, in TGI's form."""
+
+    value: str
+    schema: Nothing = None
+    json_schema: Nothing = None
+
+
+ResponseFormat = AnyText | AnyObject | AnyJSON | BySchema | ByRegex
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -262,11 +286,14 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: Nothing = None
 
 
-class PlainText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class PlainText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, omit_defaults=True):
     """No constraint."""
 
+    schema: Nothing = None
+    name: Nothing = None
 
-class PlainObject(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+
+class PlainObject(PlainText, tag_field="type", tag="json_object", forbid_unknown_fields=True):
     """A JSON object."""
 
 

@@ -9,7 +9,11 @@ import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Prompt, Request
 from oaiserve.explain.reuse.outline import Outline, Part, part_of
-from oaiserve.wire.prefix_keys import SYSTEM_ROLES
+from oaiserve.wire.prefix_keys import MEDIUM_BYTES, SYSTEM_ROLES
+
+TOLD_RESULT = "<tool_response>\n"  # begins the result of a tool that the template can only show as a user's turn
+MAX_OPTIONS = 64
+MAX_OPTION_CHARACTERS = 64
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
@@ -22,16 +26,23 @@ def outline_of(request: Request, prompt: Prompt) -> Outline:
         return Outline(model, salt, messages=(_part(prompt),))
     messages = prompt.messages
     num_system = _num_system(messages)
-    options = {**prompt.template_kwargs, "opening": prompt.opening}
     return Outline(
         model,
         salt,
         _parts(prompt.tools or prompt.told_tools),
-        _parts(messages[:num_system]),
-        {name: _part(value) for name, value in options.items()},
-        _parts(messages[num_system:]),
-        tuple(part_of(_bytes(file.content)) for file in prompt.media),
+        _messages(messages[:num_system]),
+        _options(prompt.template_kwargs),
+        _messages(messages[num_system:]),
+        tuple(part_of(_bytes(file.content))._replace(size=MEDIUM_BYTES) for file in prompt.media),
+        part_of(prompt.opening.encode()),
     )
+
+
+def _options(kwargs: Mapping[str, Any]) -> dict[str, Part]:
+    """Return the options by name; as one part if a client sends many, or long names, because outlines are kept."""
+    if len(kwargs) <= MAX_OPTIONS and all(len(name) <= MAX_OPTION_CHARACTERS for name in kwargs):
+        return {name: _part(value) for name, value in kwargs.items()}
+    return {"chat_template_kwargs": _part(kwargs)}
 
 
 def _num_system(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -47,6 +58,17 @@ def _bytes(content: bytes | str) -> bytes:
 
 def _parts(parts: Iterable[object]) -> tuple[Part, ...]:
     return tuple(map(_part, parts))
+
+
+def _messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
+    return tuple(part_of(_encoder.encode(message), _role_of(message)) for message in messages)
+
+
+def _role_of(message: Mapping[str, Any]) -> str:
+    """Return the role of a message. A result of a tool is a user's turn if the template shows none."""
+    content = message.get("content")
+    is_result = isinstance(content, str) and content.startswith(TOLD_RESULT)
+    return "tool" if is_result else str(message.get("role", ""))
 
 
 def _part(part: object) -> Part:

@@ -33,6 +33,7 @@ from oaiserve.routes.intake.object_types import Integer, Prompts
 
 _TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
 TemplateBody = TypeVar("TemplateBody", ChatBody, TokenizeBody)
+NO_LIMIT = -1
 SLICE_VALUES = 2**15  # examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
@@ -127,13 +128,20 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
             raise invalid("metadata", f"a value may have {MAX_VALUE_CHARACTERS} characters, got {len(value)}")
 
 
-def max_tokens(body: SamplingBody) -> int | None:
-    """Return the client's limit. OpenAI's newer name takes precedence over the older one."""
-    older = integer(body, "max_tokens")
-    newer = integer(body, "max_completion_tokens")
-    if newer is None:
-        return older
-    return newer
+def max_tokens(body: SamplingBody, default: int | None = None) -> int | None:
+    """Return the client's limit, or None for no limit. OpenAI's newer name takes precedence over the older one."""
+    older = token_limit(body, "max_tokens", default)
+    return token_limit(body, "max_completion_tokens", older)
+
+
+def token_limit(body: msgspec.Struct, name: str, default: int | None = None) -> int | None:
+    """Return a limit of tokens, or None for no limit: -1, as clients of llama.cpp send it."""
+    if getattr(body, name) == NO_LIMIT:
+        return None
+    value = integer(body, name)
+    if value is None:
+        return default
+    return value
 
 
 def top_logprobs(body: SamplingBody, is_asked: bool, switch: str) -> int | None:

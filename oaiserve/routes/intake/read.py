@@ -36,6 +36,7 @@ from oaiserve.routes.intake.outlines import outline_of
 from oaiserve.routes.intake.parameters import Wanted, deadline_ns, integer
 from oaiserve.routes.intake.receive import HeldBytes, check_type, read_body, read_into
 from oaiserve.routes.intake.turns import in_turns_if_large
+from oaiserve.routes.prompt_reuse import session_in
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.wire.continuation import SENT_HEADER, SIGN, Piece, take_sent
@@ -83,7 +84,7 @@ class Intake(Generic[OwnBody]):
         self.exchange = exchange
         self.body = body
         self.num_bytes = len(content)  # bytes of the body, and of stored responses that the request continues
-        self.media = MediaReader(serving, note=exchange.adaptations.note)
+        self.media = MediaReader(serving, exchange.adaptations.note)
         if exchange.ids is None:
             unique_id = exchange.unique_id
             created = int(time.time())
@@ -113,6 +114,7 @@ class Intake(Generic[OwnBody]):
             # The candidates are ranked by log-probability, so the engine must return these.
             params = replace(params, n=own.n, logprobs=own.logprobs or 0)
         self.exchange.params = recorded
+        self.exchange.stop_sequences = params.stop
         self.exchange.sampling = {name: getattr(params, name) for name in NEUTRAL}
         return params, wanted
 
@@ -150,7 +152,7 @@ class Intake(Generic[OwnBody]):
         requests."""
         salt = parameters.cache_salt(self.body)
         owner = self.exchange.owner
-        if owner and not self.serving.config.server.shares_prefix_cache:
+        if owner and not self.serving.config.shares_prefix_cache:
             return f"{owner} {salt}"
         return salt
 
@@ -168,7 +170,7 @@ class Intake(Generic[OwnBody]):
     def _request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
         exchange.response_id = self.head.id
-        exchange.prompt_reuse.run = exchange.prompt_reuse.run or exchange.conversation_id or ""
+        exchange.prompt_reuse.name_run(exchange.conversation_id or session_in(getattr(self.body, "metadata", None)))
         # If the ids are a gateway's, the engine may still have another part of the request.
         if exchange.ids is None:
             own_id = self.head.id
@@ -186,6 +188,7 @@ class Intake(Generic[OwnBody]):
             origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
             client=f"{exchange.client} in the background" if exchange.is_background else exchange.client,
             is_background=exchange.is_background,
+            background_wait_ns=exchange.background_wait_ns,
             num_bytes=self.num_bytes + self.media.num_bytes,
             received_ns=received_ns,
             deadline_ns=exchange.deadline_ns and received_ns + exchange.deadline_ns,
@@ -225,8 +228,9 @@ async def read(
         body = yield from parse(kind, content, check_given, exchange.adaptations.note)
         serving.check_body(body)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # Vectors and scores are never streamed.
-        exchange.adapter = serving.check_model(getattr(body, "model", None))
-        names = serving.names_of(exchange.adapter)
+        exchange.requested_model = model = getattr(body, "model", None)
+        exchange.adapter = serving.check_model(model)
+        names = serving.accepted_names_of(exchange.adapter)
         if exchange.use is not None:
             exchange.use.key.check_model(*names)
         serving.check_task(*tasks)
@@ -241,13 +245,14 @@ async def read(
     def answered(intake: Intake[Body] | None = None) -> Work[Made]:
         return answer((yield from taken()) if intake is None else intake)
 
-    if serving.engine.media or tokenizes is not None:
+    names_files = b'"file_id"' in content
+    if serving.engine.media or tokenizes is not None or names_files:
         intake = await in_turns_if_large(http, taken(), len(content))
-        if intake.media.named:
+        if intake.media.named or names_files:
             with HeldBytes(serving.received_bytes, http.state.client) as held:
-                await intake.media.fetch(http, held)
+                await intake.media.fetch(http, held, intake.body if names_files else None)
         needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
-        num_bytes = len(content) + intake.media.num_bytes  # Fetched media are hashed, too.
+        num_bytes = intake.num_bytes + intake.media.num_bytes  # Fetched media are hashed, too.
         return await in_turns_if_large(http, answered(intake), num_bytes, always=needs_tokenizer)
     return await in_turns_if_large(http, answered(), len(content))
 
@@ -267,7 +272,9 @@ async def read_parsed(
     return body, len(content)
 
 
-async def read_without_engine(request: HTTPRequest, received: SharedLimit, limit_bytes: int, kind: type[Body]) -> Body:
+async def read_without_engine(
+    request: HTTPRequest, received: SharedLimit, limit_bytes: int, kind: type[Body], note: Note | None = None
+) -> Body:
     """Read and parse a body as `read_parsed` does, without an engine."""
     body = bytearray()
     with HeldBytes(received, request.state.client) as held:
@@ -275,6 +282,6 @@ async def read_without_engine(request: HTTPRequest, received: SharedLimit, limit
             await read_into(body, request, held, limit_bytes)
             check_type(request, "application/json")
             content = body.removeprefix(BOM_UTF8)
-            return await run_in_threadpool(at_once, parse(kind, content))
+            return await run_in_threadpool(at_once, parse(kind, content, note=note))
         except RecursionError:
             raise InvalidRequest("The body is nested too deeply.") from None

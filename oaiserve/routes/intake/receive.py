@@ -95,7 +95,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
 
 def check_type(request: Request, kind: str) -> None:
     """Raise InvalidRequest if the content type is not of this `kind`."""
-    # A web page can send a body without a type to any server, as a form. Every other client that does so is no browser.
+    # A web page can send a body without a type to any server, as a form. All other clients that do so are not browsers.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if content_type != kind:

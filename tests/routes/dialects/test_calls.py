@@ -230,6 +230,97 @@ def test_answers_of_a_small_model_in_coding_tools(text: str, expected: Read) -> 
     check(text, expected, {"exec_command": CMD})
 
 
+COPY = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("from", "to", "why")},
+    "required": ["from", "to"],
+}
+
+
+def test_arguments_in_a_fenced_block_come_as_they_are_written_once_it_is_certainly_a_call() -> None:
+    reader = AnswerReader(None, HermesCalls({"copy": COPY}))
+    written = ["I copy.\n```json", '\n{"name": "copy", "arguments": {"from": "a', 'b", "to', '": "c', 'd", "w']
+    assert [reader.push(piece) for piece in written] == [
+        [Content("I copy.\n")],
+        [],
+        [],
+        [CallBegin("copy"), Arguments('{"from": "ab", "to": "c')],
+        [Arguments('d", "w')],
+    ]
+    assert reader.push('hy": "e"}}\n') == [Arguments('hy": "e"}')]
+    assert reader.push("```") == [CallEnd()]
+    alone = AnswerReader(None, HermesCalls({"copy": COPY}))  # without other text, the name is enough
+    assert alone.push('{"name": "copy", "arguments": {"') == [CallBegin("copy"), Arguments('{"')]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I copy.\n```\n{"name": "copy", "arguments": {"to": {"from": "a"}, "why": "from"}}\n```',
+        'I copy.\n```\n{"name": "copy", "arguments": {"to": "\\"from\\": ", "why": ["from"]}}\n```',
+        'I copy.\n```\n{"name": "copy", "arguments": {"to": "a\n", "from": "b"}}\n```',
+        '{"name": "copy", "arguments": {"to": x}}',
+        '```\n{"name": "copy", "arguments": {"to": 1}}\n{"name": "other", "arguments": {"to": 1}}\n```',
+        '```\n{"name": "copy", "arguments": {"to": 1}}\n``',
+    ],
+)
+def test_a_block_whose_call_is_broken_stays_text(text: str) -> None:
+    check(text, Read(text), {"copy": COPY})
+
+
+def test_the_last_call_of_a_block_may_be_broken() -> None:
+    broken = '\n{"name": "copy", "arguments": {"to": x}}\n```'
+    text = f'```\n{{"name": "copy", "arguments": {{"to": "b"}}}}{broken}'
+    check(text, Read(broken, "", [("copy", '{"to": "b"}')]), {"copy": COPY})
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('I copy.\n```\n{"name": "copy", "arguments": {"from": "a', [("copy", "")]),
+        ('{"name": "copy", "arguments": {"from": "a', [("copy", '{"from": "a')]),
+        ('{"name": "copy", "arguments": {"from": "a"}', [("copy", '{"from": "a"}')]),
+        ('```\n{"name": "copy", "arguments": {}}\n``', [("copy", "{}")]),
+        ('```\n{"name": "copy", "arguments": {}}\n{"name": "co', [("copy", "{}")]),
+        ('```\n{"name": "copy", "arguments": {}}\n{"name": "copy", "arguments": {"', [("copy", "{}"), ("copy", '{"')]),
+        ('<tool_call>\n{"na', []),
+        ("<tool_call>", []),
+    ],
+)
+def test_an_answer_that_is_cut_shows_no_markup_of_its_calls(text: str, calls: list[tuple[str, str]]) -> None:
+    for pieces in ([text], text, *([text[:at], text[at:]] for at in range(1, len(text)))):
+        result = read(segments_of(AnswerReader(None, HermesCalls({"copy": COPY})), pieces, is_cut=True))
+        assert (result.content, result.calls) == ("I copy.\n" * text.startswith("I"), calls)
+
+
+BLOCKS = st.sampled_from(
+    [
+        *(
+            '{"name": "copy", "arguments": {',
+            '{"name": "copy", "parameters": {',
+            '"from": ',
+            '"to": ',
+            '"why": ',
+            '"a"',
+        ),
+        *("```json\n", "\n```", "```", "\n", ",", "}", "}}", "{", "[", "]", "\\", '"', "1", "<tools>", "</tools>", "I"),
+        '{"name": "copy", "arguments": {"from": "a", "to": "b"}}',
+    ]
+)
+
+
+@given(text=st.lists(BLOCKS, max_size=16).map("".join), places=cuts(), is_cut=st.booleans(), only_one=st.booleans())
+def test_blocks_with_required_arguments_do_not_depend_on_the_pieces(
+    text: str, places: list[int], is_cut: bool, only_one: bool
+) -> None:
+    def reader() -> AnswerReader:
+        return AnswerReader(None, HermesCalls({"copy": COPY}, only_one=only_one))
+
+    at_once = segments_of(reader(), [text], is_cut=is_cut)
+    assert segments_of(reader(), cut(text, places), is_cut=is_cut) == at_once
+    assert segments_of(reader(), text, is_cut=is_cut) == at_once
+
+
 def test_plain_json_is_passed_on_as_soon_as_it_can_be_no_call() -> None:
     for text in ('{"name": "x"', "```python\nx", '```json\n{"a"', "[1", "[link", '{"name": "add", "arguments": 1}'):
         assert read(parser(HermesCalls).push(text)).content == text

@@ -1,0 +1,134 @@
+"""The table of parameters that bodies may have and that no type of a body has: one row for each wish of a client.
+
+A wish is refused, or told in the response header x-oaiserve-adapted, or it needs nothing: ignoring it changes no
+answer. A body whose type has a field of that name reads it instead.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+
+class How(Enum):
+    REFUSED = auto()  # It would change the answer.
+    TOLD = auto()  # It is left out, and the client may have counted on it.
+    NOTHING = auto()  # It needs nothing: it holds anyway, or is about something that this server has not got.
+
+
+class Wish(NamedTuple):
+    path: str  # The name of a parameter, or of a field within one. [] stands for the entries of a list.
+    how: How
+    harmless: tuple[Any, ...] = ()  # Values that wish for nothing. None always does.
+    hint: str = ""  # To refuse: what to do instead. To tell: why it is left out.
+    is_typed: bool = False  # Types of bodies have the field, but nothing acts on it.
+
+    @property
+    def steps(self) -> list[str]:
+        """Return the names on the path, beginning with the parameter's, and [] where it enters a list."""
+        return self.path.replace("[]", ".[]").split(".")
+
+
+_IS_ELSEWHERE = "is left out: this server has no such service"
+_BLOCK = "Nothing here moderates: please ask without it, and check the text yourself."
+
+# The first of several that are refused counts: tools before the choice among them.
+WISHES: tuple[Wish, ...] = (
+    Wish("audio", How.REFUSED),
+    Wish("chat_template", How.REFUSED),
+    Wish("documents", How.REFUSED, ([],)),
+    Wish("functions", How.REFUSED, ([],), "Use 'tools' instead."),
+    Wish("function_call", How.REFUSED, ("none",), "Use 'tool_choice' instead."),
+    Wish("guided_json", How.REFUSED, (), "Use 'structured_outputs.json' instead."),
+    Wish("guided_regex", How.REFUSED, (), "Use 'structured_outputs.regex' instead."),
+    Wish("guided_choice", How.REFUSED, (), "Use 'structured_outputs.choice' instead."),
+    Wish("guided_grammar", How.REFUSED, (), "Use 'structured_outputs.grammar' instead."),
+    Wish("guided_whitespace_pattern", How.REFUSED),
+    Wish("regex", How.REFUSED, (), "Use 'structured_outputs.regex' instead."),  # SGLang's, like the next one
+    Wish("ebnf", How.REFUSED, (), "Use 'structured_outputs.grammar' instead."),
+    Wish("logits_processors", How.REFUSED, ([],)),
+    Wish("modalities", How.REFUSED, (["text"], [])),
+    Wish("return_tokens_as_token_ids", How.REFUSED, (False,)),
+    Wish("spaces_between_special_tokens", How.REFUSED, (True,)),
+    Wish("suffix", How.REFUSED, ("",)),
+    Wish("tools", How.REFUSED, ([],)),
+    Wish("tool_choice", How.REFUSED, ("none",)),
+    Wish("truncate_prompt_tokens", How.REFUSED),
+    Wish("use_beam_search", How.REFUSED, (False,)),
+    Wish("web_search_options", How.REFUSED),
+    Wish("moderation.policy.input.mode", How.REFUSED, ("score",), _BLOCK),
+    Wish("moderation.policy.output.mode", How.REFUSED, ("score",), _BLOCK),
+    Wish("moderation", How.TOLD, ({},), "is left out: nothing here moderates"),
+    Wish("prompt_cache_options.prewarm", How.REFUSED, (False,), "Send 'max_tokens': 1 instead."),
+    Wish("prompt_cache_options.ttl", How.TOLD, (), "is left out: blocks stay while there is room", is_typed=True),
+    Wish("prompt_cache_options.comparison_response_id", How.TOLD, (), "is left out: /v1/responses compares prompts"),
+    Wish("prompt_cache_options.mode", How.NOTHING),  # The cache finds any prefix.
+    Wish(
+        "prompt_cache_retention", How.TOLD, ("in_memory", "in-memory"), "is left out: blocks stay while there is room"
+    ),
+    Wish("access_programs", How.TOLD, ({},), _IS_ELSEWHERE),
+    Wish("background_options.completion_window", How.TOLD, ("soonest",), "is left out: only /v1/responses can wait"),
+    Wish("background_options.continuation_id", How.TOLD, (), "is left out: windows order responses", is_typed=True),
+    Wish("billing_policy", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("compaction", How.TOLD, ({},), "is left out: the conversation is read whole"),
+    Wish("container", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("context_management", How.TOLD, ([], {}), "is left out: the conversation is read whole"),
+    Wish("fallback_credit_token", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("fallbacks", How.TOLD, ([],), _IS_ELSEWHERE),
+    Wish("image", How.TOLD, ({},), "is left out: images are read whole"),
+    Wish("inference_geo", How.TOLD, ("global",), _IS_ELSEWHERE),
+    Wish("output_config.task_budget", How.TOLD, (), "is left out: models here count no tokens of a task"),
+    Wish("output_expires_after", How.TOLD, (), "is left out: files stay until they are deleted"),
+    Wish("personality", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("service_tier", How.TOLD, ("auto", "default", "standard_only"), "is left out: 'priority' orders requests"),
+    Wish("speed", How.TOLD, ("standard",), _IS_ELSEWHERE),
+    Wish("user_profile_id", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("workspace_id", How.TOLD, (), _IS_ELSEWHERE),
+    Wish("store", How.TOLD, (False,), "is left out: only /v1/responses stores answers"),
+    Wish("truncation", How.TOLD, ("disabled",), "is left out: only /v1/responses truncates"),
+    Wish("verbosity", How.TOLD, ("medium",), "is left out: models here have no switch for it"),
+    Wish("reasoning_effort", How.TOLD, (), "is left out: no chat template reads it"),
+    Wish("thinking_token_budget", How.TOLD, (), "is left out: no chat template begins reasoning"),
+    Wish("diagnostics", How.TOLD, ({},), "is left out: /v1/messages compares prompts"),
+    Wish("reasoning.summary", How.TOLD, ("auto", "none"), "is left out: the reasoning itself is in the answer"),
+    Wish("reasoning.generate_summary", How.TOLD, ("auto",), "is left out: the reasoning itself is in the answer"),
+    Wish("reasoning.context", How.TOLD, ("auto",), "is left out: the chat template decides which reasoning it shows"),
+    Wish("reasoning.mode", How.TOLD, ("standard",), "is left out: models here have one mode"),
+    Wish("text.verbosity", How.TOLD, ("medium",), "is left out: models here have no switch for it", is_typed=True),
+    *(
+        Wish(f"{tool}.{name}", How.TOLD, harmless, f"is left out: {reason}")
+        for tool in ("tools[]", "tools[].tools[]")  # the latter in a namespace
+        for name, harmless, reason in (
+            ("allowed_callers", (["direct"],), "only the model calls tools"),
+            ("async", (False,), "the client runs the tool as it likes"),
+            ("defer_loading", (False,), "the model sees all tools from the start"),
+            ("input_examples", ([],), "chat templates have no place for it"),
+            ("output_schema", (), "chat templates have no place for it"),
+        )
+    ),
+    # Anthropic's SDK sends them as a header.
+    Wish("betas", How.NOTHING),
+    # Reasoning is bound to nothing before it.
+    Wish("thinking.block_binding", How.NOTHING),
+    # Names for a client's own books, and for caches that need no name.
+    Wish("cache_control", How.NOTHING),
+    Wish("metadata", How.NOTHING),
+    Wish("prompt_cache_key", How.NOTHING),
+    Wish("request_id", How.NOTHING),
+    Wish("safety_identifier", How.NOTHING),
+    Wish("session_id", How.NOTHING),
+    Wish("user", How.NOTHING),
+    # Parameters of parts that a route or this server has not got.
+    Wish("ec_transfer_params", How.NOTHING),
+    Wish("guided_decoding_backend", How.NOTHING),
+    Wish("include_reasoning", How.NOTHING),
+    Wish("kv_transfer_params", How.NOTHING),
+    Wish("length_penalty", How.NOTHING),  # It is about beams.
+    Wish("mcp_servers", How.NOTHING),
+    Wish("mm_processor_kwargs", How.NOTHING),
+    Wish("parallel_tool_calls", How.NOTHING),
+    Wish("prediction", How.NOTHING),
+    Wish("vllm_xargs", How.NOTHING),
+)
+
+NAMES = frozenset(wish.steps[0] for wish in WISHES)
