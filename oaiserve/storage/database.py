@@ -133,7 +133,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 def _keep_a_log(connection: sqlite3.Connection) -> None:
     """Switch the file to a write-ahead log. If several processes open a new file together, they take turns.
 
-    SQLite itself does not wait here: the switch upgrades a lock that is held, which could wait for ever.
+    SQLite itself does not wait here: the switch upgrades a lock that is held, which could wait forever.
     """
     give_up = time.monotonic() + BUSY_SECONDS
     while True:

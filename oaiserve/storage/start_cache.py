@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Thread, main_thread
 from typing import Any, NamedTuple
 
 from oaiserve.storage import private
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _ALIGNMENT = 64  # alignment of a record's bytes
+AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for a record
 
 
 class NotRemembered(Exception):
@@ -178,6 +180,19 @@ def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path 
     }
     _write(path, header, content)
     return path
+
+
+def later(write: Callable[[], None]) -> Thread:
+    """Call a function that writes a record in a thread, which is returned, when the start is over: no request waits for
+    it. The process doesn't end before."""
+
+    def run() -> None:
+        main_thread().join(AFTER_SECONDS)
+        write()
+
+    thread = Thread(target=run, name="remember", daemon=False)
+    thread.start()
+    return thread
 
 
 def _record_name(kind: str, model: Path, options: Mapping[str, str]) -> str:

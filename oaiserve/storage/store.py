@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from oaiserve.config import ServerOptions
 from oaiserve.errors import StoreFailed
+from oaiserve.storage.store_options import StoreLimits
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +27,6 @@ P = ParamSpec("P")
 AnyStore = TypeVar("AnyStore", bound="Store")
 
 RETRY_AFTER_SECONDS = 5
-
-
-class StoreLimits(NamedTuple):
-    """The bounds of a store. The number and the bytes count over all owners."""
-
-    number: int
-    num_bytes: int
-    seconds: float  # time since a response was stored, or since a conversation that includes it was continued
-
-    @classmethod
-    def of(cls, server: ServerOptions) -> StoreLimits:
-        return cls(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
 
 
 class Store:
@@ -53,6 +41,8 @@ class Store:
     ) -> None:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, thread_name)
+        # This starts the thread. Later, the system may have none left, not even to close the store.
+        self._thread.submit(bool)
         self._limits = limits
         self._clock = clock
 
