@@ -1,0 +1,56 @@
+"""Who may read the prompts and answers that a server keeps."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from oaiserve.errors import Forbidden
+from oaiserve.hosts import is_loopback
+from oaiserve.http.keys import Key, Keyring, Right
+from oaiserve.routes.door.backend import Backend
+from oaiserve.wire.routing_decision import FORWARDED_HEADER, HOPS_HEADER
+
+# A proxy adds these headers to the requests of others.
+_FORWARDED = ("forwarded", "x-real-ip", FORWARDED_HEADER)
+_WHY = "shows what others wrote, so it answers only"
+
+
+def check_owner(request: Request) -> None:
+    """Raise Forbidden unless the request comes from the server's owner: with the owner's key or, without keys, from
+    this machine to a server for this machine only."""
+    backend: Backend = request.app.state.backend
+    path = request.scope["path"][:200]
+    if backend.keys is not None:
+        key: Key | None = request.state.key
+        if key is None or not _is_owners(key, backend, backend.keys):
+            raise Forbidden(
+                f"{path} {_WHY} to a key with the role admin (oaiserve keys add NAME --role admin) or, on a server "
+                "with a single key, to that --api-key.",
+                code="not_the_owner",
+            )
+    elif not (is_loopback(backend.config.server.host.lower()) and _is_from_this_machine(request, backend)):
+        raise Forbidden(
+            f"{path} {_WHY} to this machine, on a server for this machine only (--host 127.0.0.1). To read it from "
+            "elsewhere or through a gateway, start the server with an --api-key.",
+            code="not_the_owner",
+        )
+
+
+def _is_owners(key: Key, backend: Backend, ring: Keyring) -> bool:
+    server = backend.config.server
+    # The last key of a child process is its gateway's.
+    num_own = len(server.api_key) - backend.is_child
+    is_only_one = num_own == 1 and not (server.api_key_file or ring.sources)
+    return Right.KEYS in key.rights or (is_only_one and key.name == "key-1")
+
+
+def _is_from_this_machine(request: Request, backend: Backend) -> bool:
+    """Return whether all addresses of a request are this machine's: that of its connection, and those that proxies
+    have added. Of gateways, only that of a child process is trusted to report who has sent a request."""
+    if HOPS_HEADER in request.headers and not backend.is_child:
+        return False
+    addresses = [request.client.host if request.client is not None else ""]
+    for value in request.headers.getlist("x-forwarded-for"):
+        addresses += [address.strip() for address in value.split(",")]
+    is_forwarded = any(name in request.headers for name in _FORWARDED)
+    return not is_forwarded and all(is_loopback(address) for address in addresses)

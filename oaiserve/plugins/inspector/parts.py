@@ -1,0 +1,148 @@
+"""Where the tokens of a prompt come from: the chat template, the tools, a message, or an image.
+
+The prompt is rendered again when somebody looks at it, so this costs nothing when it is served. If these tokens are
+not those that the model read, as with a template that writes the time, the origins are unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oaiserve.engine.request import ChatPrompt, TextPrompt
+from oaiserve.errors import APIError
+from oaiserve.http.fair_turns import Work
+from oaiserve.plugins.inspector.changes import num_same_at_ends
+
+TEMPLATE = "template"
+TOOLS = "tools"
+MEDIA = "media"
+TEXT = "text"  # from outside, and of no known message
+
+
+class Span(NamedTuple):
+    """A part of a rendered text."""
+
+    start: int
+    end: int
+    kind: str  # one of those above, or the role of a message
+
+
+class Runs(NamedTuple):
+    """The kinds of a prompt's tokens: how many tokens of a kind follow each other."""
+
+    kind: str
+    num_tokens: int
+
+
+def kinds_of(tokenizer: Any, prompt: ChatPrompt, token_ids: Sequence[int]) -> Work[list[Runs] | None]:
+    """Return the kinds of all tokens of a prompt, as work with the tokenizer, or None if they are unknown."""
+    try:
+        text, outside = tokenizer.rendered(prompt)
+        yield None
+        rendered_ids = yield from tokenizer.encode_in_pieces(prompt)
+    except APIError:
+        return None
+    yield None
+    as_text = TextPrompt(text, prompt.add_special_tokens)
+    parts = [*tokenizer.text_parts(as_text, rendered_ids)]
+    if "".join(parts) != text:
+        return None
+    yield None
+    kinds = [*_kinds(parts, [*_spans(tokenizer, prompt, text, outside)])]
+    placed = _placed(rendered_ids, kinds, token_ids)
+    if placed is None:
+        return None
+    return [Runs(kind, sum(1 for _ in same)) for kind, same in groupby(placed)]
+
+
+def _spans(tokenizer: Any, prompt: ChatPrompt, text: str, outside: list[tuple[int, int]]) -> Iterator[Span]:
+    """Yield the parts that the template did not write, in order."""
+    first, last = _of_tools(tokenizer, prompt, text)
+    messages = _messages_in(prompt.messages, text)
+    role = TEXT
+    for start, end in outside:
+        while messages and messages[0][0] < end:  # the messages that begin before its end
+            role = messages.pop(0)[1]
+        tools_start = max(start, min(first, end))
+        tools_end = max(tools_start, min(last, end))
+        yield Span(start, tools_start, role)
+        yield Span(tools_start, tools_end, TOOLS)
+        yield Span(tools_end, end, role)
+
+
+def _of_tools(tokenizer: Any, prompt: ChatPrompt, text: str) -> tuple[int, int]:
+    """Return where the part begins and ends that the text has only because of the tools."""
+    if prompt.told_tools:  # A message describes them, with one line for each.
+        lines = [msgspec.json.encode(tool["function"]).decode() for tool in prompt.told_tools]
+        start = max(0, text.find(lines[0]))
+        return start, max(start, text.find(lines[-1]) + len(lines[-1]))
+    if not prompt.tools:
+        return 0, 0
+    try:
+        without, _ = tokenizer.rendered(replace(prompt, tools=()))
+    except APIError:  # The template needs them for the calls in the history.
+        return 0, 0
+    start, num_same_end = num_same_at_ends(text, without)
+    return start, len(text) - num_same_end
+
+
+def _messages_in(messages: Sequence[Any], text: str) -> list[tuple[int, str]]:
+    """Return where each message begins in the text, with its role, as far as its words are found there."""
+    found: list[tuple[int, str]] = []
+    at = 0
+    for message in messages:
+        for words in _words(message):
+            start = text.find(words, at)
+            if start >= 0:
+                found.append((start, str(message.get("role", TEXT))))
+                at = start + len(words)
+    return found
+
+
+def _words(message: Any) -> Iterator[str]:
+    """Yield the texts of a message in the order in which templates write them."""
+    texts: list[Any] = [message.get("reasoning_content")]
+    content = message.get("content")
+    if isinstance(content, str):
+        texts.append(content)
+    elif isinstance(content, list | tuple):
+        texts += [part.get("text") for part in content]
+    texts += [call.get("function", {}).get("name") for call in message.get("tool_calls") or ()]
+    for each in texts:
+        if isinstance(each, str) and each.strip():
+            yield each.strip()
+
+
+def _kinds(parts: Sequence[str], spans: list[Span]) -> Iterator[str]:
+    """Yield the kind of each token, given the part of the text that it stands for: the kind of its first character that
+    the template did not write."""
+    at = 0
+    place = 0
+    for part in parts:
+        end = at + len(part)
+        while place < len(spans) and spans[place].end <= at:
+            place += 1
+        is_outside = place < len(spans) and spans[place].start < end
+        yield spans[place].kind if is_outside else TEMPLATE
+        at = end
+
+
+def _placed(rendered_ids: Sequence[int], kinds: Sequence[str], token_ids: Sequence[int]) -> list[str] | None:
+    """Return the kinds of a prompt's tokens, of which those of images are not in the rendered text; None if the others
+    differ."""
+    placed: list[str] = []
+    at = 0
+    for number, token_id in enumerate(token_ids):
+        if at < len(rendered_ids) and token_id == rendered_ids[at]:
+            placed.append(kinds[at])
+            at += 1
+        else:
+            if placed and token_ids[number - 1] == token_id:  # the template's own placeholder
+                placed[-1] = MEDIA
+            placed.append(MEDIA)
+    return placed if at == len(rendered_ids) else None
