@@ -1,0 +1,41 @@
+// Lists the last runs of agents, and updates the list while the page is visible.
+
+import { keepLoading } from "./page.js";
+import { byId, clock, count, duration, element, percent } from "./show.js";
+import { requestJson, runPageOf } from "./sse.js";
+
+const EVERY_MS = 2000;
+let shown = "";
+
+function show({ runs }) {
+  const now = JSON.stringify(runs);
+  if (now === shown) return EVERY_MS; // so that a row with the focus keeps it
+  shown = now;
+  const focused = document.activeElement?.getAttribute("href");
+  const rows = runs.map((run) => element("li", {}, rowOf(run)));
+  const none = "No runs yet. A run appears when an agent sends its session in a header, or goes on from an answer.";
+  byId("runs").replaceChildren(runs.length ? element("ol", {}, ...rows) : element("p", { class: "note" }, none));
+  for (const link of byId("runs").querySelectorAll("a")) if (link.getAttribute("href") === focused) link.focus();
+  return EVERY_MS;
+}
+
+function rowOf(run) {
+  const { num_turns: turns, num_agents: agents, prompt_tokens: prompt, cached_tokens: cached } = run;
+  const track = element("span", { class: "track", "aria-hidden": "true" });
+  for (const [name, ns] of [["decode", run.model_ns], ["tools", run.tools_ns], ["user", run.user_ns]]) {
+    track.append(element("i", { class: `phase-${name}` }));
+    track.lastChild.style.flex = `${ns} 0 0`;
+  }
+  return element(
+    "a",
+    { href: runPageOf(run.run_id), title: run.run_id },
+    element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), ...(run.is_live ? [" ", element("span", { class: "is-live" }, run.num_open ? "running" : "live")] : [])),
+    element("span", { class: "quiet" }, run.model.split("/").at(-1)),
+    element("span", {}, `${count(turns)} ${turns === 1 ? "turn" : "turns"}${agents > 1 ? `, ${agents} agents` : ""}`),
+    element("span", { class: "quiet" }, `${count(prompt)} tokens, ${percent(cached / Math.max(1, prompt))} reused`),
+    track,
+    element("span", { class: "took" }, duration(run.duration_ns / 1e9)),
+  );
+}
+
+keepLoading(() => requestJson("debug/runs"), show);
