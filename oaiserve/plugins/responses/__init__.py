@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
 from oaiserve.plugins.responses import metrics
+from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -22,8 +23,8 @@ PATH = "/v1/responses"
 def _check(config: Config) -> None:
     from oaiserve.plugins.responses import store
 
-    if config.server.response_store is not None:
-        store.check(config.server.response_store)
+    if (file := config.of(StoreOptions).response_store) is not None:
+        store.check(file)
 
 
 def _routes(config: Config) -> list[Route]:
@@ -56,11 +57,17 @@ def _routes(config: Config) -> list[Route]:
     ]
 
 
+def _front_routes(config: Config) -> list[Route]:
+    from oaiserve.plugins.responses.socket import socket_route
+
+    return [socket_route(PATH, config)]
+
+
 def _opened(config: Config) -> ResponseDatabase:
     from oaiserve.plugins.responses.store import ResponseDatabase
-    from oaiserve.storage.store import StoreLimits
 
-    return ResponseDatabase(config.server.response_store, StoreLimits.of(config.server))
+    options = config.of(StoreOptions)
+    return ResponseDatabase(options.response_store, options.limits)
 
 
 def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
@@ -70,11 +77,10 @@ def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         from oaiserve.plugins.responses.runs import Runs
         from oaiserve.plugins.responses.state import State
-        from oaiserve.storage.store import StoreLimits
 
         serving = app.state.serving
         store = open_store(serving.config)
-        app.state.responses = State(store, Runs(StoreLimits.of(serving.config.server)))
+        app.state.responses = State(store, Runs(serving.config.of(StoreOptions).limits))
         show = serving.telemetry.show
         show(metrics.STORED, lambda: {(): store.counts().number})
         show(metrics.STORED_BYTES, lambda: {(): store.counts().num_bytes})
@@ -86,8 +92,10 @@ def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
 
     return Plugin(
         name="responses",
+        options={"Stored responses and files": StoreOptions},
         check=_check,
         routes=_routes,
+        front_routes=_front_routes,
         lifespan=lifespan,
         metrics=(metrics.STORED, metrics.STORED_BYTES, metrics.DROPPED),
     )

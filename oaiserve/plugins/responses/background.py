@@ -22,12 +22,16 @@ from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.door.middleware import as_api_error
 
+# A response in the background waits for other work for this long. Then its turn is that of any other request. It waits
+# for half of the time within which its client wants to have it.
+WAIT_SECONDS = {"soonest": 30, "2h": 60 * 60, "8h": 4 * 60 * 60}
+
 
 class EventStream(StreamingResponse):
     """The ASGI response to a client that follows a background response. A shutdown ends it."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(events, headers={**sse.HEADERS, "cache-control": "no-cache"})
+        super().__init__(_with_end(events), headers={**sse.HEADERS, "cache-control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_open = False
@@ -42,6 +46,12 @@ class EventStream(StreamingResponse):
         except asyncio.CancelledError:
             if is_open:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_end(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for event in events:
+        yield event
+    yield sse.DONE
 
 
 class BackgroundAnswer:

@@ -76,7 +76,18 @@ class PromptCacheOptions(msgspec.Struct):
 
     comparison_response_id: Annotated[str | None, described("The id of an earlier response of this server.")] = None
     mode: Annotated[Literal["implicit", "explicit"] | None, described("Changes nothing.")] = None
+    prewarm: Annotated[bool | None, described("Only compute and cache the prompt, and answer without output.")] = None
     ttl: Annotated[Literal["30m", "12h"] | None, described("Changes nothing: blocks stay while there is room.")] = None
+
+
+class BackgroundOptions(msgspec.Struct):
+    """When a response in the background has to be done."""
+
+    completion_window: Annotated[
+        Literal["soonest", "2h", "8h"] | None,
+        described("How long it may take. It waits for other work for 30 seconds (soonest), one hour or four."),
+    ] = None
+    continuation_id: Annotated[str | None, described("Changes nothing.")] = None
 
 
 class ResponseInputBody(CompactionBody, kw_only=True):
@@ -127,8 +138,12 @@ class ResponsesBody(SamplingBody, kw_only=True):
     background: Annotated[
         bool | None, described("Answer at once, and make the response in the background. It must be stored.")
     ] = None
+    background_options: BackgroundOptions | None = None
     conversation: _Conversation = None
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
+
+
+InputBody = ResponsesBody | ResponseInputBody
 
 
 class ItemsBody(msgspec.Struct, kw_only=True):

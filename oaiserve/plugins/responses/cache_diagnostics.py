@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.facts.record import ReadAgain
+from oaiserve.routes.dialects.reasoning import EFFORTS, SWITCHES
 from oaiserve.routes.prompt_reuse import PromptReuse
 
 CacheMissReason = Literal[
@@ -26,11 +27,17 @@ _REASONS: dict[ReadAgain, CacheMissReason] = {
     ReadAgain.MODEL: "model_changed",
     ReadAgain.SALT: "prompt_cache_key_changed",
     ReadAgain.TOOLS: "tools_changed",
-    ReadAgain.OPTIONS: "reasoning_effort_changed",
     ReadAgain.SYSTEM: "input_changed",
     ReadAgain.MESSAGE: "input_changed",
     ReadAgain.IMAGE: "input_changed",
     ReadAgain.TEXT: "input_changed",
+}
+# By the variable of the chat template that changed. A schema changes a prompt only where it makes the model reason,
+# other settings only where the template reads them, and the service tier never.
+_OPTIONS: dict[str, CacheMissReason] = {
+    **dict.fromkeys((*SWITCHES, *EFFORTS), "reasoning_effort_changed"),
+    "verbosity": "verbosity_changed",
+    "opening": "text_format_changed",
 }
 
 
@@ -50,11 +57,12 @@ def diagnostics_of(reuse: PromptReuse, *, is_compacted: bool) -> PromptCacheDiag
     if not reuse.compare_with or compared is None:
         return UNSET
     if not reuse.is_known:
-        return PromptCacheDiagnostics("comparison_response_not_found")
-    if compared.change is None:
+        return PromptCacheDiagnostics("unavailable" if reuse.is_one_of_several else "comparison_response_not_found")
+    if (change := compared.change) is None:
         return PromptCacheDiagnostics("cache_hit")
-    reason = _REASONS.get(compared.change.reason)
-    if reason is None:  # The prompt is the same, and its blocks were evicted, for example.
+    is_option = change.reason is ReadAgain.OPTIONS
+    reason = _OPTIONS.get(change.option, "input_changed") if is_option else _REASONS.get(change.reason)
+    if reason is None:  # For example, its blocks were evicted, or another replica has them.
         return PromptCacheDiagnostics("unavailable")
     if is_compacted and reason == "input_changed":
         reason = "context_compacted"

@@ -133,7 +133,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     serving = intake.serving
     exchange = intake.exchange
     adaptations = exchange.adaptations
-    offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
+    offered, conversation = conversed(body, serving, earlier, adaptations, is_constrained=False)
     whole = RequestInput(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=False
     )
@@ -144,7 +144,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
         intake.head,
         wanted,
         conversation,
-        exchange.tool_calls,
+        exchange.answer_facts,
         {},
         offered,
         stream=False,

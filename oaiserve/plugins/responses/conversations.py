@@ -35,6 +35,7 @@ from oaiserve.routes.intake.parameters import check_metadata
 from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.serving import serving_of
+from oaiserve.storage.store_options import StoreOptions
 
 _EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
 
@@ -121,7 +122,7 @@ async def change(
     example=_EXAMPLE,
 )
 async def create(request: Request) -> Response:
-    if not serving_of(request).config.server.stores_responses:
+    if not serving_of(request).config.of(StoreOptions).stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     adaptations = Adaptations()
     body, _ = await read_parsed(request, ConversationBody, adaptations.note)

@@ -14,12 +14,13 @@ import msgspec
 from oaiserve.plugins.responses.offered import arguments_of
 from oaiserve.plugins.responses.store import StoredDecoder
 from oaiserve.routes.adaptations import STORED, Adaptations
-from oaiserve.routes.chat.contents import ContentReader, has_parts, is_part, thoughts_in
+from oaiserve.routes.answer.common_shape import is_own_call_id
+from oaiserve.routes.chat.contents import ONE_PART, WITHOUT_TYPE, ContentReader, has_parts, is_part, thoughts_in
 from oaiserve.routes.chat.foreign import hosted_call, name_of, text_of
-from oaiserve.routes.chat.history import BEFORE_SUMMARY, UNKNOWN, Placed, calls_of
+from oaiserve.routes.chat.history import BEFORE_SUMMARY, IS_JSON, UNKNOWN, Placed, calls_of
 from oaiserve.routes.chat.tools import joined_name
 from oaiserve.routes.intake.invalid import converted, invalid, needed, show
-from oaiserve.routes.intake.media import first_asked
+from oaiserve.routes.intake.last_turn import first_asked
 from oaiserve.routes.intake.object_types import InputItem
 
 IN_CHATS_FORM = "is read in chat's form"
@@ -57,7 +58,7 @@ def input_items(
 
 def with_distinct_ids(items: Iterable[Item], new_id: Callable[[str], str], taken: Iterable[str] = ()) -> list[Item]:
     """Return the items, with a new id for each whose id an earlier item has, or is `taken`. Otherwise a client that
-    reads pages of a list by the last id of each would read some of them for ever."""
+    reads pages of a list by the last id of each would never reach the end."""
     ids = set(taken)
     distinct: list[Item] = []
     for item in items:
@@ -79,6 +80,9 @@ def _item(
     if kind in (None, "message") and raw.get("role") in ("tool", "function"):
         adaptations.note(where, IN_CHATS_FORM)
         raw = {"type": "function_call_output", "call_id": raw.get("tool_call_id"), "output": raw.get("content")}
+    if kind == "configuration_update" and any(isinstance(raw.get(name), dict) for name in ("text", "reasoning")):
+        reason = "settings cannot change within a conversation. Send 'text' and 'reasoning' with the request"
+        raise invalid(where.partition("[")[0], reason, where)
     if isinstance(kind, str) and kind not in _PREFIXES:  # an item of a hosted tool, or of another server
         ids = {name: raw[name] for name in ("id", "call_id") if isinstance(raw.get(name), str) and raw[name]}
         others = {name: value for name, value in raw.items() if name not in ("id", "call_id")}
@@ -87,11 +91,15 @@ def _item(
     prefix = _PREFIXES[item.type or "message"]
     identity = {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
     call_id = item.call_id or identity["id"]
-    needed_field = _TEXTS_NEEDED.get(item.type or "")
-    if needed_field is not None and raw.get(needed_field) is None:
-        adaptations.note(f"{where}.{needed_field}", "is missing, and read as empty")
+    for name in _NEEDED.get(item.type or "", ()):
+        if raw.get(name) is None:
+            what = "is missing" if name in ("call_id", "name") else "is missing, and read as empty"
+            adaptations.note(f"{where}.{name}", what)
+    _note_content(item.content, f"{where}.content", adaptations)
     match item.type:
         case "function_call":
+            if item.arguments is not None and not isinstance(item.arguments, str):
+                adaptations.note(f"{where}.arguments", IS_JSON)
             call = {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "arguments": _text(item.arguments)}
             if item.namespace is not None:
                 call["namespace"] = item.namespace
@@ -100,6 +108,8 @@ def _item(
             return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "input": item.input or ""}
         case "function_call_output" | "custom_tool_call_output":
             output = _parts(item.output, "") if has_parts(item.output) else _text(item.output)
+            if item.output is not None and not (isinstance(item.output, str) or has_parts(item.output)):
+                adaptations.note(f"{where}.output", "is read as a text in JSON")
             return {**identity, "call_id": call_id, "output": output}
         case "reasoning":
             parts = _parts(item.content, "reasoning_text")
@@ -113,10 +123,14 @@ def _item(
         case "compaction_trigger":  # The routes that support it have removed it.
             raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
     role = needed(where, item, "role")
+    if raw.get("phase"):
+        adaptations.note(f"{where.partition('[')[0]}[].phase", "is left out: chat templates have no place for it")
+    if item.content is None and not raw.get("tool_calls"):
+        adaptations.note(f"{where}.content", "is missing, and read as empty")
     message = {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
     if role == "assistant" and isinstance(calls := raw.get("tool_calls"), list) and calls:
         adaptations.note(where, IN_CHATS_FORM)
-        message["tool_calls"] = calls_of(calls)
+        message["tool_calls"] = calls_of(calls, where, adaptations.note)
     return message
 
 
@@ -131,10 +145,23 @@ _PREFIXES = {
     "compaction": "cmp",
     "compaction_trigger": "",
 }
-# Fields with the text of an item, by type.
-_TEXTS_NEEDED = {"custom_tool_call": "input", "function_call_output": "output", "custom_tool_call_output": "output"}
+# Fields that an item must have by the API, by type.
+_NEEDED = {
+    "function_call": ("call_id", "name", "arguments"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call_output": ("call_id", "output"),
+}
 _SIDES = {"assistant": "output"}
 _MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": []}}
+
+
+def _note_content(content: object, where: str, adaptations: Adaptations) -> None:
+    if isinstance(content, dict):
+        adaptations.note(where, ONE_PART)
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, str):
+            adaptations.note(f"{where}[{number}]", WITHOUT_TYPE)
 
 
 def _text(value: object) -> str:
@@ -204,7 +231,14 @@ def chat_messages(
                 content = _joined(reader.read(item["content"], f"{where}.content", item["role"], is_asked=is_asked))
                 if item["role"] == "assistant":
                     thought = reasoning or thoughts_in(item["content"])
-                    placed.append((where, _thought(content, thought)))
+                    # A text right after calls belongs to the same answer.
+                    if content and not thought and placed and (calls := placed[-1][1].get("tool_calls")):
+                        placed[-1][1]["content"] = _after(placed[-1][1]["content"], content)
+                        # After this server's calls it is the model's own text. Codex returns it without its id.
+                        if not is_own_call_id(calls[-1]["id"]):
+                            adaptations.note(where, "text after a call is shown before it")
+                    else:
+                        placed.append((where, _thought(content, thought)))
                 else:
                     placed.append((where, {"role": item["role"], "content": content}))
                 reasoning = ""
@@ -228,6 +262,11 @@ def chat_messages(
                 called(where, *call[:3])
                 if call[3]:
                     answered(where, call[0], call[3])
+            case "additional_tools" | "tool_search_output":
+                adaptations.note(where, "its tools are shown with the others, before the conversation")
+                if item["type"] == "tool_search_output":
+                    names = ", ".join(_names_in(item.get("tools")))
+                    answered(where, item.get("call_id") or item["id"], f"These tools can be called now: {names}")
             case kind if kind.endswith("_call_output"):
                 output = item.get("output")
                 adaptations.note(where, f"{name_of(item)} is shown as the result of a tool")
@@ -247,9 +286,23 @@ def chat_messages(
 
 # Items for the client, or for the server that made them.
 _WITHOUT_TEXT = (
-    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_output", "compaction"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"),
     "item_reference",
 )
+
+
+def _names_in(tools: object) -> list[str]:
+    return [str(tool.get("name")) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+
+
+def _after(before: str | list[dict[str, Any]], content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the contents of two messages as one."""
+    if not before:
+        return content
+    if isinstance(before, str) and isinstance(content, str):
+        return f"{before}\n\n{content}"
+    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (before, content))
+    return [part for each in parts for part in each]
 
 
 def _thought(content: str | list[dict[str, Any]], reasoning: str) -> dict[str, Any]:
@@ -268,7 +321,7 @@ _ENCRYPTED = "oaiserve:"
 
 
 def encrypted(text: str) -> str:
-    """Return a text in the form of `encrypted_content`, which clients send back unchanged. It is no secret."""
+    """Return a text in the form of `encrypted_content`, which clients send back unchanged. It is not a secret."""
     return _ENCRYPTED + b64encode(text.encode()).decode()
 
 

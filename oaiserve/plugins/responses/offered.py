@@ -6,20 +6,21 @@ run on OpenAI's servers are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from oaiserve.engine.request import Grammar
-from oaiserve.plugins.responses.body import ResponseInputBody, ResponsesBody
+from oaiserve.plugins.responses.body import InputBody
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.tools import Tools, joined_name, requested_tools
 from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.intake.invalid import invalid, needed
-from oaiserve.routes.intake.object_types import Function, InputFormat, ResponseChoice
+from oaiserve.routes.intake.invalid import converted, invalid, needed
+from oaiserve.routes.intake.object_types import Function, InputFormat, ResponseChoice, ResponseTool
 
+BRINGING_TOOLS = ("additional_tools", "tool_search_output")  # types of items
 _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 
 
@@ -33,7 +34,24 @@ class OfferedTools:
     left_out: tuple[str, ...]
 
 
-def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptations) -> OfferedTools:
+def with_arrived(body: InputBody, items: Iterable[tuple[str, Mapping[str, Any]]]) -> InputBody:
+    """Return a request with the tools that the items in its conversation bring, each with its place. A tool that is
+    there already stays as it is. Raises InvalidRequest."""
+    tools = list(body.tools or [])
+    known = {(tool.type, tool.name) for tool in tools}
+    for where, item in items:
+        arrived = item.get("tools")
+        for number, raw in enumerate(arrived if isinstance(arrived, list) else []):
+            tool = converted(ResponseTool, raw, f"{where}.tools[{number}]")
+            if (tool.type, tool.name) not in known:
+                known.add((tool.type, tool.name))
+                tools.append(tool)
+    if len(tools) == len(body.tools or []):
+        return body
+    return msgspec.structs.replace(body, tools=tools)
+
+
+def offered_tools(body: InputBody, adaptations: Adaptations) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
     functions: dict[str, Function] = {}  # functions by their places
     namespaces: dict[str, tuple[str, str]] = {}
@@ -75,9 +93,8 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
             raise invalid("tool_choice", "forces a call, but all tools of the request run on OpenAI's servers")
         return OfferedTools(None, namespaces, frozenset(), tuple(left_out))
     tools = requested_tools(body, adaptations.note, functions, namespaces)
-    if tools is not None and tools.is_forced and len(tools.schemas) == 1:
-        (name,) = tools.schemas
-        form = formats.get(tools.client_names.get(name, name))
+    if tools is not None and tools.forced_name is not None:
+        form = formats.get(tools.forced_name)
         if form is not None and form.type == "grammar" and form.definition is not None:
             tools = replace(tools, raw=Grammar(form.syntax or "lark", form.definition, "tools"), only_one=True)
     return OfferedTools(tools, namespaces, frozenset(formats), tuple(left_out))

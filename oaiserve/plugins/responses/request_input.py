@@ -7,7 +7,7 @@ answer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.http.fair_turns import Work
-from oaiserve.plugins.responses.body import ResponseInputBody, ResponsesBody
+from oaiserve.plugins.responses.body import InputBody, ResponsesBody
 from oaiserve.plugins.responses.conversations import before_turn, no_conversation
 from oaiserve.plugins.responses.items import (
     Item,
@@ -27,11 +27,11 @@ from oaiserve.plugins.responses.items import (
     since_compaction,
     stored_items,
 )
-from oaiserve.plugins.responses.offered import OfferedTools, offered_tools
+from oaiserve.plugins.responses.offered import BRINGING_TOOLS, OfferedTools, offered_tools, with_arrived
 from oaiserve.plugins.responses.output import item_id, response_ids
 from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
-from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.contents import ContentReader
 from oaiserve.routes.chat.conversation import Conversation
@@ -43,7 +43,6 @@ from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.serving import Serving, serving_of
 
-InputBody = ResponsesBody | ResponseInputBody
 MAX_REFERENCES = 128  # references to items of other responses
 ROOM_TOKENS = 1024  # room for an answer without a limit, when a conversation is truncated
 
@@ -143,10 +142,10 @@ async def read_all_earlier(http: Request, intake: Intake[Any]) -> Earlier:
 
 
 def conversed(
-    body: InputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
+    body: InputBody, serving: Serving, earlier: Earlier, adaptations: Adaptations, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
     """Return the tools and the reasoning of a request. `is_constrained` says whether it has a `text.format`."""
-    offered = offered_tools(body, adaptations)
+    offered = offered_tools(with_arrived(body, _bringing_tools(body, earlier)), adaptations)
     conversation = Conversation(
         serving.dialect,
         offered.tools,
@@ -156,6 +155,19 @@ def conversed(
         is_constrained=is_constrained or text_format(body) is not None,
     )
     return offered, conversation
+
+
+def _bringing_tools(body: InputBody, earlier: Earlier) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the items that bring tools into the conversation, each with its place."""
+    stored = [
+        (f"{STORED}{item['id']}", item)
+        for turn in earlier.turns
+        if any(f'"{kind}"'.encode() in turn.input_items for kind in BRINGING_TOOLS)
+        for item in stored_items.decode(turn.input_items)
+    ]
+    given = body.input if isinstance(body.input, list) else []
+    sent = [(f"input[{number}]", item) for number, item in enumerate(given)]
+    return [(where, item) for where, item in (*stored, *sent) if item.get("type") in BRINGING_TOOLS]
 
 
 def text_format(body: InputBody) -> Grammar | None:

@@ -14,8 +14,15 @@ from oaiserve.engine.request import SamplingParams, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.http.fair_turns import Work
 from oaiserve.plugins.responses import compact
-from oaiserve.plugins.responses.background import BackgroundAnswer
-from oaiserve.plugins.responses.body import ENCRYPTED, LOGPROBS, ResponseInputBody, ResponsesBody
+from oaiserve.plugins.responses.background import WAIT_SECONDS, BackgroundAnswer
+from oaiserve.plugins.responses.body import (
+    ENCRYPTED,
+    LOGPROBS,
+    BackgroundOptions,
+    PromptCacheOptions,
+    ResponseInputBody,
+    ResponsesBody,
+)
 from oaiserve.plugins.responses.conversations import change, with_turn
 from oaiserve.plugins.responses.offered import OfferedTools
 from oaiserve.plugins.responses.output import ResponseEvent, ResponseObject
@@ -46,6 +53,7 @@ from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tokens import answer_in_turns, encoded
+from oaiserve.storage.store_options import StoreOptions
 
 # Parameters of other routes or servers, and their equivalents here.
 _ELSEWHERE = {
@@ -82,7 +90,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
         return (yield from _answer(intake, earlier, state_of(http), compacts=compacts))
 
     is_slow = compacts or intake.body.truncation == "auto"
-    result = await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
+    result = await in_turns_if_large(http, answer(), intake.num_bytes + intake.media.num_bytes, always=is_slow)
     if isinstance(result, BackgroundAnswer):
         # Otherwise a full disk would be noticed at the end, when the client has left.
         await state_of(http).store.check_room(earlier.owner, result.queued)
@@ -111,11 +119,13 @@ async def input_tokens(request: Request) -> Response:
     media = await earlier_media(request, body, earlier, num_bytes)
 
     def count() -> Work[bytes]:
-        _, conversation = conversed(body, serving, adaptations, is_constrained=False)
+        _, conversation = conversed(body, serving, earlier, adaptations, is_constrained=False)
         prompt = RequestInput(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
-    return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
+    return await answer_in_turns(
+        request, body.model, count(), num_bytes + media.num_bytes + earlier.num_bytes, adaptations
+    )
 
 
 def _answer(
@@ -126,28 +136,35 @@ def _answer(
     exchange = intake.exchange
     parameters.refuse(body, "/v1/responses", _ELSEWHERE)
     parameters.check_metadata(body.metadata or {})
+    window = (body.background_options or BackgroundOptions()).completion_window or "soonest"
     if body.background:
         _check_background(body, serving)
         exchange.is_streaming = True  # to clients that follow it
         exchange.is_background = True
+        exchange.background_wait_ns = WAIT_SECONDS[window] * 1_000_000_000
         exchange.ids = None  # No other server continues it.
+    elif window != "soonest":
+        raise invalid("background_options.completion_window", "is only allowed with 'background': true")
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
-    offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=is_constrained)
-    is_forced = offered.tools is not None and offered.tools.is_forced
-    if compacts and (is_constrained or is_forced or text_format(body) is not None):
+    offered, conversation = conversed(body, serving, earlier, exchange.adaptations, is_constrained=is_constrained)
+    if compacts and (is_constrained or conversation.is_forced or text_format(body) is not None):
         raise invalid("input", "a 'compaction_trigger' asks for a text without a form, stop strings or calls")
     if offered.left_out:
-        exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
+        exchange.answer_facts.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
     has_logprobs = LOGPROBS in (body.include or [])
     num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
-    max_tokens = integer(body, "max_output_tokens")
+    max_tokens = parameters.token_limit(body, "max_output_tokens")
+    options = body.prompt_cache_options or PromptCacheOptions()
+    only_prepares = bool(options.prewarm) and not compacts
     own = conversation.own_params(
-        max_tokens,
+        0 if only_prepares else max_tokens,
         num_logprobs,
-        constraints.grammar(body, text_format(body)),
+        constraints.grammar(body, exchange.adaptations.note, text_format(body)),
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(own)
+    exchange.reasoning_level = None if body.reasoning is None else body.reasoning.effort
+    exchange.previous_response_id = body.previous_response_id
     adaptations = exchange.adaptations
     whole = RequestInput(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts
@@ -156,22 +173,23 @@ def _answer(
     num_dropped = 0
     if body.truncation == "auto" or compacts:
         prompt, num_dropped = yield from whole.truncated(max_tokens, keeps_room=compacts)
-    stores = body.store is not False and serving.config.server.stores_responses
+    stores = body.store is not False and serving.config.of(StoreOptions).stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
-    if body.prompt_cache_options is not None:
-        exchange.prompt_reuse.compare_with = body.prompt_cache_options.comparison_response_id or ""
+    exchange.prompt_reuse.continues = body.previous_response_id or ""
+    exchange.prompt_reuse.compare_with = options.comparison_response_id or exchange.prompt_reuse.compare_with
     shape = (compact.SummaryShape if compacts else ResponsesShape)(
         intake.head,
         wanted,
         conversation,
-        exchange.tool_calls,
+        exchange.answer_facts,
         _reported(intake, offered, params, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
         reuse=exchange.prompt_reuse,
         is_compacted=compact.is_in(body),
         stream=exchange.is_streaming and not compacts,
         encrypts=ENCRYPTED in (body.include or []),
+        only_prepares=only_prepares,
     )
 
     def turn(response: bytes) -> StoredResponse:
@@ -214,7 +232,7 @@ def _reported(
         "background": bool(body.background),
         "instructions": body.instructions,
         "conversation": UNSET if body.conversation is None else {"id": intake.exchange.conversation_id},
-        "max_output_tokens": integer(body, "max_output_tokens"),
+        "max_output_tokens": parameters.token_limit(body, "max_output_tokens"),
         "max_tool_calls": integer(body, "max_tool_calls"),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
@@ -243,5 +261,5 @@ def _shown(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _check_background(body: ResponsesBody, serving: Serving) -> None:
-    if body.store is False or not serving.config.server.stores_responses:
+    if body.store is False or not serving.config.of(StoreOptions).stores_responses:
         raise invalid("background", "a response that is made in the background has to be stored")

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from oaiserve.plugins.responses.store import StoredResponse
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits
 
 _NEW_STATES = tuple(b"event: response.%b\n" % state for state in (b"created", b"in_progress", b"failed"))
 
@@ -53,7 +53,7 @@ class Run:
         self._parts = []
         for block in blocks:
             if not block.startswith(b"event: "):
-                continue  # a comment
+                continue  # a comment, or [DONE], which `EventStream` adds
             self.events.append(block + b"\n\n")
             self.num_event_bytes += len(self.events[-1])
             if block.startswith(_NEW_STATES):

@@ -9,7 +9,6 @@ from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
-from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.plugins.responses.cache_diagnostics import diagnostics_of
 from oaiserve.plugins.responses.offered import OfferedTools
 from oaiserve.plugins.responses.output import (
@@ -31,6 +30,7 @@ from oaiserve.routes.answer.logprobs import drop_end_logprob
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
+from oaiserve.routes.exchange import AnswerFacts
 from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
 from oaiserve.routes.prompt_reuse import PromptReuse
@@ -47,7 +47,7 @@ class ResponsesShape:
         head: Head,
         wanted: Wanted,
         conversation: Conversation,
-        counted_calls: dict[ToolCallOutcome, int],
+        facts: AnswerFacts,
         reported: Mapping[str, Any],
         offered: OfferedTools,
         *,
@@ -55,17 +55,19 @@ class ResponsesShape:
         is_compacted: bool,
         stream: bool,
         encrypts: bool,
+        only_prepares: bool = False,
     ) -> None:
-        """`reported` are the parameters to repeat in the answer. The outcomes of calls are added to `counted_calls`."""
+        """`reported` are the parameters to repeat in the answer. `facts` about it are noted. An answer that
+        `only_prepares` the cache has no output."""
         self._head = head
         self._reuse = reuse
         self._is_compacted = is_compacted
+        self._only_prepares = only_prepares
         self._wanted = wanted
-        self._counted_calls = counted_calls
+        self._facts = facts
         self._reported = reported
         self._reader = conversation.reader()
-        # Then the model can write nothing but calls, so any text belongs to a call that was cut.
-        self._is_forced = conversation.tools is not None and conversation.tools.is_forced
+        self._is_forced = conversation.is_forced
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         report = self._add_event if stream else None
         self._output = ResponseOutput(head.id, wanted.num_logprobs, report, offered, encrypts=encrypts)
@@ -115,7 +117,7 @@ class ResponsesShape:
             more = {}
         fields = {"response": final, **more}
         self._add_event(f"response.{final.status}", fields, self._output.fillings())
-        yield self._taken_events()
+        yield self._taken_events() + sse.DONE
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         self._output.stop()
@@ -127,7 +129,7 @@ class ResponsesShape:
         ids = {key: details[key] for key in ("request_id", "trace_id") if key in details}
         fields = {"response": self._object("failed", error=ResponseError(code, details["message"], **ids))}
         self._add_event("response.failed", fields, self._output.fillings())
-        return self._taken_events()
+        return self._taken_events() + sse.DONE
 
     def cancelled(self) -> bytes:
         self._output.stop()
@@ -162,9 +164,11 @@ class ResponsesShape:
                 if self._held:
                     self._held = TokenLogprobs()
         if chunk.finish_reason is not None:
-            self._is_cut = chunk.finish_reason == FinishReason.LENGTH
-            self._reader.add_calls(self._counted_calls)
-            self._output.end(self._held, is_cut=self._is_cut, has_text=not self._is_forced)
+            self._is_cut = chunk.finish_reason == FinishReason.LENGTH and not self._only_prepares
+            self._reader.report(self._facts)
+            if self._reader.has_called and not self._is_cut:
+                self._facts.finish_reasons[chunk.index] = "tool_calls"  # The route has no word for it.
+            self._output.end(self._held, is_cut=self._is_cut, has_text=not (self._is_forced or self._only_prepares))
 
     def _add_event(self, kind: str, fields: Mapping[str, Any], fillings: Fillings = ()) -> None:
         data = encode(ResponseEvent(kind, self._num_events, **fields))

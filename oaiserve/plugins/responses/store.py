@@ -17,7 +17,8 @@ import msgspec
 
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
-from oaiserve.storage.store import Store, StoreLimits, on_thread, reported
+from oaiserve.storage.store import Store, on_thread, reported
+from oaiserve.storage.store_options import StoreLimits
 
 T = TypeVar("T")
 

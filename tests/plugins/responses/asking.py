@@ -23,8 +23,8 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the events of a stream, and check what holds for each of them."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *blocks, rest = response.text.split("\n\n")
-    assert rest == ""
+    *blocks, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
     events = []
     for number, block in enumerate(blocks):
         name, data = block.split("\n")

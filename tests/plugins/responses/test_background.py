@@ -14,6 +14,9 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
+from oaiserve.plugins.responses.background import WAIT_SECONDS
+from oaiserve.storage.store_options import StoreOptions
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 from tests.plugins.responses.asking import LOGPROBS, ask
 from tests.plugins.responses.test_stored import BrokenStore
 from tests.routes.asking import RESPONSES, answered, refused
@@ -36,8 +39,11 @@ def read(served: Served, response_id: str) -> dict[str, Any]:
 
 
 def data_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream. If it ends by itself, its end is [DONE]."""
     for line in lines:
-        if line.startswith("data: "):
+        if line == "data: [DONE]":
+            assert not any(lines)
+        elif line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
 
 
@@ -173,7 +179,7 @@ def test_what_the_engine_refuses_is_refused_at_once(served: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_has_to_be_stored(serve: Serve, stream: bool) -> None:
     refused(serve().post(RESPONSES, input="Hi", background=True, store=False, stream=stream), "background", "stored")
-    keeps_none = serve(response_store_number=0)
+    keeps_none = serve(of_plugins=(StoreOptions(response_store_number=0),))
     refused(keeps_none.post(RESPONSES, input="Hi", background=True, stream=stream), "background", "stored")
 
 
@@ -188,7 +194,7 @@ def test_a_deleted_response_is_gone_whether_it_runs_or_not(served: Served) -> No
 
 
 def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> None:
-    served = serve(response_store_number=2)
+    served = serve(of_plugins=(StoreOptions(response_store_number=2),))
     ids = []
     for _ in range(3):
         ids.append(begin(served))
@@ -258,3 +264,50 @@ def test_openais_client_polls_streams_and_cancels(served: Served) -> None:
         first = next(iter(running))
         assert first.type == "response.created"
         assert client.responses.cancel(first.response.id).status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (None, 30),
+        ({"completion_window": "soonest"}, 30),
+        ({"completion_window": "2h"}, 60 * 60),
+        ({"completion_window": "8h"}, 4 * 60 * 60),
+    ],
+)
+def test_it_waits_for_other_work_as_long_as_its_completion_window_allows(
+    served: Served, options: dict[str, str] | None, seconds: int
+) -> None:
+    begin(served, background_options=options)
+    assert served.engine.submitted.get(timeout=60).background_wait_ns == seconds * 10**9
+
+
+def test_a_completion_window_needs_a_response_in_the_background(served: Served) -> None:
+    body = {"input": "Hi", "background_options": {"completion_window": "2h"}}
+    refused(served.post(RESPONSES, **body), "background_options.completion_window", "'background': true")
+
+
+def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
+    clock = Clock()
+    runner = ScriptedRunner(gated=True, launching=lambda _: clock.move(1))
+    first, *others = (request(name, max_tokens=WAIT_SECONDS["soonest"] + 10) for name in ("first", "second", "third"))
+    engine = make_engine(runner, clock_ns=clock, max_running=1)
+    inbox = Inbox()
+    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0))
+    telemetry = FakeTelemetry()
+    with (
+        running_server(create_app(config, engine, telemetry), config.server) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        engine.submit(first, inbox)
+        runner.started.get(timeout=60)
+        served = Served(url, engine, telemetry, http)
+        response_id = begin(served, max_output_tokens=3)
+        for other in others:
+            engine.submit(other, inbox)
+        runner.permit(1_000)
+        assert followed(served, response_id)[-1]["type"] in ENDS
+        inbox.wait_terminal("first", "second", "third")
+    turns = dict.fromkeys(one[0] for step in runner.steps for one in step)
+    assert [*turns][0::2] == ["first", "second"], turns
+    assert response_id in [*turns][1]

@@ -72,3 +72,10 @@ def test_written_tokens_are_counted(server: Served) -> None:
     first, again = (ask(server, instructions="Written, and never seen before.")["usage"] for _ in range(2))
     written = [usage["input_tokens_details"]["cache_write_tokens"] for usage in (first, again)]
     assert written[0] > written[1] == 0
+
+
+def test_a_summary_in_place_of_earlier_items_is_named(server: Served) -> None:
+    before = ask(server)
+    summary = ask(server, input=[*INPUT, {"type": "compaction_trigger"}], max_output_tokens=40)["output"][-1]
+    answer = ask(server, before["id"], input=[summary, {"role": "user", "content": "And of Italy?"}])
+    assert answer["prompt_cache_diagnostics"]["reason"] == "context_compacted"

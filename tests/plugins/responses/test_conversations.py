@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from oaiserve.storage.store_options import StoreOptions
 from tests.plugins.responses.asking import ask, events_of
 from tests.routes.asking import RESPONSES, refused, submitted
 from tests.routes.doubles import says
@@ -97,7 +98,7 @@ def test_what_does_not_fit_together_is_refused(served: Served, serve: Serve) -> 
     assert served.http.delete(f"{RESPONSES}/{name}").status_code == 404
     both = served.post(RESPONSES, input="Hi", conversation=name, previous_response_id=ask(served)["id"])
     refused(both, "conversation", "'previous_response_id'")
-    without = serve(response_store_number=0).post(CONVERSATIONS)
+    without = serve(of_plugins=(StoreOptions(response_store_number=0),)).post(CONVERSATIONS)
     refused(without, None, "--response-store-number 0")
     small = serve(body_limit=1000)
     name = begun(small, items=[{"role": "user", "content": "a" * 600}])

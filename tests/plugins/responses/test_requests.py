@@ -88,6 +88,48 @@ ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
             {"role": "user", "content": "And?"},
         ],
     ),
+    (  # as Codex sends what a model wrote after its call
+        [
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "c1", "name": "stop", "arguments": "{}"},
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [ANSWER]},
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        ],
+        [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": "Well.",
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "stop", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        ],
+    ),
+    (  # as a small model writes around its calls
+        [
+            {"role": "user", "content": "Hi"},
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [ANSWER]},
+            {"type": "function_call", "call_id": "c1", "name": "stop", "arguments": "{}"},
+            {"type": "message", "id": "msg_2", "status": "completed", "role": "assistant", "content": [ANSWER]},
+            {"type": "function_call", "call_id": "c2", "name": "get_time", "arguments": ZONE},
+            {"type": "message", "role": "assistant", "content": [ANSWER, ANSWER]},
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+            {"type": "function_call_output", "call_id": "c2", "output": "12:00"},
+        ],
+        [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": text} for text in ("Well.\n\nWell.", "Well.", "Well.")],
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "stop", "arguments": "{}"}},
+                    {"id": "c2", "type": "function", "function": {"name": "get_time", "arguments": ZONE}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "done"},
+            {"role": "tool", "tool_call_id": "c2", "content": "12:00"},
+        ],
+    ),
 ]
 
 
@@ -128,7 +170,9 @@ def test_truncation_drops_the_first_items_that_the_context_has_no_room_for(
 
 
 @pytest.mark.parametrize("template", [None, HYBRID, CHATML], ids=["plain", "with-tools", "without-tools"])
-@pytest.mark.parametrize(("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls"])
+@pytest.mark.parametrize(
+    ("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls", "text-after-call", "text-around-calls"]
+)
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no-tools", "tools"])
 def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_chat(
     serve: Serve, template: str | None, items: list[Any], messages: list[Any], tools: list[Any]
@@ -208,7 +252,7 @@ def chosen(choice: Any) -> dict[str, Any]:
         (items({"type": 5}), "input", "'input[0].type'"),
         (items({"type": "message", "content": "Hi"}), "input", "'input[0].role'"),
         (said(5), "input", "'input[0].content[0].type'"),
-        (said({"type": "input_file", "file_id": "x"}), "input", "no other files"),
+        (said({"type": "input_file", "file_id": "x"}), "input", "there is no file 'x'"),
         (said({"type": "input_text"}), "input", "'input[0].content[0].text'"),
         (items({"type": "reasoning", "summary": "x"}), "input", "'input[0].summary'"),
         (items({"type": "item_reference", "id": "msg_1_0"}), "input", "no item 'msg_1_0'"),

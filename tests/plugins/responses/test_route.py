@@ -291,7 +291,7 @@ def test_a_response_is_accounted_for_like_every_other_request(serve: Serve, stre
     assert (record.operation, record.http_route, record.outcome) == ("responses", RESPONSES, Outcome.FINISHED)
     assert f'"id":"{record.response_id}"' in response.text
     assert record.conversation_id == record.response_id
-    assert (record.finish_reasons, record.params) == (("stop",), {"max_tokens": 9})
+    assert (record.answer_reasons, record.params) == (("tool_calls",), {"max_tokens": 9})
     assert dict(record.tool_calls) == {"called": 1}
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 1)
     assert served.telemetry.records.empty()

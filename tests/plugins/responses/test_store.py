@@ -25,7 +25,7 @@ from oaiserve.plugins.responses.store import (
     StoredDecoder,
     StoredResponse,
 )
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits
 from tests.databases import held_up, opened_databases
 
 ROOT = Path(__file__).parents[3]
@@ -303,11 +303,11 @@ def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) ->
 
 def test_what_its_client_no_longer_waits_for_is_not_stored(tmp_path: Path) -> None:
     async def put(store: ResponseDatabase, connection: sqlite3.Connection) -> list[StoredResponse | None]:
-        with held_up(connection):
-            first, left, stays = (
-                asyncio.ensure_future(store.put("", turn(name))) for name in ("first", "left", "stays")
-            )
-            await asyncio.sleep(0)  # The others wait for the first one.
+        with held_up(connection) as is_held:
+            first = asyncio.ensure_future(store.put("", turn("first")))
+            await asyncio.to_thread(is_held.wait, 60)
+            left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
+            await asyncio.sleep(0)  # Both wait for the first one.
             left.cancel()
             await asyncio.sleep(0)
         await asyncio.gather(first, stays)
@@ -400,7 +400,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits
 
 async def write(path, name, number):
     store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000))

@@ -14,6 +14,7 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.adaptations import HEADER
+from oaiserve.storage.store_options import StoreOptions
 from tests.plugins.responses.asking import TOOLS, ask, events_of, streamed
 from tests.routes.asking import CALL, HYBRID, RESPONSES, ZONE, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
@@ -62,6 +63,25 @@ def test_a_call_is_answered_in_the_next_turn(serve: Serve) -> None:
     function = {"name": "get_time", "arguments": ZONE}
     assert assistant["tool_calls"] == [{"id": call["call_id"], "type": "function", "function": function}]
     assert result == {"role": "tool", "content": "12:00", "tool_call_id": call["call_id"]}
+
+
+@pytest.mark.parametrize("sends_ids", [True, False], ids=["with-ids", "without-ids"])
+def test_only_text_that_a_client_writes_after_a_call_is_noted(serve: Serve, sends_ids: bool) -> None:
+    served = serve(template=HYBRID, script=says(f"Let me see.{CALL}Done."))
+    first = ask(served, tools=TOOLS)
+    assert [item["type"] for item in first["output"]] == ["message", "function_call", "message"]
+    output = [{name: value for name, value in item.items() if sends_ids or name != "id"} for item in first["output"]]
+    result = {"type": "function_call_output", "call_id": output[1]["call_id"], "output": "12:00"}
+    for again in (
+        {"input": [result], "previous_response_id": first["id"]},
+        {"input": [{"role": "user", "content": "Hi"}, *output, result]},
+    ):
+        response = served.post(RESPONSES, tools=TOOLS, **again)
+        assert HEADER not in response.headers
+        assert messages_of(served)[1]["content"] == "Let me see.\n\nDone."
+    of_client = [{**output[1], "call_id": "c1"}, output[2], {**result, "call_id": "c1"}]
+    response = served.post(RESPONSES, tools=TOOLS, input=of_client)
+    assert response.headers[HEADER] == "input[1]: text after a call is shown before it"
 
 
 def test_items_of_stored_responses_can_be_referred_to(served: Served) -> None:
@@ -148,7 +168,7 @@ def test_only_what_is_made_in_the_background_can_be_cancelled(served: Served) ->
 
 
 def test_a_server_that_shall_store_nothing_says_so(serve: Serve) -> None:
-    served = serve(response_store_number=0)
+    served = serve(of_plugins=(StoreOptions(response_store_number=0),))
     answer = ask(served, store=True)
     assert answer["store"] is False
     refused(stored(served, answer["id"]), "response_id", status=404)

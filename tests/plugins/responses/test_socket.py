@@ -1,0 +1,312 @@
+"""Tests responses on a WebSocket: that each is a request like any, steering, and clients that break the protocol."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from openai.types.responses.responses_client_event_param import ResponseCreate
+from typing_extensions import get_type_hints
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from oaiserve.errors import InternalError, Overloaded
+from oaiserve.facts.record import Outcome
+from oaiserve.plugins.responses import socket as sockets
+from oaiserve.plugins.responses import socket_lanes
+from oaiserve.plugins.responses.socket_frames import CloseCode, Opcode
+from tests.plugins.responses.asking import TIME, WITH_CALLS, streamed
+from tests.plugins.responses.web_socket import WebSocket, masked
+from tests.routes import asking
+from tests.routes.asking import CALL
+from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, says, starts
+from tests.serving import Serve, Served, running_server
+
+
+def texts(response: dict[str, Any]) -> list[str]:
+    return [item["content"][0]["text"] for item in response["output"] if item["type"] == "message"]
+
+
+def asked(served: Served) -> list[dict[str, Any]]:
+    """Return the messages of the next submitted prompt."""
+    _, prompt = asking.submitted(served)
+    return list(prompt.messages)
+
+
+def test_a_response_has_the_events_of_a_stream_and_a_record(served: Served) -> None:
+    with WebSocket(served.url) as client:
+        client.create(metadata={"a": "b"})
+        events = client.until("response.completed")
+    assert events[0]["headers"]["x-request-id"].startswith("req-")
+    over_http = streamed(served, metadata={"a": "b"})
+    assert [event["type"] for event in events] == [event["type"] for event in over_http]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert texts(events[-1]["response"]) == texts(over_http[-1]["response"]) == ["Hello world"]
+    record = served.telemetry.next_record()
+    assert (record.operation, record.http_route, record.outcome) == ("responses", "/v1/responses", Outcome.FINISHED)
+    assert (record.http_status, record.stream) == (200, True)
+
+
+def test_a_message_of_openais_client_has_three_parameters_more_than_a_request() -> None:
+    over_http = get_type_hints(ResponseCreateParamsNonStreaming)
+    assert get_type_hints(ResponseCreate).keys() - over_http.keys() == {"type", "stream_id", "generate"}
+
+
+def test_responses_follow_one_another_with_only_the_new_items(served: Served) -> None:
+    with WebSocket(served.url) as client:
+        client.create()
+        first = client.response()
+        client.create(input="More", previous_response_id=first["id"])
+        second = client.response()
+    asked(served)
+    assert [message["content"] for message in asked(served)] == ["Hi", "Hello world", "More"]
+    assert second["previous_response_id"] == first["id"]
+
+
+def test_a_response_that_is_not_stored_can_be_continued_on_its_socket_only(served: Served) -> None:
+    with WebSocket(served.url) as client:
+        client.create(store=False)
+        first = client.response()["id"]
+        client.create(store=False, input="More", previous_response_id=first)
+        second = client.response()
+        client.create(input=[{"role": "user", "content": "On"}], previous_response_id=second["id"])
+        third = client.response()
+        with WebSocket(served.url) as other:
+            other.create(previous_response_id=first)
+            assert other.event()["error"]["code"] == "previous_response_not_found"
+    assert (second["previous_response_id"], third["previous_response_id"]) == (first, second["id"])
+    prompts = [[message["content"] for message in asked(served)] for _ in range(3)]
+    assert prompts[2] == ["Hi", "Hello world", "More", "Hello world", "On"]
+
+
+def test_a_response_without_output_prepares_the_next_one(served: Served) -> None:
+    served.engine.script = says("")
+    with WebSocket(served.url) as client:
+        client.create(generate=False)
+        warm = client.response()
+        request, _ = asking.submitted(served)
+        client.create(input="More", previous_response_id=warm["id"])
+        client.response()
+    assert (request.params.max_tokens, warm["status"], warm["output"]) == (0, "completed", [])
+    assert [message["content"] for message in asked(served)] == ["Hi", "More"]
+
+
+def test_lanes_run_side_by_side_and_a_lane_in_order(served: Served) -> None:
+    served.engine.script = starts("One")
+    with WebSocket(served.url) as client:
+        for lane in ("a", "b"):
+            client.create(stream_id=lane)
+        seen = set()
+        while len(seen) < 2:
+            event = client.event()
+            if event["type"] == "response.output_text.delta":
+                seen.add(event["stream_id"])
+        served.engine.script = says("Two")
+        client.create(stream_id="a", input="Next")
+        client.create(stream_id="c")
+        (*_, last) = client.until("response.completed")
+        assert last["stream_id"] == "c"
+    assert {served.engine.aborted.get(timeout=60) for _ in range(2)}  # The client has left.
+
+
+def test_errors_are_events_and_nothing_is_lost(serve: Serve) -> None:
+    served = serve(api_key=("secret",))
+    with WebSocket(served.url) as nobody:
+        assert nobody.status == 401
+    with WebSocket(served.url, authorization="Bearer secret") as client:
+        for event, param in (
+            ({"type": "response.nope"}, "type"),
+            ({"input": "Hi"}, "type"),
+            ({"type": "response.create", "input": "Hi", "top_p": 7}, "top_p"),
+            ({"type": "response.create", "input": "Hi", "background": True}, "background"),
+            ({"type": "response.create", "input": "Hi", "stream_id": "?"}, "stream_id"),
+            ({"type": "response.create", "previous_response_id": 7}, "previous_response_id"),
+            ({"type": "response.create", "generate": False, "prompt_cache_options": 7}, "prompt_cache_options"),
+            ({"type": "response.create"}, None),
+        ):
+            client.send(**event)
+            error = client.event()
+            assert (error["type"], error["status"]) == ("error", 400)
+            assert param is None or error["error"]["param"] == param
+        client.send_raw(masked(Opcode.TEXT, b"[1]"))
+        assert client.event()["error"]["param"] == "type"
+        client.send_raw(masked(Opcode.PING, b"now"))
+        assert client.frame() == (Opcode.PONG, b"now")
+        served.engine.submit_error = Overloaded("It is full.", retry_after_seconds=3)
+        client.create()
+        full = client.event()
+        assert (full["status"], full["error"]["headers"]) == (429, {"retry-after": "3"})
+        served.engine.submit_error = None
+        client.create()
+        assert client.response()["status"] == "completed"
+        client.send_raw(masked(Opcode.CLOSE, b"\x03\xe8"))
+        assert client.closed()[0] == CloseCode.NORMAL
+
+
+def test_steering_ends_a_response_and_keeps_what_was_written(served: Served) -> None:
+    served.engine.script = starts("One", " two")
+    with WebSocket(served.url) as client:
+        client.create(input="Count.", max_output_tokens=9)
+        running = client.until("response.output_text.delta")[0]["response"]["id"]
+        served.engine.script = says("Bye")
+        client.send(type="response.steer", previous_response_id=running, input="Say bye.")
+        accepted = client.until("response.steer.accepted")[-1]
+        assert accepted["steer"]["previous_response_id"] == running
+        steered = client.response()
+        after = client.response()
+        client.create(input="And?", previous_response_id=after["id"])
+        client.response()
+    assert (steered["id"], steered["status"]) == (running, "incomplete")
+    assert steered["incomplete_details"] == {"reason": "steered"}
+    assert texts(steered) == ["One two"]
+    assert (after["previous_response_id"], after["max_output_tokens"], texts(after)) == (running, 9, ["Bye"])
+    asked(served)
+    assert [message["content"] for message in asked(served)] == ["Count.", "One two", "Say bye."]
+    assert [message["content"] for message in asked(served)] == ["Count.", "One two", "Say bye.", "Bye", "And?"]
+    assert served.telemetry.next_record().outcome is Outcome.CANCELLED
+
+
+def test_steering_waits_for_the_results_of_calls(serve: Serve) -> None:
+    pieces = [CALL[:60], CALL[60:]]
+    served = serve(**WITH_CALLS, script=starts(pieces[0]))
+    with WebSocket(served.url) as client:
+        client.create(tools=[TIME])
+        running = client.until("response.output_item.added")[0]["response"]["id"]
+        client.send(type="response.steer", previous_response_id=running, input="In UTC.")
+        client.until("response.steer.accepted")
+        request, _ = asking.submitted(served)
+        for events in says(pieces[1])(request):
+            served.engine.deliver(events[-1:])
+        called = client.response()
+        pending = client.until("response.steer.pending")[-1]
+        assert pending["required_input"] == [
+            {"type": "function_call_output", "call_id": called["output"][0]["call_id"]}
+        ]
+        served.engine.script = says("12:00")
+        result = {**pending["required_input"][0], "output": "12"}
+        client.create(input=[result], previous_response_id=called["id"], top_p=7)
+        assert client.event()["status"] == 400  # The input goes on waiting.
+        client.create(input=[result], previous_response_id=called["id"])
+        client.response()
+    assert called["status"] == "completed"
+    assert [message["content"] for message in asked(served)][-2:] == [
+        "<tool_response>\n12\n</tool_response>",
+        "In UTC.",
+    ]
+
+
+def test_accepted_input_is_given_back_if_its_response_fails(serve: Serve) -> None:
+    served = serve(**WITH_CALLS, script=starts(CALL[:60]))
+    with WebSocket(served.url) as client:
+        client.create(tools=[TIME])
+        running = client.until("response.output_item.added")[0]["response"]["id"]
+        client.send(type="response.steer", previous_response_id=running, input="In UTC.")
+        accepted = client.until("response.steer.accepted")[-1]["steer"]
+        request, _ = asking.submitted(served)
+        for events in fails(InternalError("bug"))(request):
+            served.engine.deliver(events)
+        assert client.response()["status"] == "failed"
+        given_back = client.event()
+    message = {"type": "message", "role": "user", "content": "In UTC."}
+    assert given_back["steer"] == {**accepted, "input": [message]}
+    assert given_back["error"]["code"] == "successor_creation_failed"
+
+
+@pytest.mark.parametrize(
+    ("steer", "code"),
+    [
+        ({"previous_response_id": "resp_nope", "input": "Hi"}, "response_not_found"),
+        ({"previous_response_id": "RUNNING", "input": []}, "invalid_input"),
+        ({"previous_response_id": "RUNNING", "input": [{"role": "system", "content": "Hi"}]}, "invalid_input"),
+        ({"previous_response_id": "RUNNING", "input": "Hi", "stream_id": "a"}, "invalid_input"),
+        ({"previous_response_id": "ENDED", "input": "Hi"}, "response_already_completed"),
+    ],
+)
+def test_input_that_steers_nothing_is_given_back(served: Served, steer: dict[str, Any], code: str) -> None:
+    with WebSocket(served.url) as client:
+        client.create()
+        ended = client.response()["id"]
+        served.engine.script = starts("One")
+        client.create()
+        running = client.until("response.output_text.delta")[0]["response"]["id"]
+        given = json.loads(json.dumps(steer).replace("RUNNING", running).replace("ENDED", ended))
+        client.send(type="response.steer", **given)
+        failed = client.event()
+    assert (failed["type"], failed["error"]["code"]) == ("response.steer.failed", code)
+    assert failed["steer"] == {name: given[name] for name in ("previous_response_id", "input")}
+
+
+def test_a_page_of_another_origin_may_not_open_a_socket(served: Served) -> None:
+    with WebSocket(served.url, origin="https://evil.example") as page:
+        assert (page.status, served.telemetry.refused_access[-1]) == (403, "origin")
+    with WebSocket(served.url, host="evil.example") as page:
+        assert page.status == 403
+    with WebSocket(served.url, sec_websocket_version="8") as old:
+        assert old.status == 400
+    with WebSocket(served.url, upgrade="h2c") as plain:
+        assert plain.status == 405
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x81\x01a", CloseCode.PROTOCOL_ERROR),
+        (masked(Opcode.TEXT, b"x" * 600, is_last=False) + masked(Opcode.CONTINUATION, b"x" * 600), CloseCode.TOO_LARGE),
+    ],
+)
+def test_a_client_that_breaks_a_limit_is_closed_with_the_reason(serve: Serve, data: bytes, code: CloseCode) -> None:
+    with WebSocket(serve(body_limit=1000).url) as client:
+        client.send_raw(data)
+        assert client.closed()[0] == code
+
+
+def test_a_socket_runs_only_so_many_responses(served: Served) -> None:
+    served.engine.script = starts("One")
+    with WebSocket(served.url) as client:
+        for number in range(socket_lanes.MOST_CREATES + 1):
+            client.create(stream_id=f"{number}")
+        assert client.until("error")[-1]["status"] == 429
+
+
+def test_a_message_of_the_user_that_steers_is_short(served: Served) -> None:
+    with WebSocket(served.url) as client:
+        client.send(type="response.steer", previous_response_id="resp_x", input="x" * socket_lanes.MOST_STEER_BYTES)
+        assert "at most" in client.event()["error"]["message"]
+
+
+def test_a_client_that_answers_no_ping_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "PING_SECONDS", 0.0)
+    with WebSocket(served.url) as client:
+        assert client.rest() == b"\x89\x00" * sockets.MOST_SILENT_PINGS
+
+
+def test_a_shutdown_waits_for_responses_and_closes_sockets() -> None:
+    engine = FakeEngine()
+    engine.script = starts("One")
+    options = ServerOptions(drain_timeout_seconds=60)
+    app = create_app(Config("org/demo", options), engine, FakeTelemetry())
+    with running_server(app, options) as (url, server), WebSocket(url) as idle, WebSocket(url) as busy:
+        busy.create()
+        busy.until("response.output_text.delta")
+        request = engine.submitted.get(timeout=60)
+        server.should_exit = True
+        assert idle.closed()[0] == CloseCode.GOING_AWAY
+        busy.create()
+        assert busy.event()["status"] == 503
+        for events in says(" two")(request):
+            engine.deliver(events[-1:])
+        assert texts(busy.response()) == ["One two"]
+        assert busy.closed()[0] == CloseCode.GOING_AWAY
+
+
+def test_a_shutdown_that_cuts_a_response_says_so() -> None:
+    engine = FakeEngine()
+    engine.script = starts("One")
+    options = ServerOptions(drain_timeout_seconds=0)
+    app = create_app(Config("org/demo", options), engine, FakeTelemetry())
+    with running_server(app, options) as (url, server), WebSocket(url) as client:
+        client.create()
+        client.until("response.output_text.delta")
+        server.should_exit = True
+        assert client.response()["status"] == "failed"
+        assert client.closed()[0] == CloseCode.GOING_AWAY
