@@ -22,12 +22,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from oaiserve import __version__
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.hub import in_cache
 from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.server_process import start_on
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.task import find_task
-from oaiserve.errors import Unavailable
+from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
@@ -40,6 +41,7 @@ from oaiserve.plugins.gateway.capacity import ModelsCapacity
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.gateway import Gateway
+from oaiserve.plugins.gateway.lists import answers_of_all, credentials_in
 from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics, ModelMetrics
 from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
 from oaiserve.plugins.gateway.routers import Routers
@@ -50,12 +52,13 @@ from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.storage.private import cache_folder
+from oaiserve.storage.store_options import StoreOptions
 from oaiserve.telemetry import make_tracing
 from oaiserve.wire.address import Address
 
 CLOSE_SECONDS = 5.0  # longest wait for a collector that does not answer
-# A silent process still gets requests, because no other process has its model. Its own watchdog notices hangs.
-PACE_OF_MODELS = Pace(report_seconds=1.0, answer_seconds=600.0, least_answer_seconds=600.0, resolve_seconds=3600.0)
+# A request gains nothing by an early move, because no other process has its model.
+PACE_OF_MODELS = USUAL._replace(least_answer_seconds=USUAL.answer_seconds, resolve_seconds=3600.0)
 JOIN_SECONDS = 0.005  # pause between two checks whether a process has joined
 
 
@@ -116,7 +119,7 @@ def create_gateway(
     headers = report_headers(options.replica_key)
     routers = Routers()
     watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
-    return _create(watch, routers, options.server, options, own_plugins(), None)
+    return _create(watch, routers, options.config, options, own_plugins(), None)
 
 
 def create_gateway_of_models(
@@ -128,14 +131,14 @@ def create_gateway_of_models(
     for files of keys.
     """
     options = config.of(ModelsOptions)
-    server = config.server
     parts = own_plugins() if plugins is None else plugins
     ring = keyring(parts, config)
-    own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
+    own_key = token_urlsafe() if config.needs_key else None  # for reports and metrics
     folder = ModelsFolder()  # It is removed even if the server does not start.
     path = folder.path
-    if server.stores_responses and server.response_store is None:
-        server = replace(server, response_store=path / "responses")  # All processes share it.
+    store = config.of(StoreOptions)
+    if store.stores_responses and store.response_store is None:
+        store = replace(store, response_store=path / "responses")  # All processes share it.
     routers = Routers(is_strict=True)
 
     async def changed() -> None:
@@ -146,26 +149,26 @@ def create_gateway_of_models(
     children = [
         Model(
             name,
-            _of_child(config, server, own_key),
-            Address.of_socket(path / f"{number}.sock"),
+            _of_child(config, store, own_key),
+            Address.of_socket(path / f"{number}.sock", name),
             _size(config),
             _task(config),
         )
         for number, (name, config) in enumerate(configs.items(), start=1)
     ]
-    models = ChildModels(children, options, start_on, changed, routers.models_of)
+    models = ChildModels(children, options, start_on, changed, routers.models_of, lambda name: name in watch.hung)
     watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
-    route = RouteOptions(body_limit=server.body_limit)
+    route = RouteOptions(body_limit=config.server.body_limit)
     in_front = [plugin for plugin in parts if plugin.is_in_front]
-    inside = Children(replace(config, server=server), models, options, in_front, folder, ring)
-    app, gateway = _create(watch, routers, server, route, parts, inside)
+    inside = Children(config.having(store), models, options, in_front, folder, ring)
+    app, gateway = _create(watch, routers, config, route, parts, inside)
     return app, gateway, models
 
 
 def _create(
     watch: Watch,
     routers: Routers,
-    server: ServerOptions,
+    config: Config,
     options: RouteOptions,
     plugins: Iterable[Plugin],
     children: Children | None,
@@ -180,12 +183,14 @@ def _create(
         count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
         service="oaiserve-gateway",
     )
-    gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
-    pages = pages_of(plugins).shown(None if server.shows_dashboard else page.hidden_by(models))
+    gateway = Gateway(routers, watch, metrics, config, options, tracing, models)
+    pages = pages_of(plugins).shown(None if config.shows_dashboard else page.hidden_by(models))
 
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
             raise Unavailable("No replica is ready for requests.", retry_after_seconds=5)
+        if models is not None and (hung := models.hung):
+            raise Unavailable(f"The model '{hung[0].name}' does not respond.", retry_after_seconds=5)
         return Response()
 
     async def show_metrics(request: Request) -> Response:
@@ -219,16 +224,22 @@ def _create(
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", show_metrics),
-        *page.routes(watch, routers, metrics, server, models, gateway, pages),
+        *page.routes(watch, routers, metrics, config, models, gateway, pages),
     ]
+
+    async def ask(request: Request, target: str) -> Mapping[int, bytes] | Response:
+        return await answers_of_all(watch, target, credentials_in(request))
+
     of_plugins: list[BaseRoute] = []
     if children is not None:
-        routes += model_routes.routes(server, children.models, watch, routers)
+        routes += model_routes.routes(config, children.models, watch, routers)
         of_plugins = routes_of(children.plugins, children.config, {route.path for route in routes})
+    behind = [plugin for plugin in plugins if children is None or not plugin.is_in_front]
+    of_plugins += routes_of(behind, config, {route.path for route in routes}, ask=ask)
     app = Starlette(
         routes=[*routes, *of_plugins, Mount("", gateway)],
         middleware=middleware(
-            server,
+            config.server,
             None if children is None else children.ring,
             pages,
             count_refused,
@@ -242,19 +253,21 @@ def _create(
     return app, gateway
 
 
-def _of_child(config: Config, server: ServerOptions, own_key: str | None) -> Config:
+def _of_child(config: Config, store: StoreOptions, own_key: str | None) -> Config:
     """Return the settings of a child process, which has a key for the gateway and shares the gateway's store."""
     keys = config.server.api_key if own_key is None else (*config.server.api_key, own_key)
-    return replace(config, server=replace(config.server, api_key=keys, response_store=server.response_store))
+    return replace(config, server=replace(config.server, api_key=keys)).having(store)
 
 
 def _task(config: Config) -> Task | None:
-    """Return the task of a model by its files, or None if they are not on this disk or can't be read."""
+    """Return the task of a model by its settings or files, or None if these are not on this disk or can't be read."""
+    if config.engine.task != "auto":
+        return config.engine.task
     if config.model == "demo":
         return "generate"
     source = find_model(config.model)
-    with suppress(BadFile, OSError):  # The start of the model reports them.
-        return find_task(source, config.engine.task) if source.path.exists() else None
+    with suppress(BadFile, OSError, StartupError):  # The start of the model reports them.
+        return find_task(source if source.is_local else in_cache(source), "auto")
     return None
 
 

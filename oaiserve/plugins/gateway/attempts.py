@@ -15,12 +15,12 @@ from oaiserve.plugins.gateway.client_request import ClientRequest
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.telemetry import names
 from oaiserve.wire.continuation import KIND_HEADER, SENT_HEADER
 from oaiserve.wire.routing_decision import DECISION_HEADER, Decision, as_text
-from oaiserve.wire.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
 
 if TYPE_CHECKING:
     from oaiserve.telemetry.tracing import Tracing
@@ -167,7 +167,9 @@ class Attempts:
         return last
 
     def _choose(self, request: ClientRequest, now_ns: int, tried: list[str], kind: bytes) -> Decision:
-        """Choose a replica that was not tried, one of another kind only if there is no other. Raises NoReplica."""
+        """Choose a replica that was not tried and does not hang, one of another kind only if there is no other. Raises
+        NoReplica."""
+        tried = [*tried, *self.watch.hung]
         if kind:
             unlike = [one.name for one in self.watch.upstreams.values() if one.kind not in (b"", kind)]
             with suppress(NoReplica):

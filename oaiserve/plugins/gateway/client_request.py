@@ -15,9 +15,10 @@ from oaiserve.errors import MODELS_PATH
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.plugins.gateway.sent_pieces import SentPieces
+from oaiserve.routes.models import name_in
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from oaiserve.wire.prefix_keys import Prompt, prompt_of_body
-from oaiserve.wire.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
+from oaiserve.wire.routing_decision import BACKGROUND_HEADER, FORWARDED_HEADER, HOPS_HEADER
 
 LARGE_BYTES = 64 * 1024  # Larger bodies are parsed in a worker thread.
 SESSION_HEADER = "x-session-id"
@@ -31,10 +32,14 @@ OF_CONNECTION = {
 _OF_BODY = {b"content-length", b"content-encoding"}
 _NOT_ASKED = OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # Only the gateway sets these.
+_OF_PROXIES = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 # Paths of objects that one replica stores, unless all share a store. Replicas are asked until one has the object.
-_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
+_KEPT_BY_ONE = (
+    *(b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/v1/messages/batches"),
+    b"/debug/requests/",
+)
 # A replica may have stored something before it failed.
-_NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
+_NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches", b"/v1/messages/batches")
 # These paths concern one replica, and the answer of another one would mislead.
 ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 INSIDE = ("/admin", "/debug", "/dashboard")
@@ -91,8 +96,11 @@ async def client_request_of(
 ) -> ClientRequest:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
-    if scope["path"].startswith(f"{MODELS_PATH}/"):
-        prompt = prompt._replace(model=scope["path"].removeprefix(f"{MODELS_PATH}/"))
+    # This is the path that was checked. A replica might read the original differently.
+    path = quote(scope["path"], safe="/:@!$&'()*+,;=~")
+    if path.startswith(f"{MODELS_PATH}/"):
+        prompt = prompt._replace(model=name_in(scope))
+        path = f"{MODELS_PATH}/{quote(prompt.model, safe='')}"  # The name may be a path that begins with a slash.
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query = scope["query_string"]
     state = scope["state"]
@@ -100,8 +108,7 @@ async def client_request_of(
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         prompt = prompt._replace(model=dict(fields).get("model", ""))
         query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
-    # This is the path that was checked. A replica might read the original differently.
-    target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
+    target = path.encode() + (b"?" + query if query else b"")
     passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
     headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]
     headers.append((b"x-request-id", state["request_id"].encode()))
@@ -114,6 +121,8 @@ async def client_request_of(
     if method == "POST" and has_ids:
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
+    if scope["path"].startswith(INSIDE) and any(name in _OF_PROXIES for name, _ in scope["headers"]):
+        headers.append((FORWARDED_HEADER.encode(), b"1"))
     session = Headers(scope=scope).get(SESSION_HEADER)
     request = ClientRequest(method, target, headers, body, prompt, session, began_ns, state["trace"], sent)
     # A replica counts from when it gets the request, so it gets the time that is left: the shorter of header and body.

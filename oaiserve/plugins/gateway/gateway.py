@@ -20,13 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
-from oaiserve.plugins.gateway.children.models import ChildModels
+from oaiserve.plugins.gateway.children.models import ChildModels, ModelHangs
 from oaiserve.plugins.gateway.client_request import (
     ADAPTER_PATHS,
     INSIDE,
@@ -80,7 +80,7 @@ class Gateway:
         router: Routers,
         watch: Watch,
         metrics: GatewayMetrics,
-        server: ServerOptions,
+        config: Config,
         options: RouteOptions,
         tracing: Tracing | None,
         models: ChildModels | None = None,
@@ -91,7 +91,7 @@ class Gateway:
         self.watch = watch
         self.metrics = metrics
         self._tracing = tracing
-        self._shows_requests = server.shows_dashboard  # requests of its replicas
+        self._shows_requests = config.shows_dashboard  # requests of its replicas
         self.body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
@@ -128,6 +128,9 @@ class Gateway:
             ending = await self._pass_on(scope, receive, send)
         except ClientDisconnect:
             ending = Ending.CANCELLED
+        except ModelHangs:
+            ending = Ending.NO_REPLICA
+            raise
         except NoReplica:
             ending = Ending.NO_REPLICA
             text = "No replica can be reached" if self._models is None else "No such model is loaded"
@@ -186,7 +189,7 @@ class Gateway:
                         await self.watch.refresh(begun.upstream)
                     if not begun.may_go_on:
                         held.give_back(held.number)
-                        request.body = body = bytearray()  # nobody needs it any more
+                        request.body = body = bytearray()  # It is no longer needed.
                     return await self._relay.pass_on(scope, send, request, begun, left)
             finally:
                 left.cancel()
@@ -229,9 +232,10 @@ class Gateway:
     ) -> None:
         """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open. Raises
         Forbidden."""
-        name = models.name_for(request.prompt.model)
+        accepted = models.names_for(request.prompt.model)
+        name = accepted[0]
         if key is not None and not request.looks_for_one:
-            key.check_model(name)
+            key.check_model(*accepted)
         waited_ns = await unless_left(stack.enter_async_context(models.in_use(name)), left)
         request.headers.append((WAITED_HEADER.encode(), b"%d %d" % (request.began_ns, waited_ns)))
         if key is not None:

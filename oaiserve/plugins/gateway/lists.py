@@ -14,18 +14,20 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.answer.document import document_response
 from oaiserve.routes.answer.paging import Page, page_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import list_answer
-from oaiserve.wire.upstream import Headers, NoAnswer, Upstream
+from oaiserve.wire.report import ROUTER_HEADER
 
 REQUESTS_PATH = "/debug/requests"
 SCHEMA_PATH = "/openapi.json"
@@ -75,6 +77,10 @@ Kind = TypeVar("Kind", bound=_Model)
 
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def credentials_in(request: Request) -> Headers:
+    return [header for header in request.scope["headers"] if header[0] in (b"authorization", b"x-api-key")]
 
 
 async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
@@ -157,18 +163,39 @@ async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     number of its `replica`. If all replicas refuse, answer with a refusal."""
     if "limit" not in dict(parse_qsl(query)):  # A replica may have more than the gateway reads.
         query = f"{query}&limit={MOST_REQUESTS}" if query else f"limit={MOST_REQUESTS}"
+    answers = await answers_of_all(watch, f"{REQUESTS_PATH}?{query}", headers)
+    if isinstance(answers, Response):
+        return answers
+    return await asyncio.to_thread(_merged, answers, dict(parse_qsl(query)))
+
+
+async def answers_of_all(watch: Watch, target: str, headers: Headers) -> Mapping[int, bytes] | Response:
+    """Request a path of each replica with a client's `headers`, and return the bodies of the successful answers that
+    come in time, by the replicas' numbers. If all replicas refuse, return a refusal."""
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
-    answers = await asyncio.gather(*(_requests(upstream, query, headers) for upstream in upstreams))
-    refusals = [answer for answer in answers if isinstance(answer, Response)]
-    if refusals and len(refusals) == len(answers):
-        return refusals[0]
-    by_number = {up.number: each for up, each in zip(upstreams, answers, strict=True) if isinstance(each, _Requests)}
-    return await asyncio.to_thread(_merged, by_number, dict(parse_qsl(query)))
+    headers = [*headers, (ROUTER_HEADER.encode(), b"1")]
+
+    async def answer_of(upstream: Upstream) -> tuple[int, bytes] | None:
+        with suppress(NoAnswer):
+            return await upstream.get(target.encode(), headers, MOST_LIST_BYTES, LIST_SECONDS)
+        return None
+
+    found = await asyncio.gather(*map(answer_of, upstreams))
+    answers = {up.number: each for up, each in zip(upstreams, found, strict=True) if each is not None}
+    bodies = {number: content for number, (status, content) in answers.items() if status == 200}
+    if answers and not bodies:
+        status, content = next(iter(answers.values()))
+        return Response(content, status, media_type="application/json")
+    return bodies
 
 
-def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
+def _merged(answers: Mapping[int, bytes], fields: Mapping[str, str]) -> Response:
     merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
-    for number, answer in answers.items():
+    for number, content in answers.items():
+        try:
+            answer = msgspec.json.decode(content, type=_Requests)
+        except UNREADABLE:
+            continue
         for name, rows in merged.items():
             for text in getattr(answer, name):
                 with suppress(*UNREADABLE):
@@ -177,17 +204,6 @@ def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Resp
     limit = int(text) if (text := fields.get("limit", "")).isdecimal() and len(text) <= 9 else None
     shown = {name: [row for _, row in sorted(rows, key=itemgetter(0))] for name, rows in merged.items()}
     return json_response({"requests": shown["requests"][:limit], "open": shown["open"]})
-
-
-async def _requests(upstream: Upstream, query: str, headers: Headers) -> _Requests | Response | None:
-    """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
-    with suppress(NoAnswer, *UNREADABLE):
-        target = f"{REQUESTS_PATH}?{query}".encode()
-        status, content = await upstream.get(target, headers, MOST_LIST_BYTES, LIST_SECONDS)
-        if status >= 400:
-            return Response(content, status, media_type="application/json")
-        return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)
-    return None
 
 
 def _rank(request: _Request, slowest: str | None) -> float:

@@ -127,11 +127,13 @@ class ModelMetrics(Collector):
         labels = [LABEL]
         loaded = GaugeMetricFamily("oaiserve_model_loaded", "Whether a model of this server is loaded.", labels=labels)
         loads = CounterMetricFamily("oaiserve_model_loads", "Loads of a model.", labels=labels)
+        hangs = CounterMetricFamily("oaiserve_model_hangs", "Times that a model's process hung.", labels=labels)
         text = "Memory of a model that is loaded, when that was last looked at."
         memory = GaugeMetricFamily("oaiserve_model_memory_bytes", text, labels=labels)
         for model in self._models:
             loaded.add_metric([model.name], float(model.process is not None))
             loads.add_metric([model.name], model.num_loads)
+            hangs.add_metric([model.name], model.num_hangs)
             if model.process is not None:
                 memory.add_metric([model.name], model.num_bytes)
-        yield from (loaded, loads, memory)
+        yield from (loaded, loads, hangs, memory)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from oaiserve.config import (
     Bytes,
+    Config,
     ListenerOptions,
     LogFormat,  # noqa: F401 - likewise
     LogLevel,  # noqa: F401 - likewise
@@ -29,19 +30,23 @@ class ModelsOptions:
     """Settings of a server with several models, each of which runs in a process of its own."""
 
     load_on_demand: bool = False
-    """Load each model at its first request. Otherwise all are loaded at the start, as far as --memory-budget
-    permits."""
+    """Load each model at its first request, instead of all at the start, as far as --memory-budget permits."""
 
     idle_unload_seconds: float = 0
-    """Seconds without a request until a model is unloaded. Its next request loads it again. 0: never."""
+    """Seconds without a request until a model is unloaded. 0: never."""
 
     memory_budget: Bytes | None = None
     """Maximum memory of all loaded models with their KV caches. The least recently used one is unloaded to make
     room."""
 
+    hang_seconds: float = 30
+    """Seconds for which the process of a model may hang until it is killed and started again. 0: never."""
+
     def __post_init__(self) -> None:
         seconds = self.idle_unload_seconds
         check(0 <= seconds < float("inf"), "--idle-unload-seconds", seconds, "at least 0, and finite")
+        seconds = self.hang_seconds
+        check(seconds == 0 or 1 <= seconds < float("inf"), "--hang-seconds", seconds, "0, or at least 1, and finite")
         check_least(self, memory_budget=1)
 
 
@@ -68,8 +73,9 @@ class RouteOptions(ListenerOptions):
         key = self.replica_key  # the message must not contain it
         check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
         check_choices(self)
-        _ = self.server  # This property checks the rest.
+        _ = self.config  # This property checks the rest.
 
     @property
-    def server(self) -> ServerOptions:
-        return ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
+    def config(self) -> Config:
+        server = ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
+        return Config("gateway", server)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from oaiserve import __version__
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.feed import FleetFeed
@@ -20,13 +20,13 @@ from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.metrics import GatewayMetrics, counts
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.plugins.gateway.upstream import Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes import debug
 from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.operation import closed
 from oaiserve.routes.pages import Endpoint, Pages
 from oaiserve.routes.root import answer_root
-from oaiserve.wire.upstream import Upstream
 
 closed_route = closed(
     "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "
@@ -38,7 +38,7 @@ def routes(
     watch: Watch,
     routers: Routers,
     metrics: GatewayMetrics,
-    server: ServerOptions,
+    config: Config,
     models: ChildModels | None,
     gateway: Gateway,
     pages: Pages,
@@ -47,14 +47,14 @@ def routes(
     `models` in child processes, the feed of one model comes from its process."""
 
     async def root(request: Request) -> Response:
-        return await answer_root(request, server, __version__, pages)
+        return await answer_root(request, config, __version__, pages)
 
     def fleet() -> dict[str, Any]:
         sent = counts(metrics.choices, "replica")
         replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
         if models is not None:
             replicas += [_not_loaded(model) for model in models.models.values() if model.process is None]
-        elif server.is_private:
+        elif config.is_private:
             for replica, upstream in zip(replicas, watch.upstreams.values(), strict=True):
                 replica["address"] = upstream.name
         return {
@@ -72,7 +72,7 @@ def routes(
         return feed_response(request, fleet_feed, fleet_feed.events())
 
     root_route = Route("/", root)
-    if server.shows_dashboard:
+    if config.shows_dashboard:
         return [root_route, *pages.routes, Route("/dashboard/feed", feed)]
     hidden = hidden_by(models)
     paths = ["/debug/requests", "/debug/requests/{request_id}"]

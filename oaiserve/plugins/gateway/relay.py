@@ -21,11 +21,11 @@ from oaiserve.plugins.gateway.client_request import OF_CONNECTION, ClientRequest
 from oaiserve.plugins.gateway.metrics import Ending
 from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.router import NoReplica
+from oaiserve.plugins.gateway.upstream import CutOff, Upstream
 from oaiserve.routes.answer import sse
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.wire.continuation import KIND_HEADER, StreamSplitter
 from oaiserve.wire.routing_decision import REFUSAL_CPU_HEADER, as_text
-from oaiserve.wire.upstream import CutOff, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Relay:
         lack marks for other reasons."""
         if not self.attempts.are_children and self.continues != "never" and not upstream.has_warned_of_marks:
             upstream.has_warned_of_marks = True
-            text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
+            text = "If replica %s fails, its streams end. To continue them, give it --trusted-proxy with our address"
             log.warning(text, upstream.shown)
 
     async def pass_on(
@@ -218,5 +218,5 @@ def _last_events(scope: Scope, message: str) -> bytes:
     if path.startswith(ANTHROPIC_PATH):
         return sse.event(msgspec.json.encode(body), "error")
     if path.rstrip("/").endswith("/responses"):
-        return sse.event(msgspec.json.encode({"type": "error", **body["error"], **body}), "error")
-    return sse.event(msgspec.json.encode(body)) + sse.event(b"[DONE]")
+        return sse.event(msgspec.json.encode({**body["error"], **body, "type": "error"}), "error") + sse.DONE
+    return sse.event(msgspec.json.encode(body)) + sse.DONE

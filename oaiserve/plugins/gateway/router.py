@@ -131,10 +131,14 @@ class Router:
         own = prompt.conversation if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens), fading)
         longest = num_holders = 0
+        # A replica that refused the request holds its beginning all the same.
+        refused = next(self._holders_of(prompt, ()), None) if without else None
+        held_share = 0.0 if refused is None else _share(prompt, refused[0])
         for depth, replicas in self._holders_of(prompt, without):
             if not longest:
                 longest = depth
                 num_holders = len(replicas)
+                held_share = max(held_share, _share(prompt, longest))
             hit_tokens = _num_tokens(prompt, depth)
             most_load = bound - _weight(prompt.num_tokens - hit_tokens)
             in_order = sorted(replicas, key=lambda replica: -score(own, replica.seed))
@@ -142,7 +146,7 @@ class Router:
             if chosen is not None:
                 reason = Reason.PREFIX if depth == longest else Reason.SHORTER_PREFIX
                 load = self._send(chosen, prompt, hit_tokens, fading)
-                return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound)
+                return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound, held_share)
         key = own
         if session is None and longest:  # If it always spills in the same order, those replicas soon have it.
             key = prompt.keys[longest - 1]
@@ -156,7 +160,8 @@ class Router:
             rest = (replica for replica in self._available if replica.name not in without)
             chosen = min(rest, key=lambda replica: replica.load(fading))
         reason = Reason.SPILLED if longest else Reason.NEW
-        return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
+        load = self._send(chosen, prompt, 0, fading)
+        return Decision(chosen.name, reason, 0, num_holders, load, bound, held_share)
 
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
         """Return numbers of first blocks with their available holders, longest first, except for too short prefixes."""
@@ -248,6 +253,10 @@ def _weight(tokens_to_compute: int) -> float:
 
 def _num_tokens(prompt: Prompt, num_blocks: int) -> int:
     return min(num_blocks * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
+
+
+def _share(prompt: Prompt, num_blocks: int) -> float:
+    return _num_tokens(prompt, num_blocks) / max(1, prompt.num_tokens)
 
 
 def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, session: str | None) -> _Replica | None:

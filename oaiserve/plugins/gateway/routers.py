@@ -27,6 +27,7 @@ class Routers:
         self.by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
         self.routers: list[Router] = [self.fleet]
         self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
+        self._aliases: dict[str, tuple[str, ...]] = {}  # more names that a replica accepts
         self._present: tuple[str, ...] = ()
 
     @property
@@ -36,9 +37,13 @@ class Routers:
     def models_of(self, replica: str) -> tuple[str, ...]:
         return self._models.get(replica, ())
 
+    def aliases_of(self, replica: str) -> tuple[str, ...]:
+        return self._aliases.get(replica, ())
+
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
         self._present = tuple(names)
         self._models = {name: self._models[name] for name in self._present if name in self._models}
+        self._aliases = {name: self._aliases[name] for name in self._models}
         self._divide(now_ns)
 
     def exclude(self, name: str, now_ns: int) -> None:
@@ -46,8 +51,11 @@ class Routers:
             router.exclude(name, now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
-        if report.replica in self._present and self._models.get(report.replica) != report.models:
-            self._models[report.replica] = report.models
+        name = report.replica
+        known = (self._models.get(name), self._aliases.get(name))
+        if name in self._present and known != (report.models, report.aliases):
+            self._models[name] = report.models
+            self._aliases[name] = report.aliases
             self._divide(now_ns)
         for router in self.routers:
             router.learn(report, now_ns)
@@ -72,11 +80,12 @@ class Routers:
     def _divide(self, now_ns: int) -> None:
         """Group the models by the replicas that serve them, with a router for each group."""
         self._having = {}
-        if self._is_strict or len({frozenset(models) for models in self._models.values()}) > 1:
-            with_any = [name for name in self._present if not self.models_of(name)]
+        accepted = {name: (*models, *self._aliases[name]) for name, models in self._models.items()}
+        if self._is_strict or len({frozenset(names) for names in accepted.values()}) > 1:
+            with_any = [name for name in self._present if not accepted.get(name)]
             having: dict[str, list[str]] = {}
             for name in self._present:
-                for model in dict.fromkeys(self.models_of(name)):
+                for model in dict.fromkeys(accepted.get(name, ())):
                     having.setdefault(model, [*with_any]).append(name)
             self._having = {model: tuple(names) for model, names in having.items()}
         groups: dict[tuple[str, ...], Router] = {}

@@ -18,10 +18,10 @@ import msgspec
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.plugins.gateway.upstream import NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
 from oaiserve.wire.report import Count, Load, Seconds
-from oaiserve.wire.upstream import NoAnswer, Upstream
 
 MOST_BYTES = 2**20  # size of a replica's samples
 ASK_SECONDS = 2.0  # for a replica's answer

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oaiserve import __version__
 from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands.banner import Banner, address, places
 from oaiserve.commands.file_checks import warn_of_exposed_keys
 from oaiserve.commands.listening import page_of_request, run_until_signal
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config
 from oaiserve.http.connections import allowed_connections
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check
@@ -36,15 +38,16 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
     warn_of_exposed_keys(config)
     check(plugins, config)
     if any(config.model == "demo" for config in configs.values()):
-        demo.fetched()
+        with Doing("Fetching the demo", lambda: "", logging.getLogger(__name__).info):
+            demo.fetched()
     app, gateway, models = create_gateway_of_models(config, configs, plugins)
     has_pages = bool(app.state.pages.links)
     on_demand = config.of(ModelsOptions).load_on_demand
-    banner = banner_of_models(server, [*configs], url, on_demand=on_demand, has_pages=has_pages)
+    banner = banner_of_models(config, [*configs], url, on_demand=on_demand, has_pages=has_pages)
     with announced(url, ", ".join(configs)):
         connections = allowed_connections(server, files_each=2)
         gateway.metrics.show(connections)
-        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain, failure=lambda: models.failure)
+        run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain, failure=lambda: models.failure)
     if models.failure is None:
         return 0
     return 1
@@ -53,23 +56,23 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
 def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
     """Pass requests on to servers until a signal, and return the exit code."""
     logs.configure(options.log_level, options.log_format)
-    server = options.server
+    config = options.config
     app, gateway = create_gateway(options)
-    url = address(server, sock.getsockname()[1])
+    url = address(config.server, sock.getsockname()[1])
     banner = banner_of_gateway(options, url, has_pages=bool(app.state.pages.links))
     with announced(url, f"those of {len(options.replica)} servers"):
-        connections = allowed_connections(server, files_each=2)
+        connections = allowed_connections(config.server, files_each=2)
         gateway.metrics.show(connections)
-        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain)
+        run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain)
     return 0
 
 
 def banner_of_models(
-    server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool, has_pages: bool = True
+    config: Config, names: Sequence[str], url: str, *, on_demand: bool, has_pages: bool = True
 ) -> Banner:
     when = "loaded when a request names it" if on_demand else "loading now"
     facts = {"Models": ", ".join(names), "Runs on": f"one process per model, {when}"}
-    shown = places(server, url, "Chat", has_pages=has_pages)
+    shown = places(config, url, "Chat", has_pages=has_pages)
     return Banner(f"oaiserve {__version__} serves {len(names)} models at {url}/v1", {**facts, **shown})
 
 
@@ -78,6 +81,6 @@ def banner_of_gateway(options: RouteOptions, url: str, *, has_pages: bool = True
         number = f"{len(options.replica)} servers"
     else:
         number = "one server"
-    facts = {"Servers": ", ".join(options.replica)} | places(options.server, url, "Page", has_pages=has_pages)
+    facts = {"Servers": ", ".join(options.replica)} | places(options.config, url, "Page", has_pages=has_pages)
     closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
     return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)

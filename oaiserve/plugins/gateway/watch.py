@@ -1,7 +1,7 @@
 """Passes the current replicas and their reports to the router.
 
 The router has a replica from its first report until its address is gone. Silent replicas are chosen only if all are
-silent.
+silent, and those that hang never.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE, Source
+from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, TooLong, Upstream
 from oaiserve.wire.address import Address
 from oaiserve.wire.report import ROUTER_HEADER, ReplicaReport, Report
-from oaiserve.wire.upstream import Headers, NoAnswer, TooLong, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ REMEMBERED = 0.9
 MOST_FAILURES = 3  # failed requests in a row, after which a replica gets none for a while
 MOST_PAUSE_SECONDS = 60.0
 MUTE_SECONDS = 60.0  # time for which a replica without a readable report is not asked for another
+# Looks within a time limit. A pause of this process takes up one look at most, so no replica is blamed for it.
+LOOKS = 8
 MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they are back.
 
 
@@ -81,6 +83,8 @@ class Watch:
         self.upstreams: dict[str, Upstream] = {}  # all current replicas by name
         self.joined: set[str] = set()  # replicas that the router has
         self.silent: set[str] = set()  # replicas that did not answer the last request for a report
+        # Those without a report for the longest time that one may take, or whose engine hangs, until their next report.
+        self.hung: set[str] = set()
 
     async def run(self) -> None:
         """Watch until it is cancelled. Then only connections with unfinished answers are left."""
@@ -109,7 +113,7 @@ class Watch:
             log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
             upstream.close()
-            for names in (self.joined, self.silent):
+            for names in (self.joined, self.silent, self.hung):
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
         for name in sorted(listed.keys() - self.upstreams.keys()):
@@ -135,6 +139,8 @@ class Watch:
         """Count a failed request. A replica whose requests keep failing gets none for a while, even if its reports are
         fine. The pause doubles each time, and at most half of the replicas are paused."""
         name = upstream.name
+        if name in self.hung:
+            return
         now_ns = monotonic_ns()
         upstream.num_failures += 1
         num_out = sum(now_ns < other.out_until_ns for other in self.upstreams.values())
@@ -158,9 +164,10 @@ class Watch:
             asked_ns = monotonic_ns()
             most_seconds = min(pace.answer_seconds, max(pace.least_answer_seconds, slow_seconds))
             try:
-                async with asyncio.timeout(most_seconds):
-                    report = await self._ask(upstream, number)
+                report = await _within(most_seconds, self._ask(upstream, number))
             except TimeoutError:
+                if most_seconds >= pace.answer_seconds:
+                    self.hung.add(upstream.name)
                 self.exclude(upstream.name, f"no report within {most_seconds:.3g} seconds")
                 upstream.abandon()
                 slow_seconds = pace.answer_seconds
@@ -168,10 +175,14 @@ class Watch:
                 self.exclude(upstream.name, str(error))
                 slow_seconds = 0.0  # Another process may answer next time.
                 if isinstance(error, Hung):
+                    self.hung.add(upstream.name)
                     upstream.abandon()
+                elif isinstance(error, NotReady):
+                    self.hung.discard(upstream.name)
             except Exception:  # Other replicas, and the next report, must not suffer from this.
                 log.exception("The report of the replica %s cannot be read", upstream.shown)
             else:
+                self.hung.discard(upstream.name)
                 took_seconds = (monotonic_ns() - asked_ns) / 1e9
                 now_seconds = max(SLOW_ANSWERS * took_seconds, SLOW_STEPS * report.step_seconds)
                 slow_seconds = now_seconds if number == 1 else max(REMEMBERED * slow_seconds, now_seconds)
@@ -193,7 +204,7 @@ class Watch:
             self.joined.add(name)
             self._router.update_replicas(self.joined, now_ns)
         elif name in self.silent:
-            log.log(self._log_level, "Replica %s is ready for requests again", upstream.shown)
+            log.info("Replica %s is ready for requests again", upstream.shown)
         self.silent.discard(name)
         self._router.learn(report, now_ns)
 
@@ -230,7 +241,20 @@ class Watch:
             health, _ = await upstream.get(b"/health")
             raise NotReady(f"it is not ready ({status})") if health == 200 else Hung(f"its health fails ({health})")
         models = self._router.models_of(name)  # still those of its last report
-        return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"), models=models)
+        aliases = self._router.aliases_of(name)
+        return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"), models=models, aliases=aliases)
+
+
+async def _within(most_seconds: float, answer: Coroutine[Any, Any, ReplicaReport]) -> ReplicaReport:
+    """Wait for an answer. Raises TimeoutError after `most_seconds`, without those for which this process was paused."""
+    answering = asyncio.create_task(answer)
+    try:
+        for _ in range(LOOKS):
+            if (await asyncio.wait({answering}, timeout=most_seconds / LOOKS))[0]:
+                return answering.result()
+        raise TimeoutError
+    finally:
+        answering.cancel()
 
 
 class NotReady(Exception):

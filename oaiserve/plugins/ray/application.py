@@ -41,7 +41,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         logging_config=LoggingConfig(enable_access_log=False),  # Otherwise each report of a replica would make a line.
     )
-    return targets.bind(config.server, replica.bind(config))
+    return targets.bind(config, replica.bind(config))
 
 
 def resources(config: Config) -> dict[str, float]:

@@ -14,19 +14,18 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from oaiserve.commands.client import Client, NoAnswer
 from oaiserve.commands.server_process import ServerProcess
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
 from oaiserve.plugins.ray.targets import DEPLOYMENT, REPORT_SECONDS
-from oaiserve.wire.address import Address
-from oaiserve.wire.upstream import NoAnswer, Upstream
 
 log = logging.getLogger(__name__)
 
 PORTS = range(30000, 31001)
 REPORT_LIMIT_SECONDS = 5.0  # time limit for a report to the list of replicas
-MOST_METRICS_BYTES = 2**20
-_OPEN = re.compile(rb"^oaiserve_requests_(?:running|waiting) (\S+)", re.MULTILINE)
+ANSWER_LIMIT_SECONDS = 20.0  # time limit for the server's health and load; Ray waits 30 seconds for them
+_OPEN = re.compile(r"^oaiserve_requests_(?:running|waiting) (\S+)", re.MULTILINE)
 
 
 class Replica:
@@ -34,17 +33,15 @@ class Replica:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
         server = config.server
-        self._headers: list[tuple[bytes, bytes]] = []
-        if server.needs_key:
-            own_key = token_urlsafe()
-            self._headers = [(b"authorization", f"Bearer {own_key}".encode())]
-            config = replace(config, server=replace(server, api_key=(*server.api_key, own_key)))
         listening = _listening(server.host)
         port = listening.getsockname()[1]
+        self._client = Client(f"http://127.0.0.1:{port}")
+        if config.needs_key:
+            self._client.key = token_urlsafe()
+            config = replace(config, server=replace(server, api_key=(*server.api_key, self._client.key)))
         self._drain_seconds = server.drain_timeout_seconds
         self._process = await ServerProcess.start(config, listening)
         await self._process.ready()
-        self._upstream = Upstream(Address("127.0.0.1", port, f"127.0.0.1:{port}"), 0)
         context = serve.get_replica_context()
         self._name = context.replica_tag
         self._targets = serve.get_deployment_handle(DEPLOYMENT, context.app_name)
@@ -66,16 +63,16 @@ class Replica:
         if self._process.has_ended:
             raise RuntimeError(f"The server has ended {self._process.how_ended}.")
         try:
-            status, _ = await self._upstream.get(b"/health", self._headers)
+            await self._text("/health")
         except NoAnswer as error:
-            raise RuntimeError(f"The server does not answer: {error}.") from None
-        if status != 200:
-            raise RuntimeError(f"The server is not healthy: /health returns {status}.")
+            raise RuntimeError(f"The server is not healthy: {error}") from None
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the number of open requests, which `scaling` reads. Ray's own count misses them."""
-        _, content = await self._upstream.get(b"/metrics", self._headers, MOST_METRICS_BYTES)
-        return {"open_requests": sum(float(number) for number in _OPEN.findall(content))}
+        return {"open_requests": sum(float(number) for number in _OPEN.findall(await self._text("/metrics")))}
+
+    async def _text(self, path: str) -> str:
+        return await asyncio.to_thread(self._client.text, path, seconds=ANSWER_LIMIT_SECONDS)
 
     async def __del__(self) -> None:
         """End the server, whose requests have the drain timeout to finish."""

@@ -122,6 +122,7 @@ class Fleet:
     named: list[Address] = field(default_factory=list)  # what the gateway's name stands for
     token_of: Callable[[Sequence], int | list[int]] = next_letter
     server: ServerOptions = BEHIND_A_GATEWAY
+    of_plugins: tuple[object, ...] = ()
     gateway: Gateway = field(init=False)
     http: httpx.Client = field(init=False)
 
@@ -133,7 +134,7 @@ class Fleet:
         is_real = engine is not None
         engine = engine or make_engine(scripted, kind=ToldEngine, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
-        app = create_app(Config(model, self.server), engine, telemetry)
+        app = create_app(Config(model, self.server, of_plugins=self.of_plugins), engine, telemetry)
         app.add_middleware(Signed)
         _, server = self.stack.enter_context(running_server(app, self.server))
         runner = Gate(engine.runner) if is_real else scripted  # a real engine has computed steps when it is ready
@@ -178,13 +179,14 @@ def fleet(
     pace: Pace = QUICK,
     token_of: Callable[[Sequence], int | list[int]] = next_letter,
     server: ServerOptions = BEHIND_A_GATEWAY,
+    of_plugins: tuple[object, ...] = (),
     continues: ContinueStreams = "any",
     route: RouteOptions = ROUTE,
     **options: Any,
 ) -> Iterator[Fleet]:
     """Run a gateway in front of `number` replicas, whose engines have these options."""
     with ExitStack() as stack:
-        fleet = Fleet(stack, token_of=token_of, server=server)
+        fleet = Fleet(stack, token_of=token_of, server=server, of_plugins=of_plugins)
         for _ in range(number):
             fleet.add(**options)
         given = replace(route, replica=("http://replicas",), body_limit=20_000, continue_streams=continues)

@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.plugins.gateway import relay, watch
+from oaiserve.plugins.gateway import relay, upstream, watch
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
-from oaiserve.wire import upstream
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.plugins.gateway.doubles import OPTIONS, QUICK, quick

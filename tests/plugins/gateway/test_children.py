@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from oaiserve.app import create_app
+from oaiserve.commands.server_process import Activity
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.http.refusals import RECORDED_NS, Refusals
@@ -28,9 +30,10 @@ from oaiserve.plugins.gateway.app import create_gateway_of_models, version
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
 from oaiserve.plugins.gateway.children.settings import models_of
 from oaiserve.plugins.gateway.options import ModelsOptions
+from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.address import Address
 from tests.batching import answers, begin, ended, line
-from tests.plugins.gateway.doubles import OPTIONS
+from tests.plugins.gateway.doubles import OPTIONS, quick
 from tests.routes.asking import bearer
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import RunningServer
@@ -42,8 +45,8 @@ INSIDE = (
 )
 
 
-def front(server: ServerOptions, *models: str) -> TestClient:
-    config = Config("models", server, of_plugins=(ModelsOptions(load_on_demand=True),))
+def front(server: ServerOptions, *models: str, of_plugins: tuple[object, ...] = ()) -> TestClient:
+    config = Config("models", server, of_plugins=(ModelsOptions(load_on_demand=True), *of_plugins))
     app, _, _ = create_gateway_of_models(config, models_of(models or ["demo"], {}, config))
     return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
 
@@ -93,6 +96,38 @@ def test_model_that_is_not_loaded_has_the_task_of_its_files(tmp_path: Path) -> N
     assert tasks == ["embed", "generate", None, None]
 
 
+def test_model_that_is_not_loaded_has_the_task_of_its_settings() -> None:
+    config = Config("models", of_plugins=(ModelsOptions(load_on_demand=True),))
+    configs = models_of([], {"a": {"model": "demo", "task": "embed"}}, config)
+    app, _, _ = create_gateway_of_models(config, configs)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        (model,) = client.get("/v1/models").json()["data"]
+    assert model["task"] == "embed"
+
+
+def test_model_that_is_not_loaded_has_the_task_of_its_files_in_the_hub_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--org--embed/snapshots/abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (folder / "model.safetensors").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with front(ServerOptions(), "org/embed") as client:
+        (model,) = client.get("/v1/models").json()["data"]
+    assert (model["id"], model["task"]) == ("org/embed", "embed")
+
+
+def test_a_front_finds_a_model_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.touch()
+    with front(ServerOptions(), str(file), "demo") as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["small", "demo"]
+        assert client.get(f"/v1/models/{quote(str(file), safe='')}").json()["id"] == "small"
+        missing = client.get("/v1/models/other").json()["error"]["message"]
+    assert missing.endswith("This server serves 'small', 'demo'.")
+
+
 def test_a_front_of_one_model_lists_each_of_its_names() -> None:
     with front(ServerOptions(served_model_name=("mine", "gpt-4o"))) as client:
         listed = client.get("/v1/models").json()["data"]
@@ -103,14 +138,15 @@ def test_a_front_of_one_model_lists_each_of_its_names() -> None:
 @pytest.mark.plugin("keys")
 def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp_path: Path) -> None:
     from oaiserve.plugins.keys.key_table import KeyTable
+    from oaiserve.plugins.keys.options import KeysOptions
 
-    server = ServerOptions(stored_keys=True, response_store=tmp_path / "store")
+    options = (KeysOptions(stored_keys=True), StoreOptions(response_store=tmp_path / "store"))
     table = KeyTable(tmp_path / "store")
     admin, alice = (
         {"authorization": f"Bearer {table.add(name, values)}"}
         for name, values in (("admin", {"role": "admin"}), ("alice", {"models": ["other"]}))
     )
-    with front(server) as client:
+    with front(ServerOptions(), of_plugins=options) as client:
         answer = client.post("/v1/completions", json={"model": "demo", "prompt": "Hello"}, headers=alice)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_found")
         assert not client.get("/v1/models", headers=alice).json()["data"][0]["is_loaded"]
@@ -164,6 +200,12 @@ class Child:
 
     async def ended(self) -> None:
         await self._ended.wait()
+
+    def activity(self) -> Activity:
+        return Activity()
+
+    def kill(self) -> None:
+        raise AssertionError("this process is not to be killed")
 
     async def end(self, drain_seconds: float, /) -> None:
         await asyncio.to_thread(self.server.__exit__)
@@ -307,6 +349,7 @@ def test_public_gateway_without_keys_lets_nobody_change_adapters(
         assert (answer.status_code, "changes what others are served" in answer.text) == (404, True)
 
 
+@pytest.mark.plugin("pages")
 def test_live_page_shows_every_model_and_the_feed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(monkeypatch, "ab") as (http, _):
         assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
@@ -320,3 +363,26 @@ def test_live_page_shows_every_model_and_the_feed_of_one(monkeypatch: pytest.Mon
         fleet = hello("/dashboard/feed")["fleet"]
         assert [(one["models"], one["state"]) for one in fleet["replicas"]] == [(["a"], "Up"), (["b"], "Not loaded")]
         assert hello("/dashboard/feed?model=a")["model"] == "a"
+
+
+def test_model_whose_process_hangs_is_a_503_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.plugins.gateway.app.PACE_OF_MODELS", quick(answer_seconds=0.4))
+    with running(monkeypatch, "ab") as (http, children):
+
+        def asked(model: str, path: str = "/v1/completions") -> httpx.Response:
+            body = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+            return http.post(path, json={"model": model, "max_tokens": 2, **body})
+
+        assert [asked(model).status_code for model in "ab"] == [200, 200]
+        with children["a"].server.hanging():
+            in_flight = asked("a")
+            assert (in_flight.status_code, in_flight.headers["retry-after"]) == (503, "30")
+            assert "'a' does not respond" in in_flight.json()["error"]["message"]
+            refused = asked("a", "/v1/messages")
+            assert (refused.status_code, refused.json()["type"]) == (503, "error")
+            assert asked("b").status_code == 200
+            ready = http.get("/ready")
+            assert (ready.status_code, "'a' does not respond" in ready.text) == (503, True)
+            assert 'oaiserve_gateway_replica_up{replica="1"} 0.0' in http.get("/metrics").text
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert asked("a").status_code == 200

@@ -19,6 +19,8 @@ from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.routes.answer.sse import DONE
+from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import Piece
 from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
@@ -145,7 +147,7 @@ def test_numbers_of_events_continue_after_signs_of_life(after: int, monkeypatch:
         with fleet(2, gated=True, server=server) as running:
             disturb = lambda name: running.replicas[name].server.kill()  # noqa: E731
             found = run_stream(running, RESPONSES, LONG_CASES[RESPONSES], disturb, after)
-        events = [json.loads(event.split(b"data: ")[1]) for event in found.split(b"\n\n") if b"data: " in event]
+        events = [json.loads(event.split(b"data: ")[1]) for event in found.split(b"\n\n") if b"data: {" in event]
         assert [event["sequence_number"] for event in events] == [*range(len(events))]
         if [event["type"] for event in events].count("response.in_progress") > 1:  # the begin, and a sign of life
             return
@@ -231,7 +233,7 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
         assert running.metric("oaiserve_gateway_continued_total", result="alike") == 0
         assert all(upstream.num_failures == 0 for upstream in running.watch.upstreams.values())
         assert excluded == []
-    last = json.loads(answer.content.split(b"data: ")[-1])
+    last = json.loads(answer.content.removesuffix(DONE).split(b"data: ")[-1])
     error = last["response"]["error"] if stream else last["error"]
     assert "'store': false" in error["message"]
     assert answer.status_code == (200 if stream else 503)
@@ -260,7 +262,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
         return result
 
     monkeypatch.setattr(ResponseDatabase, ends_after, write_and_end)
-    with fleet(2, server=replace(BEHIND_A_GATEWAY, response_store=tmp_path / "store.db")) as running:
+    with fleet(2, of_plugins=(StoreOptions(response_store=tmp_path / "store.db"),)) as running:
         if in_conversation:
             items = [{"id": "msg_of_client", "role": "user", "content": "Before"}]
             name = running.http.post("/v1/conversations", json={"items": items}).json()["id"]
@@ -268,7 +270,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
         asked = {name: value for name, value in body.items() if name != "max_output_tokens"}
         num_tokens = running.http.post(f"{path}/input_tokens", json=asked).json()["input_tokens"]
         answer = running.http.post(path, json=body | {"stream": stream})
-        found = json.loads(answer.content.split(b"data: ")[-1])
+        found = json.loads(answer.content.removesuffix(DONE).split(b"data: ")[-1])
         response = found["response"] if stream else found
         assert (len(ended), response["status"]) == (1, "completed" if "max_output_tokens" not in body else "incomplete")
         [other] = [one for one in running.replicas.values() if one.name not in ended]

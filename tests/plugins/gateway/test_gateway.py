@@ -30,6 +30,7 @@ from oaiserve.plugins.gateway import sources
 from oaiserve.plugins.gateway.gateway import span_name
 from oaiserve.plugins.gateway.router import score, seed_of
 from oaiserve.plugins.gateway.sources import Url, addresses_of
+from oaiserve.plugins.gateway.watch import _within
 from oaiserve.telemetry import tracing
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
 from oaiserve.wire.routing_decision import of_text
@@ -292,6 +293,39 @@ def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:
         hung, _ = running.replicas.values()
         with hung.server.hanging():
             wait_until(lambda: hung.name in running.watch.silent)
+
+
+def test_requests_for_hung_replicas_are_refused_at_once_until_one_reports() -> None:
+    with fleet(1, pace=quick(answer_seconds=0.4)) as running:
+        (replica,) = running.replicas.values()
+        assert running.ask().status_code == 200
+        with replica.server.hanging():
+            assert [running.ask().status_code for _ in range(5)] == [503] * 5
+            assert running.watch.hung == {replica.name}
+            assert running.metric("oaiserve_gateway_ejected_total", replica="1") == 0
+        wait_until(lambda: not running.watch.silent)
+        assert running.watch.hung == set()
+        assert running.ask().status_code == 200
+
+
+async def test_pause_of_the_gateway_is_no_silence_of_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    paused_seconds = 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + paused_seconds)
+    report: asyncio.Future[Any] = loop.create_future()
+
+    async def answer() -> Any:
+        return await report
+
+    waiting = asyncio.create_task(_within(5.0, answer()))
+    await asyncio.sleep(0)
+    paused_seconds = 30.0
+    for _ in range(5):
+        await asyncio.sleep(0)
+    report.set_result("report")
+
+    assert await waiting == "report"
 
 
 def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -31,6 +33,23 @@ def test_a_request_goes_to_a_server_with_its_model(two_models: Fleet) -> None:
             assert answer.status_code == 200
             assert answer.json()["model"] == model
             assert (answer.headers[SIGNATURE] == other) == is_other
+
+
+def test_a_path_names_the_same_model_before_and_behind_the_gateway(tmp_path: Path) -> None:
+    files = [tmp_path / folder / f"{name}.gguf" for folder, name in (("here", "m"), ("there", "m"), ("here", "other"))]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    with fleet(0) as running:
+        replicas = [running.add(model=str(file)) for file in files]
+        wait_until(lambda: running.gateway.router.differ and len(running.watch.joined - running.watch.silent) == 3)
+        for file, replica in zip(files, replicas, strict=True):
+            answers = [running.ask(f"{number}", body={"model": str(file)}) for number in range(8)]
+            assert {answer.headers[SIGNATURE] for answer in answers} == {replica.name}
+            assert {answer.json()["model"] for answer in answers} == {file.stem}
+            assert running.http.get(f"/v1/models/{quote(str(file), safe='')}").json()["id"] == file.stem
+        listed = running.http.get("/v1/models").json()["data"]
+        assert sorted(model["id"] for model in listed) == ["m", "other"], "in the order of the replicas' ports"
 
 
 def test_a_model_that_none_has_is_refused_by_a_server(two_models: Fleet) -> None:
@@ -65,6 +84,7 @@ def test_schema_has_the_routes_of_the_gateway(two_models: Fleet) -> None:
     assert "/debug/report" in published()["paths"].keys() - paths
 
 
+@pytest.mark.plugin("responses")
 def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet) -> None:
     made = two_models.http.post("/v1/responses", json={"model": "other", "input": "Hello", "max_output_tokens": 16})
     assert made.status_code == 200, made.text
@@ -80,6 +100,7 @@ def sdk(two_models: Fleet) -> Iterator[OpenAI]:
         yield sdk
 
 
+@pytest.mark.plugin("batches")
 def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fleet, sdk: OpenAI) -> None:
     files = []
     batches = []

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.plugins.gateway import gateway, lists, sent_pieces, watch
+from oaiserve.plugins.gateway import gateway, lists, sent_pieces, upstream, watch
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
-from oaiserve.wire import upstream
 from oaiserve.wire.address import Address
 from oaiserve.wire.continuation import Piece, mark
 from oaiserve.wire.report import MOST_REPORT_BYTES
@@ -109,16 +108,17 @@ def test_replica_keeps_its_models_while_its_reports_cannot_be_read(
 ) -> None:
     monkeypatch.setattr(watch, "MUTE_SECONDS", 0.2)
     one, other = replicas
-    one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"]})
+    one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "aliases": ["a.gguf"]})
     other.answers[b"/debug/report"] = as_page(REPORT | {"models": ["b"]})
     with gateway_before(*replicas) as (made, http):
         wait_until(lambda: made.router.differ)
-        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "step_seconds": 1e7})
+        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "aliases": ["a.gguf"], "step_seconds": 1e7})
         watched = made.watch.upstreams[one.address.name]
         wait_until(lambda: watched.report is None)
         num_before = other.num_asked
         for number in range(10):
-            assert http.post("/v1/completions", json={"model": "a", "prompt": f"{number}"}).text == "good"
+            for name in ("a", "a.gguf"):
+                assert http.post("/v1/completions", json={"model": name, "prompt": f"{number}"}).text == "good"
         assert other.num_asked == num_before, "it has another model"
         one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "number": 2})
         wait_until(lambda: watched.report is not None)

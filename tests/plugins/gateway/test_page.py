@@ -98,6 +98,19 @@ def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: 
 
 @pytest.mark.browser
 @pytest.mark.plugin("pages")
+def test_the_page_of_a_request_says_why_its_replica_was_chosen(open_page: OpenPage) -> None:  # noqa: F811
+    with fleet(1) as running:
+        request_id = running.ask().headers["x-request-id"]
+        page = open_page(f"{running.http.base_url}/requests")
+        page.goto(f"{running.http.base_url}/requests/{request_id}")
+        (name,) = running.replicas
+        why = f"{name}, as no replica was known to have a beginning of this prompt in its cache; load "
+        page.locator("#account dd", has_text=why).wait_for()
+        page.goto("about:blank")
+
+
+@pytest.mark.browser
+@pytest.mark.plugin("pages")
 def test_only_the_requests_of_replicas_with_keys_need_a_key(open_page: OpenPage) -> None:  # noqa: F811
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
     with fleet(1, server=server, route=RouteOptions(replica_key="secret")) as running:

@@ -76,6 +76,16 @@ def test_the_reasons_in_the_order_in_which_a_prefix_becomes_popular() -> None:
     assert reasons.count(Reason.SPILLED) == 3  # until all four hold it
 
 
+def test_a_decision_says_what_share_of_the_prompt_any_replica_holds() -> None:
+    router = make(NAMES[:2])
+    first = router.choose(prompt("system", "a"), 0)
+    longer = prompt("system", "a", "b", "c")
+    assert router.choose(longer, 0, without=[first.replica]).held_share == 0.5
+    router = make(NAMES[:2])
+    assert router.choose(prompt("new"), 0).held_share == 0
+    assert router.choose(prompt("new"), 0).held_share == 1
+
+
 def test_a_decision_says_what_it_is_expected_to_save() -> None:
     router = make()
     first = router.choose(prompt("a", "b", "c"), 0)

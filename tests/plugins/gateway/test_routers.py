@@ -16,11 +16,12 @@ from oaiserve.wire.report import MOST_MODELS, ReplicaReport
 Served = dict[str, list[str]]
 
 
-def reporting(served: Served, *, is_strict: bool = False) -> Routers:
+def reporting(served: Served, aliases: Served | None = None, *, is_strict: bool = False) -> Routers:
     made = Routers(is_strict=is_strict)
     made.update_replicas(served, 0)
     for number, (name, models) in enumerate(served.items()):
-        made.learn(ReplicaReport(name, "1", number, 0, 0, array("Q"), models=tuple(models)), 0)
+        also = tuple((aliases or {}).get(name, ()))
+        made.learn(ReplicaReport(name, "1", number, 0, 0, array("Q"), models=tuple(models), aliases=also), 0)
     return made
 
 
@@ -51,6 +52,23 @@ def test_a_request_goes_to_all_that_have_its_model_and_to_no_others(
             assert chosen_in_turn(made, model) == having
         unknown = chosen_in_turn(made, "none")
     assert unknown == (set() if is_strict else set(served))
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_path_leads_to_the_replicas_that_serve_it_and_is_not_listed(is_strict: bool) -> None:
+    served = {"a": ["small"], "b": ["small"], "c": ["large"]}
+    aliases = {"a": ["/here/small.gguf"], "b": ["/there/small.gguf"], "c": ["large.gguf"]}
+    made = reporting(served, aliases, is_strict=is_strict)
+    assert chosen_in_turn(made, "small") == {"a", "b"}
+    assert chosen_in_turn(made, "/here/small.gguf") == {"a"}
+    assert chosen_in_turn(made, "/there/small.gguf") == {"b"}
+    assert chosen_in_turn(made, "large") == chosen_in_turn(made, "large.gguf") == {"c"}
+    assert [made.models_of(name) for name in "abc"] == [("small",), ("small",), ("large",)]
+
+
+def test_paths_of_one_model_on_each_replica_lead_there() -> None:
+    made = reporting({"a": ["m"], "b": ["m"]}, {"a": ["/here/m"], "b": ["/there/m"]})
+    assert [chosen_in_turn(made, name) for name in ("m", "/here/m", "/there/m")] == [{"a", "b"}, {"a"}, {"b"}]
 
 
 def test_models_of_the_same_replicas_share_a_router() -> None:

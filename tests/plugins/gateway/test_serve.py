@@ -1,12 +1,12 @@
 """What a gateway prints when it is ready."""
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.serve import banner_of_gateway, banner_of_models
 
 
 def test_banners_of_several_models_and_gateways_list_them() -> None:
-    several = banner_of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
+    several = banner_of_models(Config("a"), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
     assert several.facts["Models"] == "a, b"
     assert "when a request names it" in several.facts["Runs on"]
     options = RouteOptions(replica=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))

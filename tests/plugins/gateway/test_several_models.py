@@ -32,6 +32,9 @@ max-running = 4
 """
 
 
+FLAGS = ("--load-on-demand", "--hang-seconds", "2")
+
+
 @pytest.fixture(scope="module")
 def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("several")
@@ -45,7 +48,7 @@ def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
     config = folder / "models.toml"
     config.write_text(CONFIG.format(key=API_KEY, chat=folder / "chat"))
     embed = f"embed={folder / 'embed'}"
-    with serve_process(embed, folder / "log", "--config", str(config), "--load-on-demand") as server:
+    with serve_process(embed, folder / "log", "--config", str(config), *FLAGS) as server:
         yield server
         assert server.terminate() == 0
 
@@ -94,6 +97,20 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer, first
     assert all(num_bytes > 2**20 for num_bytes in samples(two_models, "oaiserve_model_memory_bytes").values())
     with two_models.http() as http:
         assert "\noaiserve_gateway_connections " in http.get("/metrics").text, "those of clients are the gateway's"
+
+
+def test_what_a_model_reads_again_is_counted_with_its_name(two_models: LiveServer) -> None:
+    text = "Hello" * 8  # in letters that the model has
+    with two_models.http() as http:
+        for clock in ("a", "b"):
+            messages = [{"role": "system", "content": clock + text}, {"role": "user", "content": text}]
+            answer = http.post("/v1/chat/completions", json={"model": "chat", "messages": messages, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+        tokens, reason = answer.headers["x-oaiserve-read-again"].split("; reason=")
+        page = f"/debug/requests/{answer.headers['x-request-id']}?model=chat"
+        line = f'oaiserve_prompt_tokens_read_again_total{{served_model="chat",reason="{reason}"}} {float(tokens)}'
+        wait_until(lambda: line in http.get("/metrics").text)
+        assert (reason, http.get(page).json()["read_again_tokens"]) == ("system", int(tokens))
 
 
 @pytest.mark.browser
@@ -159,16 +176,32 @@ def test_a_stream_goes_on_when_the_process_of_its_model_is_killed(two_models: Li
         undisturbed = text(http, kills=False)
         loads = samples(two_models, "oaiserve_model_loads_total")["chat"]
         assert text(http, kills=True) == undisturbed
-    # On a busy machine, the whole answer may be complete before the process dies; then no request waits for the load.
-    wait_until(lambda: samples(two_models, "oaiserve_model_loads_total")["chat"] == loads + 1)
+        # On a busy machine, the answer may be complete before the process dies. Then only the next request loads it.
+        assert text(http, kills=False) == undisturbed
+    assert samples(two_models, "oaiserve_model_loads_total")["chat"] == loads + 1
 
 
-def kill_chat(server: LiveServer) -> None:
-    """Kill the process of the model "chat", whose command line ends in its name."""
+def test_frozen_process_is_a_503_and_then_replaced(two_models: LiveServer) -> None:
+    body = {"model": "chat", "prompt": "Hello", "max_tokens": 2}
+    hangs = samples(two_models, "oaiserve_model_hangs_total")["chat"]
+    loads = samples(two_models, "oaiserve_model_loads_total")["chat"]
+    with two_models.http() as http:
+        assert http.post("/v1/completions", json=body).status_code == 200
+        kill_chat(two_models, signal.SIGSTOP)
+        frozen = http.post("/v1/completions", json=body)
+        assert (frozen.status_code, frozen.headers["retry-after"]) == (503, "5")
+        assert http.post("/v1/embeddings", json={"model": "embed", "input": "aa"}).status_code == 200
+        wait_until(lambda: http.post("/v1/completions", json=body).status_code == 200)
+    assert samples(two_models, "oaiserve_model_hangs_total")["chat"] == hangs + 1
+    assert samples(two_models, "oaiserve_model_loads_total")["chat"] == loads + 1
+
+
+def kill_chat(server: LiveServer, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to the process of the model "chat", whose command line ends in its name."""
     children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     pids = [int(pid) for path in children for pid in path.read_text().split()]
     (chat,) = (pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().endswith("chat\0"))
-    os.kill(chat, signal.SIGKILL)
+    os.kill(chat, number)
 
 
 def test_ps_adds_up_the_processes(two_models: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

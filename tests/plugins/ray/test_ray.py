@@ -34,7 +34,7 @@ def test_texts_and_typed_values_give_the_same_settings() -> None:
     assert config.server.api_key == ("a", "b")
     assert not config.engine.generation_config
     assert config_of({"model": "demo", "api-key": "secret"}).server.api_key == ("secret",)
-    assert not config_of({"model": "demo"}).server.is_private
+    assert not config_of({"model": "demo"}).is_private
 
 
 @pytest.mark.parametrize(

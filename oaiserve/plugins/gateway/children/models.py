@@ -8,23 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import sleep
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import ceil
 
 from oaiserve.commands.server_process import ServerProcess
 from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.plugins.gateway.children.hang_clock import LOOK_SECONDS, HangClock
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # interval of checks for idle models
 LEAST_PAUSE_SECONDS = 1.0  # after a failed load, before the next one
 MOST_PAUSE_SECONDS = 60.0
+LEAST_RETRY_SECONDS = 5  # Clients of a model that hangs wait at least so long.
 STABLE_SECONDS = 60.0  # A process that has run for longer starts again without a pause.
 
 
@@ -34,8 +36,11 @@ class Model:
     config: Config
     address: Address  # where its process listens
     num_bytes: int  # memory when it is loaded; before the first load, the size of its files
-    task: Task | None = None  # by its files; None if they are not on this disk
+    task: Task | None = None  # by its settings or files; None if these are not on this disk yet
     process: ServerProcess | None = None  # set while it takes requests
+    starting: ServerProcess | None = None  # set from its start until it can take requests
+    hang_clock: HangClock | None = None  # It watches the process.
+    num_hangs: int = 0
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended
     used_ns: int = 0  # time at which a request last ended
@@ -60,20 +65,23 @@ class ChildModels:
         start: Callable[[Config, Address], Awaitable[ServerProcess]],
         changed: Callable[[], Awaitable[None]],
         reported: Callable[[str], Iterable[str]],
+        hangs: Callable[[str], bool],
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         """`start` starts a process. `changed` is called when one begins or stops taking requests; a request for it is
-        sent after that has returned. `reported` returns the models and adapters that a replica has reported."""
+        sent after that has returned. `reported` returns the models and adapters that a replica has reported, and
+        `hangs` whether it gives no reports."""
         self.models = {model.name: model for model in models}
         self._of = {
             name: model
             for model in self.models.values()
-            for name in (*model.config.model_names, *model.config.engine.adapters)
+            for name in (*model.config.accepted_names, *model.config.engine.adapters)
         }
         self._options = options
         self._start = start
         self._changed = changed
         self._reported = reported
+        self._hangs = hangs
         self._clock_ns = clock_ns
         self._room = asyncio.Lock()  # Models make room and load one by one.
         self._watching: set[asyncio.Task[None]] = set()
@@ -82,8 +90,9 @@ class ChildModels:
 
     @property
     def names(self) -> Iterable[str]:
-        """Return the names that requests may always use: all models, and the adapters in their settings."""
-        return self._of.keys()
+        """Return the names of all models, and of the adapters in their settings."""
+        configs = [model.config for model in self.models.values()]
+        return [name for config in configs for name in (*config.model_names, *config.engine.adapters)]
 
     async def addresses(self) -> list[Address]:
         return [model.address for model in self._loaded]
@@ -92,6 +101,10 @@ class ChildModels:
     def _loaded(self) -> list[Model]:
         return [model for model in self.models.values() if model.process is not None]
 
+    @property
+    def hung(self) -> list[Model]:
+        return [model for model in self._loaded if self._hangs(model.address.name)]
+
     def _model(self, name: str) -> Model:
         """Return the model with this name, or with an adapter of this name. Raises ModelNotFound."""
         if (model := self._of.get(name)) is not None:
@@ -99,7 +112,7 @@ class ChildModels:
         for model in self._loaded:
             if name in self._reported(model.address.name):
                 return model
-        raise ModelNotFound(name, *self._of)
+        raise ModelNotFound(name, *self.names)
 
     @property
     def failure(self) -> StartupError | None:
@@ -108,13 +121,15 @@ class ChildModels:
             return None
         return StartupError("None of the models could be loaded.")
 
+    def names_for(self, requested: str) -> tuple[str, ...]:
+        """Return the names of the model or adapter for a request, its own first. One that names none gets the first
+        model that is loaded. Raises ModelNotFound."""
+        model = self._model(requested) if requested else [*self._loaded, *self.models.values()][0]
+        names = model.config.accepted_names
+        return names if not requested or requested in names else (requested,)
+
     def name_for(self, requested: str) -> str:
-        """Return the name of the model or adapter for a request. One that names none gets the first that is loaded.
-        Raises ModelNotFound."""
-        if requested:
-            self._model(requested)
-            return requested
-        return [*self._loaded, *self.models.values()][0].name
+        return self.names_for(requested)[0]
 
     def name_for_adapter(self, requested: str, adapter: str, *, is_new: bool) -> str:
         """Return the name of the model that an adapter is loaded into, or unloaded from. Raises InvalidRequest and
@@ -156,6 +171,8 @@ class ChildModels:
         model = self._model(self.name_for(name))
         if model.loading is None:
             if model.process is not None:
+                if self._hangs(model.address.name):
+                    raise _hangs(model)
                 return
             if self._is_closed:
                 raise Unavailable("The server is shutting down. Please try again.")
@@ -170,15 +187,37 @@ class ChildModels:
             if self._excess(model.num_bytes) <= 0 or not self._loaded:
                 with suppress(Unavailable):  # It is logged, and the others can be used.
                     await self.loaded(model.name)
+                if model.hang_clock is not None and model.hang_clock.is_over:
+                    self._keep(self._load_again(model))
 
     async def watch(self) -> None:
+        """Kill processes that hang, and unload idle models, until it is cancelled."""
         idle_ns = int(self._options.idle_unload_seconds * 1e9)
         while True:
             await sleep(LOOK_SECONDS)
+            for model in self.models.values():
+                with suppress(OSError):  # The process has just ended.
+                    self._look_for_hang(model)
             for model in [*self.models.values()] if idle_ns else ():
                 is_idle = model.process is not None and not model.num_users
                 if is_idle and self._clock_ns() - model.used_ns >= idle_ns:
                     await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
+
+    def _look_for_hang(self, model: Model) -> None:
+        clock = model.hang_clock
+        process = model.process or model.starting
+        if clock is None or process is None:
+            return
+        had_hung = clock.num_looks > 0
+        if model.process is None:
+            is_over = clock.look_at_start()
+            model.num_hangs += is_over
+        else:
+            is_over = clock.look_at_server(is_hung=self._hangs(model.address.name))
+            model.num_hangs += clock.num_looks > 0 and not had_hung
+        if is_over:
+            log.error("The process of the model %s is killed: it has hung for %g s", model.name, clock.seconds)
+            process.kill()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -196,8 +235,10 @@ class ChildModels:
             async with self._room:
                 await self._make_room(model)
                 began_ns = self._clock_ns()
-                process = await self._start(model.config, model.address)
+                model.starting = process = await self._start(model.config, model.address)
+                model.hang_clock = HangClock(process.activity, self._options.hang_seconds)
                 await process.ready()
+                model.hang_clock.began_to_serve()
                 with suppress(OSError):  # The process has ended already, which the next line sees.
                     model.num_bytes = process.num_bytes
                 await self._join(model, process)
@@ -206,21 +247,26 @@ class ChildModels:
                 model.num_loads += 1
             seconds = (model.used_ns - began_ns) / 1e9
             log.info("Loaded the model %s in %.1f s; it takes %d MiB", model.name, seconds, model.num_bytes >> 20)
-            watching = asyncio.create_task(self._see_end(model, process))
-            self._watching.add(watching)
-            watching.add_done_callback(self._watching.discard)
+            self._keep(self._see_end(model, process))
         except (StartupError, OSError) as error:
             model.num_failures += 1
             model.retry_ns = self._clock_ns() + _pause_ns(model.num_failures)
             model.failure = str(error)
-            log.error("The model %s could not be loaded: %s", model.name, error)
+            if process is not None and model.hang_clock is not None and model.hang_clock.is_over:
+                model.failure = f"Its start hung for {model.hang_clock.seconds:g} s."
+            log.error("The model %s could not be loaded: %s", model.name, model.failure)
             raise _not_loaded(model) from None
         except asyncio.CancelledError:
             if process is not None:
                 await process.end(model.config.server.drain_timeout_seconds)
             raise
         finally:
-            model.loading = None
+            model.loading = model.starting = None
+
+    def _keep(self, watching: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(watching)
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
 
     async def _join(self, model: Model, process: ServerProcess) -> None:
         """Let a process take requests. Raises StartupError if it ends before it can."""
@@ -232,7 +278,7 @@ class ChildModels:
 
     async def _make_room(self, model: Model) -> None:
         """Unload others, the least recently used first, until there is room for a model. This waits for a busy model,
-        which gets no further requests meanwhile, so that no model waits for ever."""
+        which gets no further requests meanwhile, so that each model gets its turn."""
         while self._excess(model.num_bytes) > 0:
             others = self._loaded
             if not others:
@@ -264,6 +310,8 @@ class ChildModels:
         model.process = None
         if process is None:
             return
+        if self._hangs(model.address.name):
+            process.kill()
         await self._changed()
         if why:
             log.info("Unloaded the model %s: %s", model.name, why)
@@ -287,6 +335,9 @@ class ChildModels:
             model.retry_ns = now_ns + _pause_ns(model.num_crashes)
         model.num_crashes += 1
         await self._changed()
+        await self._load_again(model)
+
+    async def _load_again(self, model: Model) -> None:
         while model.process is None and not self._is_closed and self._is_needed(model):
             await sleep(max(0, model.retry_ns - self._clock_ns()) / 1e9)
             with suppress(Unavailable):
@@ -295,6 +346,10 @@ class ChildModels:
     def _is_needed(self, model: Model) -> bool:
         stays = not (self._options.load_on_demand or self.is_draining) and self._excess(model.num_bytes) <= 0
         return stays or model.num_users > 0
+
+
+class ModelHangs(Unavailable):
+    """The process of a model hangs."""
 
 
 async def _is_before(first: Awaitable[object], second: Awaitable[object]) -> bool:
@@ -310,6 +365,12 @@ async def _is_before(first: Awaitable[object], second: Awaitable[object]) -> boo
 
 def _pause_ns(num_failures: int) -> int:
     return int(min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(num_failures - 1, 10)) * 1e9)
+
+
+def _hangs(model: Model) -> ModelHangs:
+    seconds = 0 if model.hang_clock is None else ceil(model.hang_clock.seconds_left)
+    text = f"The model '{model.name}' does not respond. Please try again."
+    return ModelHangs(text, retry_after_seconds=max(LEAST_RETRY_SECONDS, seconds))
 
 
 def _not_loaded(model: Model, retry_after_seconds: int | None = None) -> Unavailable:

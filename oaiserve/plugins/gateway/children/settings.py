@@ -1,6 +1,7 @@
 """Finds the settings of each model of a server: those of the command line, and the model's own in the file.
 
-A model's name is its path or hub id, or NAME in NAME=MODEL. A folder of models stands for all of them.
+A model's name is that of its file or folder or its hub id, or NAME in NAME=MODEL. A folder of models stands for all of
+them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from cyclopts import CycloptsError
 from oaiserve.checkpoints.hub import gguf_models
 from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.settings import options_in
-from oaiserve.config import Config, EngineOptions, ListenerOptions, OptionError
+from oaiserve.config import Config, EngineOptions, ListenerOptions, OptionError, name_of
 from oaiserve.explain.commands import message_of
 from oaiserve.plugin import Plugin
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
 # Settings of the server that clients see. A model cannot have its own.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
-    *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin"),
+    *("api_key", "api_key_file", "guard_all", "cors_origin"),
     *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
-    *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
 }
 
 
@@ -69,7 +69,7 @@ def models_of(
         if model != "demo":
             find_model(model)
         configs[name] = _of_model(name, model, table, base, is_alone=len(named_models) == 1)
-    names = [name for config in configs.values() for name in (*config.model_names, *config.engine.adapters)]
+    names = [name for config in configs.values() for name in (*config.accepted_names, *config.engine.adapters)]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
     return configs
@@ -85,22 +85,24 @@ def _in_folder(text: str) -> list[tuple[str, str]]:
     folder = Path(text)
     # Next to a modules.json, folders are the parts of one model.
     if not text or not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", "modules.json")):
-        return [(text, text)]
+        return [(name_of(text), text)]
     names = {path.name for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()}
     files = {parts[0]: name.removesuffix(".gguf") for name, parts in gguf_models(names).items()}
     models = files | {name: name for name in names if not name.endswith(".gguf")}
-    return [(models[file], str(folder / file)) for file in sorted(models)] or [(text, text)]
+    return [(models[file], str(folder / file)) for file in sorted(models)] or [(name_of(text), text)]
 
 
 def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, is_alone: bool) -> Config:
     own = _parsed(name, table)
     general = {field.name for field in fields(EngineOptions)} - own["engine"].keys()
     engine = replace(base.engine, **own["engine"], inherited=frozenset(() if is_alone else general))
-    further_names = own["server"].pop("served_model_name", ())
+    names = (name, *own["server"].pop("served_model_name", ()))
+    if names == (name_of(model),):  # so that requests may name its path, too
+        names = ()
     server = replace(
         base.server,
         **own["server"],
-        served_model_name=base.server.served_model_name or (name, *further_names),
+        served_model_name=base.server.served_model_name or names,
         host="127.0.0.1",
         trusted_proxy=("127.0.0.1",),
         # The gateway has checked names, origins and the number of connections, and its own requests need some more.
@@ -110,7 +112,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, 
         cors_origin=(),
         max_connections=None,
         max_connections_per_address=0,
-        share_prefix_cache=base.server.shares_prefix_cache,
+        share_prefix_cache=base.shares_prefix_cache,
     )
     telemetry = replace(base.telemetry, **own["telemetry"])
     if (path := telemetry.record_requests) is not None:

@@ -1,10 +1,13 @@
 """Which models are loaded: processes are doubles, and time is a number."""
 
 import asyncio
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oaiserve.commands.server_process import Activity
 from oaiserve.config import Bytes, Config
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
@@ -17,15 +20,27 @@ SIZE = 100
 class Process:
     """A double of a model's process."""
 
-    def __init__(self, config: Config, *, fails: bool) -> None:
+    def __init__(self, config: Config, *, fails: bool, hangs: bool) -> None:
         self.how_ended = "with exit code 1"
         self.num_bytes = SIZE
+        self.doing = Activity()
         self._fails = fails
+        self._hangs = hangs
         self._ended = asyncio.Event()
 
     async def ready(self) -> None:
         if self._fails:
             raise StartupError("Its process has ended with exit code 2.")
+        if self._hangs:
+            await self._ended.wait()
+            raise StartupError("Its process has ended by SIGKILL.")
+
+    def activity(self) -> Activity:
+        return self.doing
+
+    def kill(self) -> None:
+        self.how_ended = "by SIGKILL"
+        self._ended.set()
 
     async def ended(self) -> None:
         await self._ended.wait()
@@ -44,26 +59,32 @@ class Machine:
         self.now_ns = 10**9
         self.started: list[tuple[str, Process]] = []
         self.fails: set[str] = set()
+        self.hangs_at_start: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.joins = asyncio.Event()  # unless set, no process can take requests yet
         self.joins.set()
         self.adapters: dict[str, list[str]] = {}  # by the address of a model
-        models = [Model(name, Config(name), Address("127.0.0.1", 1, name), SIZE) for name in names]
+        self.hung: set[str] = set()  # addresses of models whose processes give no reports
+        self.is_well_again = False  # New processes don't hang.
+        models = [Model(name, Config(name), Address("127.0.0.1", ord(name), name), SIZE) for name in names]
         start: Any = self.start
         clock = lambda: self.now_ns  # noqa: E731
-        self.models = ChildModels(models, ModelsOptions(**options), start, self.changed, self.reported, clock)
+        hangs = self.hung.__contains__
+        self.models = ChildModels(models, ModelsOptions(**options), start, self.changed, self.reported, hangs, clock)
 
     def reported(self, address: str) -> list[str]:
         return self.adapters.get(address, [])
 
     async def start(self, config: Config, address: Address) -> Process:
         await self.gate.wait()
-        process = Process(config, fails=config.model in self.fails)
+        process = Process(config, fails=config.model in self.fails, hangs=config.model in self.hangs_at_start)
         self.started.append((config.model, process))
         return process
 
     async def changed(self) -> None:
+        if self.is_well_again:
+            self.hung.clear()
         if self.loaded:
             await self.joins.wait()
 
@@ -74,6 +95,9 @@ class Machine:
     @property
     def loads(self) -> str:
         return "".join(name for name, _ in self.started)
+
+    def hang(self, name: str) -> None:
+        self.hung.add(self.models.models[name].address.name)
 
     async def use(self, name: str) -> int:
         async with self.models.in_use(name) as waited_ns:
@@ -97,6 +121,19 @@ async def test_a_model_is_loaded_once_for_all_that_ask_and_they_are_told_how_lon
     assert machine.loads == "a"
     await machine.models.close()
     assert machine.loaded == ""
+
+
+def test_a_request_may_name_a_model_by_its_path_which_stands_for_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.touch()
+    machine = Machine("")
+    model = Model("small", Config(str(file)), Address("127.0.0.1", 1, "small"), SIZE)
+    models = ChildModels([model], ModelsOptions(), machine.start, machine.changed, machine.reported, bool)  # type: ignore[arg-type]
+    for name in ("", "small", str(file)):
+        assert models.names_for(name) == ("small", str(file)), "the names that a key may have"
+        assert models.name_for(name) == "small", "the name by which its process is found"
+    with pytest.raises(ModelNotFound, match="This server serves 'small'\\."):
+        models.name_for("other")
 
 
 async def test_whoever_leaves_does_not_end_the_load_of_the_others() -> None:
@@ -290,3 +327,127 @@ async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that
     assert machine.models.name_for("") == "a"
     await machine.use("b")
     assert machine.models.name_for("") == "b"
+
+
+class Looks:
+    """Lets `watch` look as often as a test says. Other pauses take no real time."""
+
+    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._machine = machine
+        self._allowed = asyncio.Semaphore(0)
+        monkeypatch.setattr("oaiserve.plugins.gateway.children.models.sleep", self.sleep)
+        self.watching = asyncio.create_task(machine.models.watch())
+
+    async def sleep(self, seconds: float) -> None:
+        if asyncio.current_task() is self.watching:
+            await self._allowed.acquire()
+        else:
+            self._machine.now_ns += int(seconds * 1e9)
+
+    async def look(self, number: int) -> None:
+        for _ in range(number):
+            self._allowed.release()
+            await settle()
+
+
+async def test_model_whose_process_hangs_is_refused_and_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine("ab", hang_seconds=9)
+    looks = Looks(machine, monkeypatch)
+    await machine.use("a")
+    machine.hang("a")
+
+    await looks.look(2)
+    with pytest.raises(Unavailable, match="'a' does not respond") as refused:
+        await machine.use("a")
+    assert refused.value.retry_after_seconds == 7
+    assert await machine.use("b") == 0
+    assert [model.name for model in machine.models.hung] == ["a"]
+    await looks.look(6)
+    assert machine.loads == "ab"
+    machine.is_well_again = True
+    await looks.look(1)
+
+    assert machine.loads == "aba"
+    assert await machine.use("a") == 0
+    assert machine.models.models["a"].num_hangs == 1
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert lines == [
+        "The process of the model a is killed: it has hung for 9 s",
+        "The process of the model a has ended by SIGKILL",
+    ]
+    looks.watching.cancel()
+    await machine.models.close()
+
+
+async def test_hours_of_a_suspended_machine_are_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a", hang_seconds=5)
+    looks = Looks(machine, monkeypatch)
+    await machine.use("a")
+    machine.hang("a")
+    await looks.look(1)
+
+    machine.now_ns += 8 * 3600 * 10**9
+    await looks.look(1)
+    machine.hung.clear()
+    await looks.look(10)
+
+    assert (machine.loads, machine.loaded) == ("a", "a")
+    looks.watching.cancel()
+    await machine.models.close()
+
+
+async def test_start_that_hangs_is_killed_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine("ab", hang_seconds=3)
+    looks = Looks(machine, monkeypatch)
+    machine.hangs_at_start = {"a"}
+    loading = asyncio.create_task(machine.models.load_all())
+    await settle()
+    await looks.look(1)
+    machine.started[0][1].doing = Activity(is_stopped=True)
+    await looks.look(2)
+    assert machine.loads == "a"
+    waiting = asyncio.create_task(machine.use("a"))
+    await settle()
+    machine.hangs_at_start = set()
+
+    await looks.look(1)
+    with pytest.raises(Unavailable, match=r"'a' could not be loaded: Its start hung for 3 s\."):
+        await waiting
+    await loading
+    await settle()
+
+    assert sorted(machine.loads) == ["a", "a", "b"]
+    assert machine.loaded == "ab"
+    assert machine.models.models["a"].num_hangs == 1
+    assert "The model a could not be loaded: Its start hung for 3 s." in caplog.text
+    looks.watching.cancel()
+    await machine.models.close()
+
+
+async def test_process_that_hangs_before_its_first_report_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a", hang_seconds=3, load_on_demand=True)
+    looks = Looks(machine, monkeypatch)
+    machine.joins.clear()
+    waiting = asyncio.create_task(machine.use("a"))
+    await settle()
+    machine.hang("a")
+
+    await looks.look(3)
+
+    with pytest.raises(Unavailable, match="Its start hung for 3 s"):
+        await waiting
+    assert machine.loaded == ""
+    looks.watching.cancel()
+    await machine.models.close()
+
+
+async def test_process_that_hangs_is_unloaded_without_a_drain() -> None:
+    machine = Machine("a")
+    await machine.use("a")
+    machine.hang("a")
+    await machine.models.close()
+    assert machine.started[0][1].how_ended == "by SIGKILL"

@@ -35,7 +35,7 @@ def test_models_have_the_settings_of_the_command_line_and_their_own() -> None:
 def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:
     server = models_of(["demo"], {}, BASE)["demo"].server
     assert (server.host, server.trusted_proxy, server.api_key) == ("127.0.0.1", ("127.0.0.1",), ("one", "two"))
-    assert not server.shares_prefix_cache  # as without a further key
+    assert not server.share_prefix_cache  # as without a further key
     assert server.max_connections is None, "reports and batches need connections besides those of clients"
 
 
@@ -51,6 +51,20 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
     assert [*models_of([str(tmp_path)], {}, BASE)] == ["chat", "embed", "small", "split"]
     (tmp_path / "modules.json").write_text("[]")
     assert not holds_models(str(tmp_path))
+
+
+def test_models_from_paths_have_the_names_of_their_files_and_may_be_named_by_their_paths(tmp_path: Path) -> None:
+    files = [str(tmp_path / folder / "small.gguf") for folder in ("a", "b")]
+    for file in files:
+        Path(file).parent.mkdir()
+        Path(file).touch()
+    found = models_of([files[0], f"second={files[1]}"], {}, BASE)
+    assert {name: config.accepted_names for name, config in found.items()} == {
+        "small": ("small", files[0]),
+        "second": ("second",),
+    }
+    with pytest.raises(OptionError, match="Two models have the name 'small'. Give one another name, as in: small-2=/"):
+        models_of(files, {}, BASE)
 
 
 def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() -> None:

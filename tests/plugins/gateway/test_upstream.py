@@ -1,0 +1,46 @@
+"""Requests to a replica that falls silent."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from oaiserve.plugins.gateway.upstream import Unreachable, Upstream
+from oaiserve.wire.address import Address
+
+GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+
+class Replica:
+    """Answers the first request, and holds the others."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self.held = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(GOOD)
+        await reader.readuntil(b"\r\n\r\n")
+        self.held.set()
+
+
+async def test_request_to_an_abandoned_replica_is_not_sent_there_again(tmp_path: Path) -> None:
+    replica = Replica()
+    server = await asyncio.start_unix_server(replica.serve, tmp_path / "socket")
+    upstream = Upstream(Address.of_socket(tmp_path / "socket"), 1)
+    assert await upstream.get(b"/") == (200, b"")
+    waiting = asyncio.create_task(upstream.get(b"/"))  # on the same connection
+    await replica.held.wait()
+
+    upstream.abandon()
+
+    with pytest.raises(Unreachable):
+        await waiting
+    assert len(replica.writers) == 1
+    upstream.close()
+    server.close()
+    for writer in replica.writers:
+        writer.close()
+        await writer.wait_closed()
