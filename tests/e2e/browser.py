@@ -90,7 +90,7 @@ def open_page(browser: Browser, shared_context: BrowserContext) -> Iterator[Open
     for origin in origins:
         storage.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
     storage.detach()
-    assert problems == []
+    assert problems == [], problems
 
 
 def weak_contrasts(page: Page, least_texts: int = 0) -> list[str]:

@@ -26,7 +26,7 @@ def _routes(config: Config) -> list[Route]:
 
     from oaiserve.plugins.pages.live import feed
 
-    return [Route("/dashboard/feed", feed)] if config.server.shows_dashboard else []
+    return [Route("/dashboard/feed", feed)] if config.shows_dashboard else []
 
 
 def _lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:

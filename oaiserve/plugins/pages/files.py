@@ -1,11 +1,13 @@
-"""The pages and their files: those of oaiserve in `static/`, and other people's JavaScript in `vendor/`."""
+"""The pages and their files: those of oaiserve in `static/`, and other people's JavaScript in `vendor/`. The views and
+files of other plug-ins are served like these."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from importlib.resources import files
+from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -15,9 +17,8 @@ from starlette.routing import Route
 
 from oaiserve.errors import NotFound
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.pages import Pages
+from oaiserve.routes.pages import Endpoint, Pages, View
 
-_FOLDERS = ("static", "vendor")
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -25,8 +26,7 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
 }
-# The pages that are shown in frame.html, with the link there that is theirs.
-_FRAMED = {"live.html": "dashboard", "requests.html": "requests", "request.html": "requests", "api.html": "docs"}
+_API = View(path="/docs", file="api.html", summary="The page about this API.")
 _HEADERS = {
     "cache-control": "no-cache",  # A browser may keep a file, but must check by its etag whether it has changed.
     "content-security-policy": (
@@ -44,30 +44,45 @@ class File(NamedTuple):
     etag: str
 
 
+def page_files(pages: Pages) -> Mapping[str, File]:
+    """Return the files of all plug-ins by their names, and the views in their frame by their paths."""
+    return _files((*pages.folders,), (*pages.views,), (*pages.parts,))
+
+
 @cache
-def page_files() -> Mapping[str, File]:
-    by_name = {}
-    package = files("oaiserve.plugins.pages")
-    frame = package.joinpath("static/frame.html").read_text()
-    for path in (path for folder in _FOLDERS for path in package.joinpath(folder).iterdir()):
-        suffix = path.name[path.name.rindex(".") :]
-        content = path.read_bytes()
-        if path.name in _FRAMED:
-            content = _framed(frame, content.decode(), _FRAMED[path.name]).encode()
-        if path.name == "request.html":  # Its address is one level deeper.
-            content = content.replace(b'"./', b'"../')
-        by_name[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
-    return by_name
+def _files(
+    folders: tuple[Path, ...], views: tuple[View, ...], parts: tuple[tuple[str, str], ...]
+) -> Mapping[str, File]:
+    contents = {
+        path.name: path.read_bytes() for folder in reversed(folders) for path in folder.iterdir() if path.is_file()
+    }
+    links = [f'<a href=".{view.path}" data-shows-requests>{escape(view.link)}</a>' for view in views if view.link]
+    for name in ("frame.html", "chat.html"):
+        contents[name] = contents[name].replace(b'<slot name="links"></slot>', "\n      ".join(links).encode())
+    contents |= {view.path: _framed(view, parts, contents) for view in (*views, _API)}
+    return {
+        name: File(
+            content,
+            "text/html" if name.startswith("/") else _MEDIA_TYPES.get(Path(name).suffix, "application/octet-stream"),
+            f'"{sha256(content).hexdigest()[:32]}"',
+        )
+        for name, content in contents.items()
+    }
 
 
-def _framed(frame: str, page: str, link: str) -> str:
-    head, main = page.split("\n\n", 1)
-    frame = frame.replace(f'href="./{link}"', f'href="./{link}" aria-current="page"')
-    return frame.replace('<slot name="head"></slot>', head).replace('<slot name="main"></slot>', main)
+def _framed(view: View, parts: Sequence[tuple[str, str]], contents: Mapping[str, bytes]) -> bytes:
+    head, main = contents[view.file].decode().split("\n\n", 1)
+    added = [contents[part].decode().split("\n\n", 1) for file, part in parts if file == view.file]
+    _, top, *deeper = view.path.split("/")
+    page = contents["frame.html"].decode().replace(f'href="./{top}"', f'href="./{top}" aria-current="page"')
+    slots = {"head": [head, *(each[0] for each in added)], "main": [main], "parts": [each[1] for each in added]}
+    for name, texts in slots.items():
+        page = page.replace(f'<slot name="{name}"></slot>', "\n".join(texts))
+    return (page.replace('"./', '"' + "../" * len(deeper)) if deeper else page).encode()
 
 
-def _page(file: str, summary: str) -> Callable[[Request], Awaitable[Response]]:
-    @Operation(summary=summary, group="Pages", answer="text/html")
+def _page(view: View) -> Endpoint:
+    @Operation(summary=view.summary, group="Pages", answer="text/html")
     async def page(request: Request) -> Response:
         # The path as the client sent it: TidyPath changes only `path`.
         path = request.scope["raw_path"].decode("latin-1")
@@ -75,7 +90,7 @@ def _page(file: str, summary: str) -> Callable[[Request], Awaitable[Response]]:
         if num_slashes:  # The relative addresses in the page would resolve to something else.
             last = path.rstrip("/").rpartition("/")[2]
             return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{last}"})
-        return await file_response(request, file)
+        return await file_response(request, view.path)
 
     return page
 
@@ -97,7 +112,7 @@ async def chat(request: Request) -> Response:
 
 async def file_response(request: Request, name: str, more_headers: Mapping[str, str] = _NO_HEADERS) -> Response:
     """Answer with a file of the pages, or with 304 if the browser has it. Raises NotFound."""
-    file = (await run_in_threadpool(page_files)).get(name)
+    file = (await run_in_threadpool(page_files, request.app.state.pages)).get(name)
     if file is None:
         raise NotFound(f"The pages have no file '{name[:128]}'.")
     headers = {**_HEADERS, "etag": file.etag, **more_headers}
@@ -108,15 +123,17 @@ async def file_response(request: Request, name: str, more_headers: Mapping[str, 
 
 PAGES = Pages(
     routes=[
-        Route("/docs", _page("api.html", "The page about this API.")),
+        Route(_API.path, _page(_API)),
         Route("/favicon.ico", favicon),
         Route("/dashboard/static/{name}", page_file),
     ],
-    of_requests=[
-        Route("/dashboard", _page("live.html", "The live page.")),
-        Route("/requests", _page("requests.html", "The page with the last requests.")),
-        Route("/requests/{request_id}", _page("request.html", "The page of one request.")),
+    views=[
+        View(path="/dashboard", file="live.html", summary="The live page.", link="Live"),
+        View(path="/requests", file="requests.html", summary="The page with the last requests.", link="Requests"),
+        View(path="/requests/{request_id}", file="request.html", summary="The page of one request."),
     ],
+    frame=_page,
+    folders=[Path(__file__).with_name(name) for name in ("static", "vendor")],
     chat=chat,
     links={"docs": "docs", "page": "dashboard"},
     request="requests/",

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.plugins.pages.files import PAGES
 from oaiserve.routes.root import answer_root
 from tests.e2e.browser import OpenPage
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 LAST = "#turns > li:last-child .answered"
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 MODEL = {
-    "id": "/models/tiny-coder-Q4_K_M.gguf",
+    "id": "tiny-coder",
     "root": "/models/tiny-coder-Q4_K_M.gguf",
     "max_model_len": 8192,
     "task": "generate",
     "input_modalities": ["text"],
     "default_sampling": {"temperature": 0.2, "min_p": 0.05},
+    "default_max_tokens": 512,
 }
 DONE = "data: [DONE]\n\n"
 
@@ -89,19 +90,31 @@ class Script:
         self.pieces: queue.Queue[str | None] = queue.Queue()
         self.bodies: list[dict[str, Any]] = []
         self.is_abandoned = threading.Event()
+        self._reading = asyncio.Lock()  # of the stream that gets the pieces
 
     async def chat(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[str]:
+        await self._reading.acquire()
+        waiting = None
         try:
-            while (piece := await asyncio.to_thread(self.pieces.get)) is not None:
+            while True:
+                waiting = asyncio.ensure_future(asyncio.to_thread(self.pieces.get))
+                piece = await asyncio.shield(waiting)
+                if piece is None:
+                    return
                 yield piece
         except asyncio.CancelledError:
-            self.is_abandoned.set()
             self.pieces.put(None)  # for the thread that waits
+            self.is_abandoned.set()
             raise
+        finally:
+            if waiting is None or waiting.done():
+                self._reading.release()
+            else:
+                waiting.add_done_callback(lambda _: self._reading.release())
 
     def say(self, **delta: Any) -> None:
         """Send a chunk with this delta, whose text is one token."""
@@ -134,16 +147,21 @@ def scripted_url(script: Script) -> Iterator[str]:
     pages = PAGES.shown(None)
 
     async def root(request: Request) -> Response:
-        return await answer_root(request, OPTIONS, "1", pages)
+        return await answer_root(request, Config("demo", OPTIONS), "1", pages)
 
     async def models(_request: Request) -> Response:
         return JSONResponse({"data": [MODEL]})
 
+    async def health(_request: Request) -> Response:
+        return Response()
+
     routes = [
-        *(Route("/", root), Route("/v1/models", models)),
+        *(Route("/", root), Route("/health", health), Route("/v1/models", models)),
         *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *pages.routes),
     ]
-    with RunningServer(Starlette(routes=routes), OPTIONS) as server:
+    app = Starlette(routes=routes)
+    app.state.pages = pages
+    with RunningServer(app, OPTIONS) as server:
         yield f"{server.url}/"
 
 

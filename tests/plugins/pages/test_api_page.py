@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import openai
 import pytest
 
 from tests.e2e.browser import PHONE, OpenPage, check_texts_and_controls
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 CHAT = "#post_v1_chat_completions"
+RESULT = ".result [aria-label=Answer]"
 # Writes the snippets of all routes, each with its language.
 ALL_SNIPPETS = """async ({ paths, components }) => {
   const { readComponents } = await import("./dashboard/static/api_schema.js");
@@ -80,6 +84,20 @@ def test_snippets_carry_address_model_and_key_and_curl_runs(live: LiveServer, pa
     assert "from openai import OpenAI" in page.locator(f"{CHAT} .snippet pre").inner_text()  # the last chosen
 
 
+def call_in(program: str) -> str:
+    found = re.search(r"client\.([\w.]+)\(", program)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.plugin("messages")
+def test_snippets_call_the_methods_of_anthropics_client(live: LiveServer, page: Page) -> None:
+    written = page.evaluate(ALL_SNIPPETS, httpx.get(f"{live.url}/openapi.json").json())
+    calls = {call_in(text) for language, text in written if language == "Python (Anthropic)"}
+    of_batches = {f"batches.{name}" for name in ("create", "list", "retrieve", "delete", "cancel", "results")}
+    assert calls <= {f"messages.{name}" for name in ("create", "count_tokens", *of_batches)}
+
+
 def test_snippets_of_all_routes_are_sound(live: LiveServer, page: Page, tmp_path: Path) -> None:
     document = httpx.get(f"{live.url}/openapi.json").json()
     written = page.evaluate(ALL_SNIPPETS, document)
@@ -90,6 +108,8 @@ def test_snippets_of_all_routes_are_sound(live: LiveServer, page: Page, tmp_path
     for language, text in written:
         if language.startswith("Python"):
             compile(text, text, "exec")
+            if language == "Python (OpenAI)":
+                assert callable(attrgetter(call_in(text))(openai.OpenAI(api_key="none")))
         elif language == "curl":
             script.append(text)
     assert len(script) == sum(len(methods) for methods in document["paths"].values())
@@ -102,8 +122,12 @@ def test_form_sends_request_and_shows_stream_as_it_comes(page: Page) -> None:
     endless = {"max_tokens": 4000, "ignore_eos": True}
     body.fill(json.dumps(json.loads(body.input_value()) | endless))
     page.keyboard.press("Control+Enter")
-    output = page.locator(f"{CHAT} .result pre")
+    text = page.locator(f"{CHAT} .result .text")
+    text.wait_for()
+    page.locator(f"{CHAT} .result summary", has_text="Events").click()
+    output = page.locator(f"{CHAT} {RESULT}")
     output.get_by_text("chat.completion.chunk").wait_for()
+    assert "{" not in text.inner_text()
     status = page.locator(f"{CHAT} .result [role=status]")
     assert "200 OK · headers after" in status.inner_text()
     page.locator(f"{CHAT} form").get_by_role("button", name="Stop").click()
@@ -113,7 +137,9 @@ def test_form_sends_request_and_shows_stream_as_it_comes(page: Page) -> None:
     body.fill(json.dumps(json.loads(body.input_value()) | {"max_tokens": 4, "ignore_eos": False}))
     page.locator(f"{CHAT} form").get_by_role("button", name="Send").click()
     status.get_by_text("ended after").wait_for()
-    assert json.loads(output.inner_text())["usage"]["completion_tokens"] <= 4
+    answer = json.loads(output.inner_text())
+    assert answer["usage"]["completion_tokens"] <= 4
+    assert text.inner_text() == answer["choices"][0]["message"]["content"]
     page.locator(f"{CHAT} .result summary").click()
     assert "server-timing" in page.locator(f"{CHAT} .result dl").inner_text()
     page.get_by_role("link", name="Where its time went").click()
@@ -133,7 +159,7 @@ def test_long_answer_is_shown_up_to_a_limit(page: Page) -> None:
     page.locator("#get_metrics summary", has_text="Try it").click()
     page.locator("#get_metrics form").get_by_role("button", name="Send").click()
     page.locator("#get_metrics .result [role=status]").get_by_text("ended after").wait_for()
-    answer = page.locator("#get_metrics .result pre").text_content()
+    answer = page.locator(f"#get_metrics {RESULT}").text_content()
     assert answer == "m" * 200_000 + "\n… and 100,000 more characters"
 
 
@@ -162,5 +188,6 @@ def test_page_works_under_a_prefix_and_on_a_phone(live: LiveServer, open_page: O
         assert f"curl {url}/v1/chat/completions" in page.locator(f"{CHAT} .snippet pre").inner_text()
         open_form(page)
         page.locator(f"{CHAT} form").get_by_role("button", name="Send").click()
-        page.locator(f"{CHAT} .result pre").get_by_text("[DONE]").wait_for()
+        page.locator(f"{CHAT} .result [role=status]").get_by_text("ended after").wait_for()
+        assert page.locator(f"{CHAT} .result .text").is_visible()
         check_texts_and_controls(page)

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.live import LiveServer, serve_process
 from tests.models.adapters import write_adapter
-from tests.models.seeing import picture, png
+from tests.models.pictures import picture, png
 from tests.plugins.pages.chat_page import LAST, bodies, ended, send, settings, stored
 
 if TYPE_CHECKING:
@@ -66,6 +66,19 @@ def regenerate(page: Page) -> None:
     ended(page)
 
 
+# -- an empty chat ---------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_chat_suggests_prompts_and_one_click_sends_them(page: Page) -> None:
+    examples = page.locator("#examples button")
+    assert examples.count() == len(set(examples.all_inner_texts())) == 4
+    text = examples.first.inner_text()
+    examples.first.click()
+    ended(page)
+    assert page.inner_text("#turns .bubble") == text
+    assert page.inner_text("#welcome-note") == ""  # This model is not the demo.
+
+
 # -- an answer -------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +88,7 @@ def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server:
     recent, *_ = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
     entry = httpx.get(f"{server.url}/debug/requests/{recent['request_id']}", timeout=60).json()
     line = page.inner_text(f"{LAST} .account .line")
-    assert re.fullmatch(rf"[\d.]+ tok/s · {entry['completion_tokens']} tokens · [\d.]+ s", line)
+    assert re.fullmatch(rf"[\d.]+ tok/s · {entry['completion_tokens']} tokens · [\d.]+ m?s", line)
     assert page.locator(f"{LAST} .bar i").count() == len(entry["phases"])
     page.click(f"{LAST} .account summary")
     page.wait_for_selector(f"{LAST} .account .row")
@@ -156,9 +169,13 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     (tmp_path / "notes.txt").write_text("one ``` two\n")
     (tmp_path / "cat.png").write_bytes(b"\x89PNG\xff")
     (tmp_path / "long.txt").write_text("a" * 2**21)
-    page.set_input_files("#attach", [tmp_path / name for name in ("cat.png", "long.txt", "notes.txt")])
-    page.wait_for_selector("#problem:has-text('cat.png cannot be attached: it is not a text in UTF-8')")
+    (tmp_path / "plan.pdf").write_bytes(b"%PDF-1.7")
+    page.set_input_files("#attach", [tmp_path / name for name in ("cat.png", "long.txt", "plan.pdf", "notes.txt")])
+    page.wait_for_selector(
+        "#problem:has-text('cat.png cannot be attached: it is a picture, and this model reads only text.')"
+    )
     assert "long.txt cannot be attached: it has 2097 kB, and" in page.inner_text("#problem")
+    assert "plan.pdf cannot be attached: this page does not read PDF." in page.inner_text("#problem")
     assert page.locator("#attached li").count() == 1
     send(page, "Read <b>this</b>.")
     assert page.locator("#attached li").count() == 0
@@ -187,7 +204,7 @@ def seeing(server: LiveServer, open_page: OpenPage) -> Page:
     assert [model["input_modalities"] for model in models["data"]] == [["text"], ["text"]]
     models["data"][0]["input_modalities"] = ["image", "text"]
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    details = {"cached_tokens": 4, "image_tokens": 77}
+    details = {"cached_tokens": 4, "image_tokens": 77, "read_again_tokens": 60, "read_again_reason": "other_replica"}
     usage = {"prompt_tokens": 90, "completion_tokens": 1, "prompt_tokens_details": details}
     timings = {"phases_ns": {"receive": 1000, "encode_media": 8_000_000, "prefill": 2_000_000}}
     chunks = {"choices": [{"index": 0, "delta": {"content": "Teal."}}]}, {"usage": usage, "timings": timings}
@@ -231,9 +248,9 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
     assert seeing.locator(".asked img").count() == 2
     assert seeing.locator(f"{LAST} .bar .phase-encode_media").count() == 1
     seeing.click(f"{LAST} .account summary")
-    cached = "4 of 90 prompt tokens came from the cache, 77 of them for pictures."
+    cached = "4 of 90 prompt tokens came from the cache, 77 of them for pictures. 60 were read again (other replica)."
     seeing.wait_for_selector(f"{LAST} .why p:text-is('{cached}')")
-    assert seeing.locator(f"{LAST} .account .row").first.all_inner_texts() == ["Encode media\n8.0 ms"]
+    assert seeing.locator(f"{LAST} .account .row").first.all_inner_texts() == ["Encode media\n8 ms"]
     reopen(seeing)
     send(seeing, "And now?")
     question, answer, last = sent[1]["messages"]
@@ -242,7 +259,7 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
 
 
 def test_only_models_that_read_pictures_get_them(page: Page, seeing: Page) -> None:
-    refused = "#problem:has-text('a.png cannot be attached: it is not a text in UTF-8')"
+    refused = "#problem:has-text('a.png cannot be attached: it is a picture, and this model reads only text.')"
     hand_in(page, "paste", png(picture(0)))
     page.wait_for_selector(refused)
     compare(seeing)
@@ -281,14 +298,14 @@ def test_an_answer_can_be_stopped_and_meanwhile_no_message_is_sent(page: Page) -
     page.wait_for_selector("#turns.busy .markdown:not(:empty)")
     page.keyboard.press("Escape")
     ended(page)
-    assert page.locator(f"{LAST} .end").inner_text() == "Stopped by you."
+    assert page.locator(f"{LAST} .end").inner_text() == "Stopped by you.\n\nContinue"
     assert len(sent) == 1
     page.click(f"{LAST} [aria-label=Regenerate]")
     page.wait_for_selector("#turns.busy")
     page.click("#send[aria-label=Stop]")
     ended(page)
     assert page.inner_text(f"{LAST} .place") == "2/2"
-    assert page.locator(".end").all_inner_texts() == ["Stopped by you."]
+    assert page.locator(".end").all_inner_texts() == ["Stopped by you.\n\nContinue"]
 
 
 # -- schemas and tools -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The Markdown of models on the chat page: nobody trusts it, and its code can be copied."""
+"""The Markdown of models on the chat page: nobody trusts it, and its code can be copied, its formulas are drawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.browser import OpenPage
-from tests.plugins.pages.chat_page import ready
+from tests.plugins.pages.chat_page import LAST, Script, ready, send
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -84,7 +84,7 @@ def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
 
 FORMULAS = r"""
 One \(a_1 * b_2\), two $x_1\,y_1$, three.
-It costs $5 and then $10.<br>Next line
+It costs $5 and then $6, or US$5/$6, \$7 or $8-$9.<br>Next line
 last line
 
 \[
@@ -95,33 +95,93 @@ a = b
 1. $$a_1
    * b$$
 
+> \begin{align*}
+> a &= b
+> \end{align*}
+
 > שלום.
 """
 
 
-def test_formulas_stay_as_they_are_and_lines_end_where_the_model_ended_them(page: Page) -> None:
+def test_formulas_are_told_from_prices_and_keep_their_own_marks(page: Page) -> None:
     html = page.evaluate(
         """async (text) => {
       const { showMarkdown } = await import("/dashboard/static/markdown.js");
       const box = document.getElementById("turns");
-      showMarkdown(box, text);
-      for (const button of box.querySelectorAll("button")) button.remove();
+      showMarkdown(box, text, true);
+      for (const code of box.querySelectorAll(".formula")) code.removeAttribute("class");
       const shown = (block) => [block.innerHTML.replaceAll("\\n", "|"), getComputedStyle(block).direction];
       return [...box.children].map(shown);
     }""",
         FORMULAS,
     )
-    code = '<div class="code-box"><pre tabindex="0"><code>{}</code></pre></div>|'
     assert html == [
         [
-            r"<p>One <code>\(a_1 * b_2\)</code>, two <code>$x_1\,y_1$</code>, three.<br>|It costs $5 and then $10."
-            "<br>|Next line<br>|last line</p>|",
+            r"<p>One <code>\(a_1 * b_2\)</code>, two <code>$x_1\,y_1$</code>, three.<br>|It costs $5 and then $6, "
+            "or US$5/$6, $7 or $8-$9.<br>|Next line<br>|last line</p>|",
             "ltr",
         ],
-        [code.format(r"\[|a = b|+ c_1|\]"), "ltr"],
-        [f"<ol>|<li>|{code.format('$$a_1|* b$$')}</li>|</ol>|", "ltr"],
+        [r"<p><code>\[|a = b|+ c_1|\]</code></p>|", "ltr"],
+        ["<ol>|<li>|<p><code>$$a_1|* b$$</code></p>|</li>|</ol>|", "ltr"],
+        [r"<blockquote>|<p><code>\begin{align*}|a &amp;= b|\end{align*}</code></p>|</blockquote>|", "ltr"],
         ["<blockquote>|<p>שלום.</p>|</blockquote>|", "rtl"],
     ]
+
+
+HOSTILE_FORMULAS = r"""
+$x^2$ $\label{prompt}x$ $\ref{chat}$ $\href{javascript:alert(1)}{x}$ $\includegraphics{https://evil.example/x}$
+$\class{primary}{x}$ $\text{<b>bold</b>}$ $\def\a{\a\a}\a$ $\rule{9999em}{9999em}$ $\frac{1$
+"""
+
+
+def test_formulas_are_drawn_and_may_refer_to_nothing(page: Page) -> None:
+    """`open_page` fails where a style is refused. What is no formula, or is not allowed, stays in TeX."""
+    seen = page.evaluate(
+        """async (text) => {
+      const { showMarkdown } = await import("/dashboard/static/markdown.js");
+      const box = document.getElementById("turns");
+      showMarkdown(box, text);
+      const loaded = () => document.querySelector("link[href$='temml.css']") && box.querySelector("math");
+      while (!loaded()) await new Promise((resolve) => setTimeout(resolve, 20));
+      const all = [...box.querySelectorAll("*")];
+      return {
+        tags: [...new Set(all.map((node) => node.localName))].sort(),
+        names: [...new Set(all.flatMap((node) => node.getAttributeNames()))].sort(),
+        left: [...box.querySelectorAll(".formula")].map((code) => code.textContent),
+        widths: [...box.querySelectorAll("mspace")].map((node) => node.getAttribute("width")),
+      };
+    }""",
+        HOSTILE_FORMULAS,
+    )
+    tags = "p br div code span a math mrow mi mn mo msup mtext mspace mstyle"
+    assert set(seen["tags"]) <= {*tags.split()}
+    assert not {"id", "href", "src", "onclick"} & set(seen["names"])
+    assert [text[:7] for text in seen["left"]] == [r"$\href{", r"$\inclu", r"$\class", r"$\def\a", r"$\frac{"]
+    assert seen["widths"] == ["20em"]
+
+
+def test_powers_and_underscores_in_the_text_of_a_formula_are_drawn(page: Page, script: Script) -> None:
+    script.answer(r"$\boxed{\text{O(n^2) for a_1}}$")
+    send(page)
+    page.wait_for_selector(f"{LAST} math")
+    assert (page.text_content(f"{LAST} mtext") or "").replace("\u00a0", " ") == "O(n^2) for a_1"
+
+
+def test_shades_are_on_the_tex_of_a_formula(page: Page, script: Script) -> None:
+    script.answer("So ", "$x^", "2$", " it is.")
+    send(page)
+    page.wait_for_selector(f"{LAST} msup")
+    page.click(".account summary")
+    page.click(".views [value=certainty]")
+    assert page.locator(f"{LAST} .formula [data-token]").all_text_contents() == ["$x^", "2$"]
+    page.click(".views [value=text]")
+    page.wait_for_selector(f"{LAST} msup")
+
+
+def test_tasks_of_a_list_have_boxes(page: Page, script: Script) -> None:
+    script.answer("- [ ] open\n- [x] done\n- [link](https://a.example)\n")
+    send(page)
+    assert page.locator(f"{LAST} li").all_text_contents() == ["☐ open", "☑ done", "link"]
 
 
 @pytest.mark.parametrize("has_clipboard", [True, False])  # pages of other machines have it with HTTPS only

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
 
-from tests.models.seeing import png
-from tests.plugins.pages.chat_page import LAST, MODEL, Script, ask, ready, send, settings, stored
+from tests.models.pictures import png
+from tests.plugins.pages.chat_page import LAST, MODEL, Script, ask, ended, ready, send, settings, stored
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -67,6 +68,34 @@ def test_conversations_stay_in_the_browser_and_can_be_found_renamed_exported_and
     assert page.evaluate("() => document.activeElement.textContent") == "Renamed"
 
 
+def test_an_exported_chat_can_be_imported_with_all_its_versions(page: Page, script: Script, tmp_path: Path) -> None:
+    script.answer("The first. --> <!-- ", "$x$")
+    send(page, "One")
+    page.click("[aria-label=Edit]", force=True)
+    page.fill("#prompt", "Another")
+    script.answer("The second.")
+    page.click("#send")
+    page.wait_for_selector(".asked .text:text-is('Another')")
+    ended(page)
+    assert page.locator(".talk").all_inner_texts() == ["Another"]  # named by its first message, which was edited
+    with page.expect_download() as saved:
+        page.click("[aria-label='Export Another']", force=True)
+    (tmp_path / "notes.md").write_text("# Not a chat\n")
+    (exported := tmp_path / "chat.md").write_text(saved.value.path().read_text())
+    page.click("[aria-label='Delete Another']", force=True)
+
+    page.set_input_files("#import", exported)
+    page.wait_for_selector(".asked .text:text-is('Another')")
+    assert page.inner_text(f"{LAST} .markdown") == "The second."
+    page.click("[aria-label='Previous version']", force=True)
+    page.wait_for_selector(".asked .text:text-is('One')")
+    assert page.inner_text(f"{LAST} .markdown").startswith("The first. --> <!-- ")
+    assert len(stored(page)) == 1
+    page.set_input_files("#import", tmp_path / "notes.md")
+    page.wait_for_selector("#problem:has-text('notes.md cannot be imported: it is not a chat')")
+    assert len(stored(page)) == 1
+
+
 def fill_storage(page: Page) -> None:
     page.evaluate("""() => {
       for (let size = 2 ** 22; size >= 1; size /= 2) {
@@ -114,23 +143,63 @@ def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(
     assert "n.png · this browser had no room for it" in page.inner_text(".asked")
 
 
-def test_answer_survives_its_page_and_grows_in_other_tabs(page: Page, script: Script) -> None:
+def test_an_answer_goes_on_after_a_reload_and_grows_in_other_tabs(page: Page, script: Script) -> None:
     ask(page)
     script.say(content="One, ")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One,')")
     other = page.context.new_page()
-    other.goto(page.url)
-    ready(other).click(".talk")
+    other.goto(page.url)  # the address of the chat
+    ready(other)
     other.wait_for_selector(f"{LAST} .markdown:has-text('One,')")  # stored while the stream is open
     assert other.inner_text(f"{LAST} .end").startswith("Not complete:")
     other.fill("#prompt", "A draft")
     script.say(content="two.")
     page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
     page.reload()
-    ready(page).click(".talk")
-    for tab in (page, other):
-        tab.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
-        assert tab.inner_text(f"{LAST} .end").startswith("Not complete:")
+    assert script.is_abandoned.wait(60)
+    script.say(content=" Three.")
+    script.end()
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One, two. Three.')")
+    ended(page)
+    assert page.inner_text(f"{LAST} .end") == ""
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "One, two."}]
+    assert script.bodies[1]["messages"] == begun
+    assert script.bodies[1]["continue_final_message"]
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One, two. Three.')")
     assert other.input_value("#prompt") == "A draft"
+
+
+def test_each_chat_has_an_address_for_reload_and_back(page: Page, script: Script) -> None:
+    script.answer("One.")
+    send(page, "The first")
+    first = page.url
+    page.click("#new-chat")
+    script.answer("Two.")
+    send(page, "The second")
+    assert page.url != first
+    page.reload()
+    assert ready(page).locator(".asked .text").all_inner_texts() == ["The second"]
+    page.go_back()
+    page.wait_for_selector(".asked:has-text('The first')")
+    assert page.url == first
+    assert len(script.bodies) == 2
+
+
+def test_a_stopped_answer_goes_on_where_the_user_wants(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="One, ")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One,')")
+    page.click("#send")
+    ended(page)
+    assert script.is_abandoned.wait(60)
+    script.answer("two.")
+    page.click(f"{LAST} .end button:text-is('Continue')")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
+    ended(page)
+    assert page.locator("#turns li").count() == 1
+    assert page.locator(f"{LAST} .end button").count() == 0
+    page.click(f"{LAST} .account summary")
+    page.wait_for_selector(f"{LAST} .why:has-text('These are the times since the answer went on.')")
 
 
 def test_page_works_without_storage_and_says_that_chats_are_lost(page: Page, script: Script) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.browser import PHONE, fits_the_width
+from tests.e2e.browser import PHONE, OpenPage, fits_the_width
 from tests.plugins.pages.chat_page import LAST, MODEL, Script, ask, ended, ready
 
 if TYPE_CHECKING:
@@ -54,6 +54,28 @@ def test_a_stream_that_moves_to_another_server_says_so_and_goes_on(page: Page, s
     assert page.locator(".error:visible").count() == 0
 
 
+def test_a_lost_connection_is_one_state_with_a_button_that_tries_again(
+    script: Script, scripted_url: str, open_page: OpenPage
+) -> None:
+    page = ready(open_page(scripted_url, may_log=True))
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    ask(page)
+    page.wait_for_selector(f"{LAST} .error:has-text('The server cannot be reached.')")
+    assert page.inner_text("#status") == "No connection; trying again"
+    page.unroute("**/v1/chat/completions")
+    script.answer("Hello.")
+    page.click(f"{LAST} .end button:text-is('Try again')")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('Hello.')")
+    ended(page)
+    page.wait_for_selector("#status[data-state=live]")
+
+
+def test_a_server_that_is_gone_is_noticed_without_a_message(scripted_url: str, open_page: OpenPage) -> None:
+    page = ready(open_page(scripted_url, may_log=True))
+    page.route("**/health", lambda route: route.abort())
+    page.wait_for_selector("#status[data-state=lost]")
+
+
 def test_failure_while_reading_stops_the_request(page: Page, script: Script) -> None:
     ask(page)
     script.say(content="One")
@@ -98,11 +120,10 @@ def test_shaded_tokens_keep_the_markdown_around_them(page: Page, script: Script)
 
 
 def test_an_empty_field_shows_the_default_of_the_model_and_is_not_sent(page: Page, script: Script) -> None:
-    assert page.inner_text("#model-details") == "Q4_K_M"
     page.click("#settings-button")
-    names = ("temperature", "top_p", "min_p", "top_k")
+    names = ("temperature", "top_p", "min_p", "top_k", "max_completion_tokens")
     shown = [page.get_attribute(f"[name={name}]", "placeholder") for name in names]
-    assert shown == ["0.2", "1", "0.05", "off"]
+    assert shown == ["0.2", "1", "0.05", "off", "512"]
     page.fill("[name=top_k]", "40")
     page.fill("[name=stop]", "END\n\\n\\n")
     ask(page)

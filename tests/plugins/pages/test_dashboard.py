@@ -15,6 +15,8 @@ from starlette.types import Message
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.engine.pooling import Pooling
+from oaiserve.plugin_loading import own_plugins, pages_of
 from oaiserve.plugins.pages.files import page_files
 from oaiserve.routes.answer.feed import MOST_VIEWERS
 from tests.routes.asking import refused
@@ -35,6 +37,7 @@ def messages(response: httpx.Response) -> Any:
 
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+FILES = page_files(pages_of(own_plugins()))
 PAGES = ("/", "/dashboard", "/requests", "/requests/req-1", "/docs")
 
 
@@ -49,12 +52,10 @@ def test_a_page_names_only_files_and_pages_that_are_served(served: Served, path:
     assert "://" not in page.text  # nothing from the internet
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in page_files() if not name.startswith(("uplot", "markdown-it", "highlight"))]
-)
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(("uplot", "markdown-it", "highlight"))])
 def test_all_addresses_in_the_page_are_relative(name: str) -> None:
     """Relative addresses let a proxy serve the page under any prefix."""
-    assert re.findall(r"""["'`(=]/\w[^"'`]*""", page_files()[name].content.decode()) == []
+    assert re.findall(r"""["'`(=]/\w[^"'`]*""", FILES[name].content.decode()) == []
 
 
 def test_an_address_with_a_slash_at_its_end_is_redirected(served: Served) -> None:
@@ -80,6 +81,9 @@ def test_the_root_is_the_chat_for_browsers_and_links_for_others(serve: Serve) ->
     known = {"authorization": f"Bearer {KEY}"}
     for link in (root["links"][name] for name in ("models", "schema", "health", "metrics", "page")):
         assert served.http.get(link, headers=known).status_code == 200
+    served.engine.pooling = Pooling("embed", 4)
+    docs = served.http.get("/", headers=BROWSER)
+    assert (docs.status_code, docs.headers["location"]) == (307, "docs")
 
 
 def test_an_opened_dashboard_opens_debug_but_not_the_loading_of_adapters(serve: Serve) -> None:
@@ -114,11 +118,14 @@ def test_other_files_are_not_found(served: Served, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("library", "licence"),
-    [("uplot", "MIT License"), ("markdown-it", "Vitaly Puzrin"), ("highlight", "BSD 3-Clause License")],
+    [
+        *(("uplot", "MIT License"), ("temml", "MIT License")),
+        *(("markdown-it", "Vitaly Puzrin"), ("highlight", "BSD 3-Clause License")),
+    ],
 )
 def test_the_libraries_ship_with_their_licences(library: str, licence: str) -> None:
-    assert licence in page_files()[f"{library}.LICENSE.txt"].content.decode()
-    assert library in page_files()[f"{library}.js"].content[:200].decode().lower()
+    assert licence in FILES[f"{library}.LICENSE.txt"].content.decode()
+    assert library in FILES[f"{library}.js"].content[:200].decode().lower()
 
 
 @pytest.mark.parametrize(

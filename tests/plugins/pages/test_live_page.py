@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -12,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from oaiserve.engine.pooling import Pooling
+from oaiserve.facts.times import duration
 from oaiserve.routes.answer.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
-from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to, weak_contrasts
-from tests.e2e.live import API_KEY, LiveServer, serve_process
+from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
+from tests.e2e.live import LiveServer, serve_process
 from tests.e2e.load import streams
 from tests.e2e.proxies import under_prefix
+from tests.plugins.pages.time_axis import reference_axis
+from tests.serving import Served
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
 
@@ -50,15 +51,6 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def page(server: LiveServer, open_page: OpenPage) -> Page:
     return open_page(f"{server.url}/dashboard")
-
-
-@pytest.fixture(scope="module")
-def scripts(server: LiveServer, browser: Browser) -> Iterator[Page]:
-    """Give a page for calls of the functions in the modules of the live page. It is no viewer of that."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{server.url}/docs")
-        yield page
 
 
 def complete(server: LiveServer, **body: Any) -> httpx.Response:
@@ -91,7 +83,15 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
     assert [sentence.partition(";")[0].rstrip(".") for sentence in sentences] == [
         sentence.partition(";")[0].rstrip(".") for sentence in entry["explanation"]
     ]
-    assert page.locator(".phases i.shaded").count() == sum(bool(phase["causes_ns"]) for phase in entry["phases"])
+    causes_ns = [phase["causes_ns"] for phase in entry["phases"]]
+    num_known = sum("alone" in causes or (bool(causes) and "not_known_yet" not in causes) for causes in causes_ns)
+    assert page.locator(".phases i.shaded").count() == num_known
+
+
+def test_pages_show_a_time_as_logs_and_explanations_do(page: Page) -> None:
+    times_ns = [0, 50, 7_300, 999_400, 999_600, 24_316_000, 131_000_000, 1_308_000_000, 98_764_000_000, 1e12, 6e13]
+    script = "async (all) => all.map((await import('./dashboard/static/show.js')).duration)"
+    assert page.evaluate(script, [ns / 1e9 for ns in times_ns]) == [duration(ns) for ns in times_ns]
 
 
 def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -> None:
@@ -172,7 +172,7 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
 
 def test_the_address_of_the_list_carries_its_filters(server: LiveServer, open_page: OpenPage) -> None:
     served = complete(server).headers["x-request-id"]
-    refused = complete(server, max_tokens=-1).headers["x-request-id"]
+    refused = complete(server, temperature=-1).headers["x-request-id"]
     page = open_page(f"{server.url}/requests?failed")
     page.wait_for_selector(f"#requests a[data-request='{refused}']")
     assert page.input_value("[name=outcome]") == "not-served"
@@ -209,11 +209,20 @@ def test_a_paused_list_stays_and_goes_on_later(server: LiveServer, open_page: Op
 
 
 def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServer, open_page: OpenPage) -> None:
+    ended = complete(server).headers["x-request-id"]
+    page = open_page(f"{server.url}/requests")
+    page.click(f"#requests a[data-request='{ended}']")  # the next one is short, so warm its pages up
+    page.wait_for_selector("#account .tiles:has-text('finished')")
+    page.goto(f"{server.url}/requests")
+    page.wait_for_selector(f"#requests a[data-request='{ended}']")
     body = {"prompt": "Hi", "max_tokens": 10_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
         request_id = stream.headers["x-request-id"]
-        page = open_page(f"{server.url}/requests")
-        page.wait_for_selector(f"#open-requests a[data-request='{request_id}'] .tokens:has-text('so far')")
+        progress = f"#open-requests a[data-request='{request_id}'] .tokens"
+        page.wait_for_selector(f"{progress}:has-text('so far')")
+        page.click("#pause")
+        longest = "node => (node.textContent = '102,320 of 126,868 read', node.scrollWidth <= node.clientWidth)"
+        assert page.locator(progress).evaluate(longest)
         page.click(f"#open-requests a[data-request='{request_id}']")
         page.wait_for_selector(".open:has-text('Running')")
         check_texts_and_controls(page)
@@ -243,13 +252,17 @@ def test_an_unknown_request_has_a_page_that_says_how_many_are_kept(server: LiveS
 def test_everything_works_from_the_keyboard(server: LiveServer, page: Page) -> None:
     complete(server)
     page.wait_for_selector("#waterfall a")
-    walk_to(page, "#waterfall [data-request]")
+    walk_to(page, "#requests [data-request]")
     row = page.evaluate_handle("() => document.activeElement").as_element()
     assert row.evaluate("row => getComputedStyle(row).outlineStyle") != "none"
     page.wait_for_selector("#tip:visible")  # with the times of the row that has the focus
     page.keyboard.press("Enter")
     page.wait_for_selector("tr[data-phase]")
-    walk_to(page, ".pages a[href='../docs']")
+    walk_to(page, "#theme")
+    for theme in ("light", "dark", "light dark"):
+        page.keyboard.press("Enter")
+        assert page.evaluate("() => document.documentElement.style.colorScheme") == theme
+    walk_to(page, ".pages a[href='../docs']", "Shift+Tab")
     page.keyboard.press("Enter")
     page.wait_for_url("**/docs")
 
@@ -271,80 +284,7 @@ def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_widt
     check_texts_and_controls(page, least_texts=20)
 
 
-# -- API keys, the limit of viewers, a proxy --------------------------------------------------------------------------
-
-
-def test_the_page_asks_for_a_missing_api_key_until_one_is_right(live: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(f"{live.url}/dashboard", may_log=True)
-    page.wait_for_selector("#key-form:visible")
-    assert page.locator("label[for=key]").inner_text() == "This server requires an API key."
-    assert page.inner_text("#status") == "Waiting for an API key"
-    assert page.evaluate("() => document.activeElement.id") == "key"
-    assert page.is_hidden("#problem")  # a missing key is no error
-    assert page.is_hidden("#main")
-    for key, message in (
-        ("wrong", "The API key is not known to this server. Please enter another key."),
-        ("schlüssel", "An API key has only ASCII letters, digits and punctuation, and no spaces."),
-    ):
-        page.fill("#key", key)
-        page.keyboard.press("Enter")
-        page.wait_for_selector(f"#problem:text-is('{message}')")
-        assert page.get_attribute("#problem", "role") == "alert"
-        assert weak_contrasts(page) == []
-    page.fill("#key", API_KEY)
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#status[data-state=live]")
-    assert page.is_hidden("#key-form")
-    assert page.is_hidden("#problem")
-    assert page.is_visible("#main")
-
-
-def test_the_page_asks_for_the_key_when_any_request_finds_it_invalid(live: LiveServer, open_page: OpenPage) -> None:
-    with live.http() as http:
-        http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
-    for path, needs_key in (("/requests", "[name=outcome]"), ("/", "#send")):
-        visitor = open_page(f"{live.url}{path}", may_log=True)
-        visitor.fill("#key", API_KEY)
-        visitor.keyboard.press("Enter")
-        if needs_key == "#send":
-            visitor.fill("#prompt", "Hi")
-        visitor.wait_for_selector(needs_key)
-        visitor.evaluate("() => sessionStorage.setItem('oaiserve-api-key', 'old')")
-        if needs_key == "#send":
-            visitor.click(needs_key)
-        else:
-            visitor.select_option(needs_key, "failed")
-        visitor.wait_for_selector("#key-form:visible")
-        assert visitor.inner_text("#problem").startswith("The API key is not known")
-
-
-@pytest.mark.parametrize(("path", "route"), [("/requests", "**/debug/requests*"), ("/dashboard", "**/feed")])
-def test_page_asks_for_another_key_if_this_one_lacks_the_right(
-    live: LiveServer, open_page: OpenPage, path: str, route: str
-) -> None:
-    page = open_page(f"{live.url}{path}", may_log=True)
-    message = "The role of the key 'a' does not permit this."
-    page.route(route, lambda call: call.fulfill(status=403, json={"error": {"message": message}}))
-    page.fill("#key", API_KEY)
-    page.keyboard.press("Enter")
-    page.wait_for_selector(f'#problem:text-is("{message} Please enter another key.")')
-    page.unroute(route)
-    page.fill("#key", API_KEY)
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#status[data-state=live]")
-    assert page.is_hidden("#problem")
-
-
-def test_right_key_after_a_wrong_one_leaves_no_message_in_the_chat(live: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(f"{live.url}/", may_log=True)
-    page.fill("#key", "wrong")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#problem:visible")
-    assert page.locator("#key").evaluate("box => box.clientHeight") < 50
-    page.fill("#key", API_KEY)
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#status[data-state=live]")
-    assert page.is_hidden("#problem")
+# -- the limit of viewers, a gateway, a proxy --------------------------------------------------------------------------
 
 
 def test_one_viewer_too_many_gets_a_message_and_is_connected_later(server: LiveServer, open_page: OpenPage) -> None:
@@ -373,6 +313,17 @@ def test_live_page_needs_no_list_of_models(server: LiveServer, open_page: OpenPa
     page.wait_for_selector("#status[data-state=live]")
 
 
+def test_a_server_that_only_embeds_shows_nothing_of_answers(served: Served, open_page: OpenPage) -> None:
+    served.engine.pooling = Pooling("embed", 4)
+    page = open_page(f"{served.url}/dashboard")
+    page.wait_for_selector("#status[data-state=live]")
+    tiles = page.locator("#tiles dt:visible").all_inner_texts()
+    assert tiles == ["Requests/s", "Tokens/s", "Whole answer", "Running", "Waiting"]
+    titles = page.locator("#charts h2:visible").all_inner_texts()
+    assert [title.split(" ")[0] for title in titles] == ["Requests", "Tokens", "Running"]
+    page.goto("about:blank")
+
+
 def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage) -> None:
     """`open_page` fails the test if a request has a URL without the prefix."""
     complete(server)
@@ -395,131 +346,3 @@ def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage
         page.wait_for_selector("#status[data-state=live]")
         assert page.url == f"{url}/dashboard"
         page.goto("about:blank")  # so that the proxy can shut down without waiting for the feed
-
-
-# -- the arithmetic of the page ---------------------------------------------------------------------------------------
-
-
-def test_quantiles_are_those_of_prometheus(scripts: Page) -> None:
-    """Prometheus interpolates within a bucket, and returns the last boundary for values above it."""
-    boundaries = [0.1, 0.5, 2.0]
-    cases = [{0: 4}, {1: 3, 2: 1}, {0: 1, 2: 9}, {0: 5, 3: 5}, {}]
-    ask = """async ([cases, boundaries, q]) => {
-      const { quantile } = await import("/dashboard/static/window.js");
-      return cases.map((counts) => quantile(counts, boundaries, q));
-    }"""
-    for q in (0.5, 0.95, 0.99, 1):
-        quantiles = scripts.evaluate(ask, [[list(map(list, counts.items())) for counts in cases], boundaries, q])
-        assert quantiles == pytest.approx([reference_quantile(counts, boundaries, q) for counts in cases]), q
-
-
-def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float) -> float | None:
-    edges = [0.0, *boundaries, boundaries[-1]]
-    rank = q * sum(counts.values())
-    below = 0
-    if not counts:
-        return None
-    for bucket in range(len(edges) - 1):
-        count = counts.get(bucket, 0)
-        if count and below + count >= rank:
-            return edges[bucket] + (edges[bucket + 1] - edges[bucket]) * (rank - below) / count
-        below += count
-    raise AssertionError("no bucket has this rank")
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-def test_json_gets_the_lines_that_pythons_would_have(scripts: Page) -> None:
-    ask = 'async (all) => all.map((await import("/dashboard/static/show.js")).indented)'
-    written = []
-    expected = []
-
-    @given(JSON_VALUES, st.sampled_from([(",", ":"), (" ,\n", " : ")]))
-    @settings(max_examples=30)
-    def write(value: Any, separators: tuple[str, str]) -> None:
-        written.append(json.dumps(value, ensure_ascii=False, separators=separators))
-        expected.append(json.dumps(value, ensure_ascii=False, indent=2))
-
-    write()
-    assert scripts.evaluate(ask, written) == expected
-
-
-# Starts and durations in whole ms, with idle times of all sizes between them.
-SPANS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 500)), min_size=1, max_size=6)
-
-
-def test_the_time_axis_is_linear_except_for_long_idle_times(scripts: Page) -> None:
-    ask = """async (all) => {
-      const { Axis } = await import("/dashboard/static/axis.js");
-      return all.map((spans) => {
-        const axis = new Axis(spans, (ms) => `at ${ms}`);
-        return [spans.map((span) => span.map((ms) => axis.share(ms))), axis.ticks(600)];
-      });
-    }"""
-    drawn = []
-
-    @given(SPANS)
-    @settings(max_examples=50)
-    def draw(spans: list[tuple[int, int]]) -> None:
-        drawn.append([(start, start + duration) for start, duration in spans])
-
-    draw()
-    for spans, (shares, ticks) in zip(drawn, scripts.evaluate(ask, drawn), strict=True):
-        expected = reference_axis(spans)
-        for span, shown in zip(spans, shares, strict=True):
-            assert shown == pytest.approx([expected[moment] for moment in span])
-        check_ticks(spans, ticks)
-
-
-def test_a_bar_ends_where_its_request_ends_before_an_idle_time(scripts: Page) -> None:
-    """The page must not round each phase: milliseconds since 1970 have few digits left for fractions."""
-    ask = """async (requests) => {
-      const { Axis } = await import("/dashboard/static/axis.js");
-      const { phaseSpans } = await import("/dashboard/static/show.js");
-      const ends = (start, phases) => start + phases.reduce((sum, [, ns]) => sum + ns, 0) * 1e-6;
-      return requests.map(([start, phases]) => {
-        const axis = new Axis([[start, ends(start, phases)], [start + 1e6, start + 2e6]], () => "");
-        return axis.share(phaseSpans(start, phases).at(-1)[2]);
-      });
-    }"""
-    draw = random.Random(4)
-    requests = [
-        (1.78e12 + draw.random() * 1e9, [("phase", draw.randrange(10**8)) for _ in range(7)]) for _ in range(500)
-    ]
-    shares = scripts.evaluate(ask, requests)
-    durations = [sum(ns for _, ns in phases) * 1e-6 for _, phases in requests]
-    expected = [duration / ((duration + 1e6) * 1.05) for duration in durations]
-    assert shares == pytest.approx(expected, abs=1e-6)
-
-
-def reference_axis(spans: list[tuple[int, int]]) -> dict[int, float]:
-    """Return the position of each start and end on the axis, from 0 to 1. The axis is linear in time, but an idle time
-    takes at most a twentieth of the sum of all busy times."""
-    moments = sorted({moment for span in spans for moment in span})
-    pairs = list(pairwise(moments))
-    is_busy = [any(start <= a and b <= end for start, end in spans) for a, b in pairs]
-    busy = sum(b - a for (a, b), busy in zip(pairs, is_busy, strict=True) if busy)
-    at = [0.0]
-    for (a, b), busy_now in zip(pairs, is_busy, strict=True):
-        at.append(at[-1] + (b - a if busy_now else min(b - a, busy / 20)))
-    return {moment: place / at[-1] for moment, place in zip(moments, at, strict=True)}
-
-
-def check_ticks(spans: list[tuple[int, int]], ticks: list[dict[str, Any]]) -> None:
-    """Check that the first tick has the time of day, that each cut has a tick, that no texts overlap, and that each
-    relative time (+) follows a text that it refers to."""
-    moments = sorted({moment for span in spans for moment in span})
-    rests = [(a, b) for a, b in pairwise(moments) if not any(start <= a and b <= end for start, end in spans)]
-    busy = moments[-1] - moments[0] - sum(b - a for a, b in rests)
-    ordered = sorted(ticks, key=lambda tick: tick["at"])
-    assert (ordered[0]["at"], ordered[0]["text"]) == (0, f"at {moments[0]}")
-    assert sum(tick["isCut"] for tick in ticks) == sum(b - a > busy / 20 for a, b in rests)
-    with_text = [tick["at"] for tick in ordered if tick["text"]]
-    assert all(b - a >= 0.1 for a, b in pairwise([*with_text, 1]))
-    for before, after in pairwise(ordered):
-        assert before["text"] or not after["text"].startswith("+")

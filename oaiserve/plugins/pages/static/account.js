@@ -2,8 +2,9 @@
 
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
-import { count, duration, element, facts, numberCell, partsOf, percent, phaseSpans, placeBar, tickLabels, words } from "./show.js";
-import { pageOf } from "./sse.js";
+import { linked } from "./linked.js";
+import { count, duration, element, facts, isAloneUnknown, numberCell, partsOf, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
+import { pageOf, runPageOf } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
 const AXIS_SHARE = 0.5; // roughly the axis' share of the page's width, which determines its ticks
@@ -13,8 +14,8 @@ const MOST_EVENTS = 12; // a longer list is folded
 export function account(entry) {
   const { num_draft_tokens: drafted, num_accepted_tokens: accepted } = entry;
   return [
-    tiles(entry),
-    ...(entry.explanation.length ? [element("div", { class: "card why" }, ...entry.explanation.map((sentence) => element("p", {}, ...linked(sentence, entry.neighbours))))] : []),
+    summary(entry),
+    ...(entry.explanation.length ? [element("div", { class: "card why" }, ...entry.explanation.map((sentence) => element("p", {}, ...linked(sentence, entry.explanation_requests ?? []))))] : []),
     element("h2", {}, "Where the time went"),
     waterfall(entry),
     ...causes(entry),
@@ -24,15 +25,16 @@ export function account(entry) {
       ...(entry.finish_reasons.length ? [["Finish", entry.finish_reasons.join(", ")]] : []),
       ...(entry.error_type ? [["Error", entry.error_type]] : []),
       ...mediaFacts(entry.media),
-      ...(drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
-      ...(entry.token_gaps ? [["Between events", gaps(entry.token_gaps)]] : []),
-      ...(entry.mean_event_tokens ? [["Tokens per event", entry.mean_event_tokens.toFixed(1)]] : []),
+      ...(drafted ? [["Drafts", `${drafted} ${drafted === 1 ? "token" : "tokens"}: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
+      ...(entry.token_gaps ? [["Between tokens", gaps(entry.token_gaps)]] : []),
+      ...(entry.mean_event_tokens ? [["Tokens at a time", entry.mean_event_tokens.toFixed(1)]] : []),
       ["Steps", steps(entry.steps)],
       ...targets(entry.slo),
-      ...costFacts(entry.cost),
+      ...costFacts(entry.cost, Boolean(drafted)),
       ...(Object.keys(entry.params).length ? [["Parameters", pairs(entry.params)]] : []),
       ...(entry.adapted?.length ? [["Adapted", entry.adapted.join("; ")]] : []),
-      ...(Object.keys(entry.routing).length ? [["Routing", pairs(entry.routing)]] : []),
+      ...(Object.keys(entry.routing).length ? [["Sent to", routing(entry.routing)]] : []),
+      ...(entry.run_id ? [["Run", document.querySelector(".pages a[href='../runs']") ? element("a", { href: runPageOf(entry.run_id) }, entry.run_id) : entry.run_id]] : []),
       ["Trace", element("code", {}, entry.trace_id)],
     ]),
     ...eventTable(entry),
@@ -40,31 +42,45 @@ export function account(entry) {
   ];
 }
 
-// Returns a sentence in which the ids of other requests lead to their pages.
-function linked(sentence, others) {
-  const ids = new Set(others.map(({ request_id: id }) => id));
-  const parts = sentence.split(/([\w.-]*[\w-])/);
-  return parts.map((part) => (ids.has(part) ? element("a", { href: pageOf(part) }, part) : part));
-}
-
-function tiles(entry) {
+function summary(entry) {
   const { outcome, status, error_type: error, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: generated } = entry;
   const { time_to_first_token_ns: firstNs } = entry;
   const decode = entry.phases.find(({ name }) => name === "decode");
   const rate = decode && generated > 1 ? `${((generated - 1) / (decode.duration_ns / 1e9)).toFixed(1)} tok/s` : "–";
-  const found = [
-    ["Outcome", outcome, [status ? `status ${status}` : "no status", error].filter(Boolean).join(", "), `outcome-${outcome}`],
+  const end = outcome === "cancelled" ? "its client left" : status ? `status ${status}` : "no status";
+  return tiles([
+    ["Outcome", outcome, [end, error].filter(Boolean).join(", "), `outcome-${outcome}`],
     ["Duration", duration(entry.duration_ns / 1e9), firstNs === null ? "no first token" : `first token after ${duration(firstNs / 1e9)}`],
     ["Prompt", count(prompt), cached ? `${count(cached)} from the cache` : "none from the cache"],
     ["Answer", count(generated), rate],
-  ];
-  const boxes = found.map(([name, value, more, kind]) =>
-    element("div", {}, element("dt", {}, name), element("dd", { class: kind ?? "" }, value), element("dd", { class: "more" }, more)),
-  );
-  return element("dl", { class: "tiles" }, ...boxes);
+  ]);
 }
 
 const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${value}`).join(", ");
+
+// What causes mean, where their name does not say it.
+const CAUSES = {
+  alone: "as without other requests",
+  neighbour_decodes: "tokens of other requests in the same steps",
+  neighbour_prompts: "prompts of other requests in the same steps",
+  neighbour_media: "images and sounds of other requests",
+  constraint: "masks of grammars",
+  host: "no step ran",
+  machine: "other programs took the cores, or the disk was read",
+  unexplained: "steps that took longer than expected",
+};
+const REASONS = {
+  prefix: "whose cache has the longest known beginning of this prompt",
+  shorter_prefix: "whose cache has a shorter beginning of this prompt, as those with the longest were busy",
+  spilled: "as the replicas with a beginning of this prompt in their cache were busy",
+  new: "as no replica was known to have a beginning of this prompt in its cache",
+};
+
+// Returns the replica that a gateway chose, and why.
+function routing({ replica, reason, expected_hit_tokens: tokens, load, bound }) {
+  const cached = tokens ? `; ${count(tokens)} or more tokens expected in its cache` : "";
+  return `${replica}, ${REASONS[reason] ?? words(reason)}${cached}; load ${load.toFixed(1)} of at most ${bound.toFixed(1)} requests`;
+}
 
 // Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill.
 function waterfall(entry) {
@@ -83,7 +99,7 @@ function waterfall(entry) {
   });
   const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
   const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
-  const isShaded = entry.phases.some(({ causes_ns: found }) => Object.keys(found).length);
+  const isShaded = entry.phases.some(({ causes_ns: found }) => partsOf(found).length);
   const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", "the rest"]];
   const legend = shades.map(([name, text]) => element("li", {}, element("i", { class: `shade-${name}` }), text));
   return element("div", { class: "phases" }, table(heads, rows, axisCell), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
@@ -125,18 +141,14 @@ function steps(found) {
   return `${found.number} (${found.first} to ${found.last}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
 }
 
-function table(heads, rows, ...moreHeads) {
-  const head = element("tr", {}, ...heads.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text)), ...moreHeads);
-  return element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
-}
-
 function causes(entry) {
   const phases = entry.phases.filter(({ causes_ns: found }) => Object.keys(found).length);
   if (!phases.length) return [];
-  const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))];
+  const total = (name) => phases.reduce((sum, { causes_ns: found }) => sum + (found[name] ?? 0), 0);
+  const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))].sort((a, b) => total(b) - total(a));
   const rows = names.map((name) => {
-    const cells = phases.map(({ causes_ns: found }) => numberCell(duration((found[name] ?? 0) / 1e9)));
-    return element("tr", {}, element("td", {}, words(name)), ...cells);
+    const cells = phases.map(({ causes_ns: found }) => numberCell(name === "alone" && isAloneUnknown(found) ? "not known yet" : duration((found[name] ?? 0) / 1e9)));
+    return element("tr", {}, element("td", {}, words(name), ...(name in CAUSES ? [" ", element("small", {}, CAUSES[name])] : [])), ...cells);
   });
   return [element("h2", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
 }

@@ -1,9 +1,8 @@
 // Shows one answer of a model: its reasoning, text, tool calls with their results, and the account of each step.
 
 import { Account, sum } from "./answer_account.js";
-import { phasesOf } from "./ask.js";
+import { canGoOn, phasesOf } from "./ask.js";
 import { showMarkdown } from "./markdown.js";
-import { shortName } from "./models.js";
 import { count, element, indented } from "./show.js";
 import { parting, partingSentence, shadeTokens } from "./tokens.js";
 
@@ -17,9 +16,9 @@ export class Answer {
     this.all = all;
     this.together = together;
     this.page = page;
-    this.element = element("article", { class: "answered", "aria-label": `Answer of ${shortName(answer.model)}` });
+    this.element = element("article", { class: "answered", "aria-label": `Answer of ${answer.model}` });
     const asked = answer.asked ? [element("small", {}, ` ${answer.asked}`)] : [];
-    this.element.append(element("h2", { class: together.length > 1 ? "" : "unseen" }, shortName(answer.model), ...asked));
+    this.element.append(element("h2", { class: together.length > 1 ? "" : "unseen" }, answer.model, ...asked));
     this.tools = element("div", { class: "tools" }, ...tools);
     this.draw();
   }
@@ -59,32 +58,47 @@ export class Answer {
     parts.account.element.hidden = step.isOpen && !step.tokens.length;
     this.#drawWaiting(step, parts.waiting);
     const { view } = parts.account;
-    const drawn = [view, step.tokens.length, step.isOpen, step.why, found?.at, step.results].join();
+    const drawn = [view, step.tokens.length, step.isOpen, step.why, found?.at, step.results, this.page.mayResume(this.answer)].join();
     if (parts.drawn === drawn) return; // so that a selection in the text stays
     parts.drawn = drawn;
     this.#drawReasoning(step, parts);
-    parts.text.hidden = !content;
-    if (parts.shaded) parts.text.replaceChildren(); // shading has replaced its elements
-    const shown = this.#showText(step, parts.text);
+    parts.text.hidden = !content && this.answer.given === undefined;
+    const isShaded = view !== "text" && !step.isOpen;
+    if (parts.isShaded || isShaded) parts.text.replaceChildren(); // shading replaces its elements
+    parts.isShaded = isShaded;
+    const shown = this.#showText(step, parts.text, isShaded);
     if (!parts.form) parts.calls.replaceChildren(...calls.map((call) => this.#call(step, call)));
     if (isLast && this.page.mayGoOn(this.answer) && calls.length && !parts.form) this.#askForResults(step, parts);
-    parts.shaded = view !== "text" && !step.isOpen;
-    if (parts.shaded) shadeTokens(step, view, [...shown, ...this.#shownCalls(step, parts)], found?.at ?? null);
-    parts.end.replaceChildren(...ends(step));
+    if (isShaded) shadeTokens(step, view, [...shown, ...this.#shownCalls(step, parts)], found?.at ?? null);
+    parts.end.replaceChildren(...ends(step), ...(isLast ? this.#again(step) : []));
+  }
+
+  // Returns a button that goes on with an answer that ended too early.
+  #again(step) {
+    if (!this.page.mayResume(this.answer)) return [];
+    const resume = () => this.page.resume([this.answer]);
+    return [element("button", { type: "button", onclick: resume }, canGoOn(step) ? "Continue" : "Try again")];
   }
 
   // Shows the text of the answer, and returns pairs of an element and the place of its source in the tokens' text.
-  #showText(step, box) {
+  // Formulas whose tokens are to be shaded stay in TeX.
+  #showText(step, box, isShaded) {
     const { content, reasoning } = step.message;
     const from = step.tokens.map(([text]) => text).join("").indexOf(content, reasoning.length);
     const start = Math.max(0, from);
+    if (this.answer.given !== undefined) {
+      const continued = element("span", {}, content);
+      box.classList.add("text");
+      box.replaceChildren(element("span", { class: "given" }, this.answer.given), continued);
+      return [[continued, [start, start + content.length]]];
+    }
     if (step.isJson) {
       box.replaceChildren(element("pre", { tabindex: "0" }, pretty(step, content)));
       return [[box, [start, start + content.length]]];
     }
     const starts = [0];
     for (const line of content.split("\n")) starts.push(starts.at(-1) + line.length + 1);
-    return showMarkdown(box, content).map(({ element: block, lines: [first, end] }) => [block, [start + starts[first], start + starts[end]]]);
+    return showMarkdown(box, content, isShaded).map(({ element: block, lines: [first, end] }) => [block, [start + starts[first], start + starts[end]]]);
   }
 
   #shownCalls(step, parts) {
@@ -173,7 +187,7 @@ function ends(step) {
     found.push(element("p", { class: "note" }, "Not complete: the page was closed, or another tab still receives this answer."));
   } else if (step.error) {
     found.push(element("p", { class: "error" }, step.error.message));
-    if (step.error.param) found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));
+    if (step.error.param && step.error.param !== "messages") found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));
   } else if (step.isStopped) found.push(element("p", { class: "note" }, "Stopped by you."));
   if (step.finish === "length") found.push(element("p", { class: "note" }, "Stopped at the token limit."));
   return found;

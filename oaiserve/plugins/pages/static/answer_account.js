@@ -2,7 +2,8 @@
 
 import { phasesOf } from "./ask.js";
 import { Axis } from "./axis.js";
-import { count, duration, element, phaseSpans, placeBar, words } from "./show.js";
+import { linked } from "./linked.js";
+import { choice, count, duration, element, phaseSpans, placeBar, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { legend } from "./tokens.js";
 
@@ -21,17 +22,13 @@ export class Account {
     this.why = element("div", { class: "why" });
     this.shades = element("ul", { class: "legend", "aria-label": "Shades of tokens" });
     const panel = element("div", { class: "card" }, this.rows, this.why);
-    const buttons = VIEWS.map(([view, name]) => element("button", { type: "button", value: view, "aria-pressed": String(view === "text") }, name));
-    for (const button of buttons) {
-      button.addEventListener("click", () => {
-        this.view = button.value;
-        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-        this.shades.replaceChildren(...(this.view === "text" ? [] : legend(this.view)));
-        redraw();
-        panel.scrollIntoView({ block: "nearest" });
-      });
-    }
-    this.views = element("div", { class: "views", role: "group", "aria-label": "Shade tokens" }, element("span", {}, "Shade tokens"), ...buttons);
+    const choose = (view) => {
+      this.view = view;
+      this.shades.replaceChildren(...(view === "text" ? [] : legend(view)));
+      redraw();
+      panel.scrollIntoView({ block: "nearest" });
+    };
+    this.views = element("div", { class: "views" }, element("span", {}, "Shade tokens"), choice("Shade tokens", VIEWS, this.view, choose));
     panel.append(this.views, this.shades);
     this.element = element("details", { class: "account" }, element("summary", {}, this.bar, this.line), panel);
     this.element.addEventListener("toggle", () => {
@@ -54,9 +51,10 @@ export class Account {
     const whole = sum(phases);
     const shown = spans.filter((_, place) => phases[place][1] >= SHOWN_SHARE * whole);
     this.rows.replaceChildren(...shown.map((span) => row(span, axis)));
-    const sentences = [...step.why, counts(step), ...more].filter(Boolean);
+    const since = step.isContinued ? ["These are the times since the answer went on."] : [];
+    const sentences = [...since, ...step.why, counts(step), ...more].filter(Boolean);
     const link = step.hasAccount ? [element("a", { href: pageOf(step.requestId) }, "Open this request")] : [];
-    this.why.replaceChildren(...sentences.map((text) => element("p", {}, text)), ...link);
+    this.why.replaceChildren(...sentences.map((text) => element("p", {}, ...linked(text, step.whyRequests ?? []))), ...link);
     this.views.hidden = step.isOpen || !step.tokens.length;
   }
 }
@@ -80,14 +78,16 @@ function summary(step, phases) {
   const rate = tokens > 1 && seconds > 0 ? [`${((tokens - 1) / seconds).toFixed(1)} tok/s`] : [];
   const took = isOpen ? performance.now() - step.sentMs : sum(phases) / 1e6 || (step.tookMs ?? 0);
   const number = tokens ? [`${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`] : [];
-  return [...rate, ...number, `${(took / 1e3).toFixed(1)} s`].join(" · ");
+  return [...rate, ...number, duration(took / 1e3)].join(" · ");
 }
 
-function counts({ usage, isOpen }) {
+function counts({ usage, isOpen, hasAccount }) {
   if (!usage || isOpen) return "";
-  const { cached_tokens: cached = 0, image_tokens: pictures } = usage.prompt_tokens_details ?? {};
+  const details = usage.prompt_tokens_details ?? {};
+  const { cached_tokens: cached = 0, image_tokens: pictures, read_again_tokens: again, read_again_reason: reason } = details;
   const thought = usage.completion_tokens_details?.reasoning_tokens;
   const ofPictures = pictures ? `, ${count(pictures)} of them for pictures` : "";
-  const prompt = `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens came from the cache${ofPictures}.`;
+  const ofAgain = again && !hasAccount ? ` ${count(again)} were read again (${words(reason)}).` : ""; // or an account says it
+  const prompt = `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens came from the cache${ofPictures}.${ofAgain}`;
   return thought ? `${prompt} ${count(thought)} of ${count(usage.completion_tokens)} generated tokens are reasoning.` : prompt;
 }

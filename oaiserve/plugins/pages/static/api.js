@@ -6,7 +6,7 @@ import { ADDRESS, maskedKey, media, snippets } from "./api_snippets.js";
 import { tryForm } from "./api_try.js";
 import { copyOnClick } from "./copy.js";
 import { showMain, start } from "./page.js";
-import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
+import { byId, choice, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { key, Refused, requestJson } from "./sse.js";
 import { local } from "./storage.js";
 
@@ -130,21 +130,17 @@ function snippetBox(route) {
   const languages = Object.keys(written);
   const code = element("pre", { tabindex: "0", "aria-label": "Snippet" });
   let chosen = "";
-  const choose = (language) => {
+  const write = (language) => {
     chosen = language;
     code.textContent = written[language](maskedKey());
-    for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === language));
   };
-  const buttons = languages.map((language) => {
-    const remember = () => {
-      choose(language);
-      local.setItem(LANGUAGE, language.split(" ")[0]);
-    };
-    return element("button", { type: "button", value: language, onclick: remember }, language);
-  });
-  choose(languages.find((language) => language.split(" ")[0] === local.getItem(LANGUAGE)) ?? languages[0]);
+  const remember = (language) => {
+    write(language);
+    local.setItem(LANGUAGE, language.split(" ")[0]);
+  };
+  write(languages.find((language) => language.split(" ")[0] === local.getItem(LANGUAGE)) ?? languages[0]);
   const links = element("span", {}, element("a", { class: "note", href: `#${route.id}` }, "Link"), copyButton("Copy this snippet", () => written[chosen](key())));
-  const tabs = element("div", { class: "choice", role: "group", "aria-label": "Language of the snippet" }, ...buttons);
+  const tabs = choice("Language of the snippet", languages.map((language) => [language, language]), chosen, remember);
   return element("div", { class: "snippet" }, element("div", { class: "title-row" }, tabs, links), code);
 }
 
@@ -163,6 +159,7 @@ function search() {
     const isShown = words.every((word, position) => route.text.includes(word) || found[position].length > 0);
     const named = words.length ? [...new Set(found.flat())] : [];
     route.row.hidden = !isShown;
+    if (words.length) route.box.open = false; // so that the matches of all routes are in sight
     route.matches.hidden = !isShown || !named.length;
     route.matches.replaceChildren(...named.slice(0, MOST_MATCHES).flatMap((name) => [element("a", { href: `#${route.id}.${name}` }, name), " "]));
     if (named.length > MOST_MATCHES) route.matches.append(`and ${named.length - MOST_MATCHES} more`);

@@ -6,42 +6,10 @@ import { key, ROOT } from "./sse.js";
 export const ADDRESS = ROOT.href.replace(/\/$/, "");
 const MOST_INLINE = 80; // characters of a value in one line
 
-// What OpenAI's SDKs call a route. Python and JavaScript have the same names, except for their case.
-const OPENAI = {
-  "post /v1/chat/completions": "chat.completions.create",
-  "post /v1/completions": "completions.create",
-  "post /v1/responses": "responses.create",
-  "post /v1/responses/compact": "responses.compact",
-  "post /v1/responses/input_tokens": "responses.input_tokens.count",
-  "get /v1/responses/{response_id}": "responses.retrieve",
-  "delete /v1/responses/{response_id}": "responses.delete",
-  "get /v1/responses/{response_id}/input_items": "responses.input_items.list",
-  "post /v1/responses/{response_id}/cancel": "responses.cancel",
-  "post /v1/conversations": "conversations.create",
-  "get /v1/conversations/{conversation_id}": "conversations.retrieve",
-  "post /v1/conversations/{conversation_id}": "conversations.update",
-  "delete /v1/conversations/{conversation_id}": "conversations.delete",
-  "get /v1/conversations/{conversation_id}/items": "conversations.items.list",
-  "post /v1/conversations/{conversation_id}/items": "conversations.items.create",
-  "get /v1/conversations/{conversation_id}/items/{item_id}": "conversations.items.retrieve",
-  "delete /v1/conversations/{conversation_id}/items/{item_id}": "conversations.items.delete",
-  "post /v1/embeddings": "embeddings.create",
-  "post /v1/batches": "batches.create",
-  "get /v1/batches": "batches.list",
-  "get /v1/batches/{batch_id}": "batches.retrieve",
-  "post /v1/batches/{batch_id}/cancel": "batches.cancel",
-  "post /v1/files": "files.create",
-  "get /v1/files": "files.list",
-  "get /v1/files/{file_id}": "files.retrieve",
-  "delete /v1/files/{file_id}": "files.delete",
-  "get /v1/files/{file_id}/content": "files.content",
-  "get /v1/models": "models.list",
-  "get /v1/models/{model_id}": "models.retrieve",
-};
-const ANTHROPIC = {
-  "post /v1/messages": "messages.create",
-  "post /v1/messages/count_tokens": "messages.count_tokens",
-};
+// The paths that a provider's SDKs have. The answers of an unfinished batch are a route of oaiserve alone.
+const PROVIDERS = { OpenAI: /^\/v1\/(chat|completions|responses|conversations|embeddings|batches(?!\/.*\/answers$)|files|models)\b/, Anthropic: /^\/v1\/messages\b/ };
+const ACTIONS = ["cancel", "compact", "content", "count_tokens", "results"]; // at the end of a path, these are methods
+
 // The part of an answer that a snippet prints, if not all of it.
 const PRINTED = {
   "chat.completions.create": ".choices[0].message.content",
@@ -66,14 +34,26 @@ const pathNames = (path) => [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => n
 const placeholder = (name, model) => (name === "model_id" ? model : name.toUpperCase());
 export const filled = (path, valueOf) => path.replaceAll(/\{(\w+)\}/g, (_, name) => encodeURIComponent(valueOf(name)).replaceAll("%2F", "/"));
 
+// Returns what the provider's SDKs call a route. Python and JavaScript have the same names, except for their case.
+function callOf({ method, path }) {
+  const parts = path.split("/").slice(2);
+  const names = parts.filter((part) => !part.startsWith("{"));
+  const last = parts.at(-1);
+  const ofOne = { get: "retrieve", post: "update", delete: "delete" };
+  if (last.startsWith("{")) names.push(ofOne[method]);
+  else if (last === "input_tokens") names.push("count");
+  else if (!ACTIONS.includes(last)) names.push(method === "get" ? "list" : "create");
+  return names.join(".");
+}
+
 // Returns the snippets of a route by their language. Each is a function that writes it with a key.
 export function snippets(route, model) {
-  const call = `${route.method} ${route.path}`;
   const found = { curl: (key) => curl(route, model, key) };
-  for (const [provider, names] of Object.entries({ OpenAI: OPENAI, Anthropic: ANTHROPIC })) {
-    if (!names[call]) continue;
-    found[`Python (${provider})`] = (key) => python(route, model, key, provider, names[call]);
-    found[`JavaScript (${provider})`] = (key) => javascript(route, model, key, provider, names[call]);
+  for (const [provider, paths] of Object.entries(PROVIDERS)) {
+    if (!paths.test(route.path)) continue;
+    const call = callOf(route);
+    found[`Python (${provider})`] = (key) => python(route, model, key, provider, call);
+    found[`JavaScript (${provider})`] = (key) => javascript(route, model, key, provider, call);
   }
   return found;
 }

@@ -91,9 +91,11 @@ async function show(result, url, options, signal) {
   const began = performance.now();
   const status = element("p", { role: "status" }, "Waiting for the answer…");
   const output = element("pre", { tabindex: "0", "aria-label": "Answer" });
+  const text = element("pre", { class: "text", tabindex: "0", "aria-label": "Text of the answer", hidden: "" });
   result.replaceChildren(status);
   const response = await reach(url, { ...options, signal });
   const isJson = response.headers.get("content-type")?.startsWith("application/json");
+  const isStream = response.headers.get("content-type")?.startsWith("text/event-stream");
   const say = (end) => {
     status.textContent = `${response.status} ${response.statusText} · ${end} ${duration((performance.now() - began) / 1000)}`;
   };
@@ -103,22 +105,46 @@ async function show(result, url, options, signal) {
   const showsRequests = document.querySelector("[data-shows-requests]:not([hidden])") !== null;
   if (requestId && showsRequests) result.append(element("p", {}, element("a", { href: pageOf(requestId) }, "Where its time went")));
   const fields = [...response.headers];
-  result.append(folded(`Headers (${fields.length})`, () => [facts(fields)]), output);
+  const whole = isStream ? folded("Events", () => [output]) : output;
+  result.append(text, folded(`Headers (${fields.length})`, () => [facts(fields)]), whole);
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   let json = "";
   let length = 0;
+  let line = "";
   try {
     for (let part = reader && (await readNext(reader)); part && !part.done; part = await readNext(reader)) {
       length += part.value.length;
       if (isJson) json += part.value;
       else output.append(part.value.slice(0, Math.max(0, MOST_CHARACTERS - (length - part.value.length)))); // a stream may never end
+      if (!isStream || length > MOST_CHARACTERS) continue;
+      const lines = (line + part.value).split("\n");
+      line = lines.pop();
+      for (const data of lines.filter((one) => one.startsWith("data: {"))) write(text, textOf(JSON.parse(data.slice(6))));
     }
+    if (isJson && response.ok) write(text, textOf(JSON.parse(json)));
     say("ended after");
   } catch (error) {
     if (error.name !== "AbortError") throw error;
     say("stopped after");
   }
   if (isJson) output.textContent = indented(json).slice(0, MOST_CHARACTERS);
+  if (isStream) whole.open = text.hidden;
   if (length > MOST_CHARACTERS) output.append(`\n… and ${count(length - MOST_CHARACTERS)} more characters`);
   output.hidden = !length;
+}
+
+// Returns the text of the first choice in an answer or in an event of a stream, as far as it has one.
+function textOf(data) {
+  const [choice] = data.choices ?? [];
+  const found = choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? data.delta?.text;
+  if (typeof found === "string") return choice?.index ? "" : found;
+  if (data.type === "response.output_text.delta") return data.delta;
+  const parts = data.content ?? (data.output ?? []).flatMap((item) => item.content ?? []); // of a message or a response
+  return Array.isArray(parts) ? parts.map((part) => part.text ?? "").join("") : "";
+}
+
+function write(element, text) {
+  if (!text) return;
+  element.append(text);
+  element.hidden = false;
 }

@@ -7,6 +7,7 @@ import { events, request, requestJson } from "./sse.js";
 const TOGETHER_MS = 0.3; // events that lie in one read came together
 const TRIES = 20; // for the account, which is there shortly after the end
 const PAUSE_MS = 150;
+export const COMPLETION_TOKENS = 128; // of a continued text, unless the settings say otherwise
 
 export function newStep(isJson) {
   return {
@@ -21,12 +22,28 @@ export function newStep(isJson) {
   };
 }
 
+// Returns whether an answer that was cut off can go on after its text. Reasoning and calls can't.
+export function canGoOn({ message: { content, calls } }) {
+  return content.trim() !== "" && !calls.length;
+}
+
+// Returns a step that was cut off as one that goes on. Its times are as if it hadn't been.
+export function reopened(step) {
+  for (const name of ["isCut", "isLeft", "isStopped", "error", "finish", "usage", "hasAccount"]) delete step[name];
+  return Object.assign(step, { isOpen: true, isContinued: true, phases: [], why: [], sentMs: performance.now() - (step.eventsMs.at(-1) ?? 0) });
+}
+
+// Returns a chat request's body as that of a request to continue a text, for a model without a chat template.
+export function completing({ max_completion_tokens: most = COMPLETION_TOKENS, response_format: _form, tools: _tools, tool_choice: _choice, reasoning_effort: _effort, ...body }, prompt) {
+  return { ...body, prompt, max_tokens: most };
+}
+
 // Fills the step as the answer comes. What fails is in the step, too.
 export async function ask(step, body, signal) {
   try {
-    const response = await request("v1/chat/completions", {
+    const response = await request("prompt" in body ? "v1/completions" : "v1/chat/completions", {
       method: "POST",
-      headers: { "content-type": "application/json" },
+      headers: { "content-type": "application/json", "x-include-reuse": "true" },
       signal,
       body: JSON.stringify(body),
     });
@@ -58,7 +75,7 @@ function take(step, chunk, decoder) {
   const choice = chunk.choices?.[0];
   if (!choice) return;
   if (choice.finish_reason) step.finish = choice.finish_reason;
-  const { content, reasoning, tool_calls: calls = [] } = choice.delta;
+  const { content, reasoning, tool_calls: calls = [] } = choice.delta ?? { content: choice.text };
   const { message } = step;
   const nowMs = performance.now() - step.sentMs;
   if (reasoning) step.reasonedMs ??= nowMs;
@@ -72,7 +89,8 @@ function take(step, chunk, decoder) {
     call.arguments += called?.arguments ?? "";
     text += `${called?.name ?? ""}${called?.arguments ?? ""}`;
   }
-  const tokens = choice.logprobs?.content ?? (text ? [{ token: text, logprob: null }] : []);
+  const { content: parts, tokens: texts, token_logprobs: logprobs } = choice.logprobs ?? {};
+  const tokens = parts ?? texts?.map((token, place) => ({ token, logprob: logprobs[place] })) ?? (text ? [{ token: text, logprob: null }] : []);
   if (!tokens.length) return;
   if (!(nowMs - step.eventsMs.at(-1) < TOGETHER_MS)) step.eventsMs.push(nowMs);
   for (const { token, bytes, logprob } of tokens) {
@@ -93,6 +111,7 @@ async function explain(step, model) {
     }
     const entry = await requestJson(`debug/requests/${id}`);
     step.why = entry.explanation;
+    step.whyRequests = entry.explanation_requests;
     step.phases = entry.phases.map((phase) => [phase.name, phase.duration_ns, ...partsOf(phase.causes_ns)]);
     step.hasAccount = true;
   } catch (error) {
@@ -109,11 +128,14 @@ function serverTiming(header) {
     .map(([, name, ms]) => [name, Number(ms) * 1e6]);
 }
 
-// Returns the phases of a step, and while it is open the one that runs.
+// Returns the phases of a step, and while it is open the one that runs. Where the connection was lost, nothing says how
+// long the decode took; then it is the rest of the time that the page knows.
 export function phasesOf(step) {
   const known = step.phases.reduce((sum, [, ns]) => sum + ns, 0);
-  if (!step.isOpen) return known ? step.phases : [["open", (step.tookMs ?? 0) * 1e6]];
-  const open = Math.max(0, (performance.now() - step.sentMs) * 1e6 - known);
+  const isLost = !step.isOpen && !step.hasAccount && step.eventsMs.length && (step.error || step.isStopped || step.isCut);
+  if (!step.isOpen && !isLost) return known ? step.phases : [["open", (step.tookMs ?? 0) * 1e6]];
+  const untilMs = step.isOpen ? performance.now() - step.sentMs : (step.tookMs ?? step.eventsMs.at(-1));
+  const rest = Math.max(0, untilMs * 1e6 - known);
   const name = step.eventsMs.length ? "decode" : step.progress ? "prefill" : "open";
-  return [...step.phases, [name, open]];
+  return [...step.phases, [name, rest]];
 }

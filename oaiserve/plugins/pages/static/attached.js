@@ -6,6 +6,7 @@ import { byId, element, showProblem } from "./show.js";
 const MOST_BYTES = 2 ** 20; // of a text
 const MOST_PIXELS = 2000; // of the longer side of a picture: larger ones are scaled down
 const SENT_AS_THEY_ARE = ["image/jpeg", "image/png", "image/webp"];
+const MEDIA = { image: "a picture", audio: "a sound", video: "a video" };
 
 export class Attached {
   files = []; // each with a name, and a text or the data URL of a picture
@@ -47,9 +48,10 @@ export class Attached {
   async #addAll(files) {
     const problems = [];
     for (const file of files) {
-      const isPicture = file.type.startsWith("image/") && this.#readsPictures();
+      const readsPictures = this.#readsPictures();
+      const isPicture = file.type.startsWith("image/") && readsPictures;
       try {
-        const read = isPicture ? { url: await pictureOf(file) } : { text: await textOf(file) };
+        const read = isPicture ? { url: await pictureOf(file) } : { text: await textOf(file, readsPictures ? "text and pictures" : "text") };
         this.set([...this.files, { name: file.name, ...read }]);
       } catch (error) {
         problems.push(`${file.name} cannot be attached: ${error.message}.`);
@@ -70,13 +72,17 @@ function shownSize(numBytes) {
   return numBytes < 1000 ? `${numBytes} B` : `${(numBytes / 1000).toFixed(numBytes < 10_000 ? 1 : 0)} kB`;
 }
 
-async function textOf(file) {
+// Returns the text of a file. Throws an error that says what the model reads instead.
+async function textOf(file, readable) {
+  if (/\.pdf$/i.test(file.name)) throw new Error("this page does not read PDF. Copy its text into the message, or attach it as a text file (pdftotext makes one)");
+  const [kind] = file.type.split("/");
+  if (MEDIA[kind] && file.type !== "image/svg+xml") throw new Error(`it is ${MEDIA[kind]}, and this model reads only ${readable}`);
   if (file.size > MOST_BYTES) throw new Error(`it has ${shownSize(file.size)}, and a text file may have at most ${shownSize(MOST_BYTES)}`);
   const bytes = await file.arrayBuffer();
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error("it is not a text in UTF-8, and this model reads only text");
+    throw new Error(`it is not a text in UTF-8, and this model reads only ${readable}`);
   }
 }
 

@@ -1,23 +1,25 @@
 // The chat page: the turns of the open conversation, and the requests for new ones.
 
 import { Answer } from "./answer.js";
-import { ask, newStep } from "./ask.js";
+import { ask, canGoOn, COMPLETION_TOKENS, completing, newStep, reopened } from "./ask.js";
 import { chip } from "./attached.js";
 import { Composer } from "./composer.js";
 import { addVersion, chooseVersion, conversations, keep, keyOf, messages, newConversation, rounds, shownAnswers, shownRound } from "./conversations.js";
+import { exampleButtons } from "./examples.js";
 import { copyButton, drawIcons, iconButton } from "./icons.js";
-import { Models, shortName } from "./models.js";
+import { Models } from "./models.js";
 import { showMain, start } from "./page.js";
 import { Settings, shortly } from "./settings.js";
 import { offerShortcuts } from "./shortcuts.js";
 import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { Sidebar } from "./sidebar.js";
-import { requestJson } from "./sse.js";
+import { reach, requestJson, ROOT } from "./sse.js";
 import { isLasting } from "./storage.js";
 
 const DRAW_MS = 100; // between two drawings of growing answers
 const KEEP_MS = 2000; // between two times that they are stored
 const LOOK_MS = 30_000; // between two requests for the models
+const HEALTH_MS = 1500; // between two questions whether the server is there
 const NEAR_END_PX = 60; // within which the page follows an answer
 const TITLE_CHARACTERS = 60;
 const LONG_CHARACTERS = 1500; // of a message, and
@@ -27,12 +29,13 @@ const NOTHING = { text: "", files: [] };
 class Chat {
   open = newConversation(); // the conversation that is shown
   #settings = new Settings();
-  #models = new Models(() => this.#settings.offerDefaults(this.#models?.all ?? []));
+  #models = new Models(() => this.#adapt());
   #composer = new Composer(this);
   #sidebar = new Sidebar(this);
   #running = new Map(); // the conversation and the AbortController of each running answer
   #editing = null; // the place of the turn that the message is to replace
   #shown = []; // the Answers of the page
+  #left = []; // the answers that go on after a reload
   #follows = true; // whether the page scrolls to the end as the conversation grows
 
   constructor() {
@@ -41,19 +44,33 @@ class Chat {
     byId("to-end").addEventListener("click", () => this.#scrollToEnd());
     byId("scroll").addEventListener("scroll", () => this.#offerEnd());
     new ResizeObserver(() => (this.#follows ? this.#scrollToEnd() : this.#offerEnd())).observe(byId("scroll"));
-    for (const button of byId("examples").querySelectorAll("button")) {
-      button.addEventListener("click", () => this.send(button.textContent, []));
-    }
     window.addEventListener("storage", ({ key }) => this.#follow(key));
+    window.addEventListener("popstate", () => this.show(addressed() ?? newConversation(), { isMoved: true }));
     window.addEventListener("pagehide", () => this.#leave());
     if (!isLasting) showProblem("This browser does not allow this page to store anything. Chats are lost when you close or reload it.");
     offerShortcuts({ page: this, sidebar: this.#sidebar });
-    this.show(this.open);
+    this.show(addressed() ?? this.open, { isMoved: true });
+    this.#left = this.open.turns.slice(-1).flatMap(shownAnswers).filter((answer) => answer.steps.at(-1).isLeft);
   }
 
+  // Takes the models of the server. The first time, the answers go on that the page was receiving when it was reloaded.
   offer(models) {
     this.#models.offer(models);
+    if (this.#left.length) this.resume(this.#left.splice(0));
+  }
+
+  // Adapts the page to the chosen models.
+  #adapt() {
     this.#settings.offerDefaults(this.#models.all);
+    const { complete } = this.#models;
+    if (complete) byId("max-tokens").placeholder = COMPLETION_TOKENS;
+    if (document.body.classList.contains("completes") === complete) return;
+    document.body.classList.toggle("completes", complete);
+    this.#offerExamples();
+  }
+
+  #offerExamples() {
+    byId("examples").replaceChildren(...exampleButtons(this.#models.complete, (text) => this.send(text, [])));
   }
 
   readsPictures() {
@@ -62,16 +79,20 @@ class Chat {
 
   // -- the conversation ----------------------------------------------------------------------------------------------
 
-  show(conversation) {
+  // Shows a conversation at its address, unless the browser `isMoved` there already.
+  show(conversation, { isMoved = false } = {}) {
     this.open = [...this.#running.values()].find((one) => one.conversation.id === conversation.id)?.conversation ?? conversation;
     const { settings, turns } = this.open;
     if (settings) this.#settings.set(settings);
     if (settings?.models) this.#models.choose(settings.models);
     if (this.#editing !== null) this.#write(NOTHING);
+    this.#offerExamples();
     this.#draw();
     this.#sidebar.draw();
     document.title = turns.length ? `${this.open.title} · oaiserve` : "oaiserve";
     this.#scrollToEnd();
+    const address = addressOf(this.open);
+    if (!isMoved && address !== location.hash) history.pushState(null, "", address || location.pathname + location.search);
   }
 
   begin() {
@@ -116,7 +137,8 @@ class Chat {
       return new Answer(answer, { all: turn.answers, together, page: this, tools: this.#tools(turn, place, answer, isLast) });
     });
     this.#shown.push(...made);
-    return element("li", {}, asked, element("div", { class: together.length > 1 ? "answers several" : "answers" }, ...made.map((answer) => answer.element)));
+    const completes = together.length > 0 && together.every(({ given }) => given !== undefined);
+    return element("li", { class: completes ? "completed" : "" }, asked, element("div", { class: together.length > 1 ? "answers several" : "answers" }, ...made.map((answer) => answer.element)));
   }
 
   #file(file) {
@@ -203,16 +225,18 @@ class Chat {
     return wasActive;
   }
 
-  send(text, files) {
+  send(written, files) {
     if (this.#isBusy) return;
     const body = this.bodyNow();
     if (body === null) return;
+    const text = this.#models.complete ? written : written.trim();
     const turn = { text, files, answers: [] };
+    const hasOwnTitle = this.open.title !== titleOf(this.open.turns[0]);
     if (this.#editing === null) this.open.turns.push(turn);
     else addVersion(this.open, this.#editing, turn);
-    const title = text || files[0].name;
-    this.open.title ||= title.length > TITLE_CHARACTERS ? `${title.slice(0, TITLE_CHARACTERS)}…` : title;
+    if (!hasOwnTitle) this.open.title = titleOf(this.open.turns[0]);
     document.title = `${this.open.title} · oaiserve`;
+    history.replaceState(null, "", addressOf(this.open));
     this.#write(NOTHING);
     this.#askAll(body);
   }
@@ -241,7 +265,10 @@ class Chat {
     const turn = this.open.turns.at(-1);
     turn.round = Math.max(-1, ...rounds(turn)) + 1;
     const asked = shortly(this.open.settings);
-    const added = this.#models.all.map(({ id, is_loaded: isLoaded }) => ({ model: id, asked, round: turn.round, isLoading: isLoaded === false, steps: [] }));
+    const added = this.#models.all.map((model) => {
+      const answer = { model: model.id, asked, round: turn.round, isLoading: model.is_loaded === false, steps: [] };
+      return model.has_chat_template === false ? { ...answer, given: turn.text } : answer;
+    });
     turn.answers.push(...added);
     for (const answer of added) this.#ask(answer, body);
     this.#keep(this.open);
@@ -256,6 +283,13 @@ class Chat {
     return this.#models.chosen().length ? this.#settings.body() : null;
   }
 
+  // Returns whether an answer can go on: it is in the last turn, and the last of its steps has ended too early.
+  mayResume(answer) {
+    const { isOpen, isCut, isStopped, error, finish } = answer.steps.at(-1);
+    const hasEndedEarly = !isOpen && Boolean(isCut || isStopped || error || (finish === "length" && answer.given !== undefined));
+    return hasEndedEarly && !this.#isBusy && this.open.turns.at(-1).answers.includes(answer);
+  }
+
   // Returns whether results of tools may be sent: the answer is complete, and no turn follows it.
   mayGoOn(answer) {
     return !answer.steps.at(-1).isOpen && shownAnswers(this.open.turns.at(-1)).includes(answer);
@@ -267,14 +301,33 @@ class Chat {
     this.#showState();
   }
 
-  async #ask(answer, body) {
+  // Goes on with answers of the last turn that were cut off or stopped, from the end of their text. One without a text
+  // begins again.
+  resume(answers) {
+    const body = this.bodyNow();
+    if (body === null) return;
+    for (const answer of answers) {
+      const step = answer.steps.pop();
+      if (canGoOn(step)) this.#ask(answer, body, reopened(step));
+      else this.#ask(answer, body);
+    }
+    this.#draw();
+  }
+
+  // Requests an answer in a step, or the rest of the answer that the step began.
+  async #ask(answer, body, begun = null) {
+    const step = begun ?? newStep("response_format" in body);
     const conversation = this.open;
-    const step = newStep("response_format" in body);
-    const asked = { ...body, model: answer.model, messages: messages(conversation, answer) };
+    const { model, given } = answer;
+    const asked = given === undefined ? { ...body, model, messages: messages(conversation, answer) } : completing({ ...body, model }, given + step.message.content);
+    if (begun && asked.messages) {
+      asked.messages.push({ role: "assistant", content: begun.message.content });
+      Object.assign(asked, { continue_final_message: true, add_generation_prompt: false });
+    }
     const abort = new AbortController();
     answer.steps.push(step);
     this.#running.set(answer, { conversation, abort });
-    byId("said").textContent = `${shortName(answer.model)} is answering.`;
+    byId("said").textContent = `${answer.model} is answering.`;
     this.#watch();
     await ask(step, asked, abort.signal);
     abort.abort(); // if reading has failed, this stops the server
@@ -283,7 +336,7 @@ class Chat {
     this.#keep(conversation);
     if (conversation !== this.open) return;
     const { content, calls } = step.message;
-    byId("said").textContent = `${shortName(answer.model)}: ${step.error?.message ?? (content || calls.map(({ name }) => `calls ${name}`).join(", "))}`;
+    byId("said").textContent = `${answer.model}: ${step.error?.message ?? (content || calls.map(({ name }) => `calls ${name}`).join(", "))}`;
     this.#drawAnswers(this.#shown);
     this.#showState();
   }
@@ -304,9 +357,9 @@ class Chat {
     for (const conversation of new Set([...this.#running.values()].map((one) => one.conversation))) this.#store(conversation);
   }
 
-  // Ends the answers of a page that the user leaves, and stores what there is of them.
+  // Ends the answers of a page that the user leaves, and stores what there is of them, to go on after a reload.
   #leave() {
-    for (const answer of this.#running.keys()) answer.steps.at(-1).isCut = true;
+    for (const answer of this.#running.keys()) Object.assign(answer.steps.at(-1), { isCut: true, isLeft: true });
     this.#keepRunning();
     for (const { abort } of this.#running.values()) abort.abort();
   }
@@ -349,6 +402,22 @@ function folded(text) {
   return [box, button];
 }
 
+// Returns the title of a conversation that begins with a turn, if the user gives it no other.
+function titleOf({ text, files } = NOTHING) {
+  const title = text || files[0]?.name || "";
+  return title.length > TITLE_CHARACTERS ? `${title.slice(0, TITLE_CHARACTERS)}…` : title;
+}
+
+// Returns the fragment of a conversation's address; a new one has none.
+function addressOf({ id, turns }) {
+  return turns.length ? `#chat=${id}` : "";
+}
+
+// Returns the stored conversation of the page's address, or undefined.
+function addressed() {
+  return conversations().find((conversation) => location.hash === addressOf(conversation));
+}
+
 function arrows(kind, at, length, choose) {
   const move = (name, label, to) => iconButton(name, `${label} ${kind}`, () => choose(to), to < 0 || to >= length ? { disabled: "" } : {});
   return [move("previous", "Previous", at - 1), element("span", { class: "place" }, `${at + 1}/${length}`), move("next", "Next", at + 1)];
@@ -357,21 +426,32 @@ function arrows(kind, at, length, choose) {
 drawIcons();
 const chat = new Chat();
 let timer = null;
+let lookedMs = -Infinity; // when the server was asked for its models
 
+// Asks for the models now and then, and in between often whether the server is there.
 async function load() {
   clearTimeout(timer);
+  const isLost = byId("status").dataset.state !== "live";
   try {
-    const { data } = await requestJson("v1/models");
-    showMain();
-    chat.offer(data);
-    setStatus("live", "Connected");
-    timer = setTimeout(load, LOOK_MS);
+    if (isLost || performance.now() - lookedMs > LOOK_MS) {
+      const { data } = await requestJson("v1/models");
+      lookedMs = performance.now();
+      showMain();
+      setStatus("live", "Connected");
+      chat.offer(data);
+    } else await reach(new URL("health", ROOT), {});
   } catch (error) {
     if (error.needsKey) return;
     showLost();
-    timer = setTimeout(load, RETRY_MS);
   }
+  clearTimeout(timer);
+  timer = setTimeout(load, byId("status").dataset.state === "live" ? HEALTH_MS : RETRY_MS);
 }
 
+document.addEventListener("lost", () => {
+  showLost();
+  clearTimeout(timer);
+  timer = setTimeout(load, RETRY_MS);
+});
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
 start(load, () => clearTimeout(timer));

@@ -13,8 +13,8 @@ export class Composer {
     const form = byId("chat-form");
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const text = this.box.value.trim();
-      if (text || this.attached.files.length) page.send(text, this.attached.files);
+      const text = this.box.value;
+      if (text.trim() || this.attached.files.length) page.send(text, this.attached.files);
     });
     byId("send").addEventListener("click", (event) => {
       if (!this.isBusy) return;

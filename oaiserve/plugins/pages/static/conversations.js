@@ -1,6 +1,5 @@
 // Stores conversations in the browser, one item of its storage for each, and finds the messages of a request in them.
 
-import { shortName } from "./models.js";
 import { local } from "./storage.js";
 
 const PREFIX = "oaiserve-chat-";
@@ -25,15 +24,20 @@ export const keyOf = ({ id }) => PREFIX + id;
 
 function read(key) {
   try {
-    const found = JSON.parse(local.getItem(key));
-    for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
-      if (step.isOpen) Object.assign(step, { isOpen: false, isCut: true }); // by a closed page, or open in another tab
-    }
-    return [found];
+    return [parsed(local.getItem(key))];
   } catch (error) {
     console.warn(`${key} cannot be read: ${error.message}`);
     return [];
   }
+}
+
+// Returns a conversation from its JSON. Throws an Error if it has another form.
+function parsed(json) {
+  const found = JSON.parse(json);
+  for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
+    if (step.isOpen) Object.assign(step, { isOpen: false, isCut: true }); // open in another tab, or by a closed browser
+  }
+  return found;
 }
 
 // Stores a conversation, and returns whether all of it fits: if not, its pictures are left out. Throws
@@ -120,14 +124,24 @@ export function messages({ settings, turns }, answer) {
   return found;
 }
 
-// Returns the shown part of a conversation as Markdown.
-export function asMarkdown({ title, turns }) {
+// Returns a conversation as Markdown: its shown part, and all of it except for the shades in a comment at the end.
+export function asMarkdown(conversation) {
+  const { title, turns } = conversation;
+  const whole = JSON.stringify(conversation, (name, value) => (SHADES.includes(name) ? [] : value)).replaceAll("-->", "--\\u003e");
   const parts = turns.flatMap((turn) => {
     const text = content(turn);
-    const answers = shownAnswers(turn).map(({ model, steps }) => `## ${shortName(model)}\n\n${steps.map(({ message }) => message.content).join("\n\n")}`);
+    const answers = shownAnswers(turn).map(({ model, steps }) => `## ${model}\n\n${steps.map(({ message }) => message.content).join("\n\n")}`);
     return [`## You\n\n${typeof text === "string" ? text : text.at(-1).text}`, ...answers];
   });
-  return `${[`# ${title}`, ...parts].join("\n\n")}\n`;
+  return `${[`# ${title}`, ...parts, `<!-- oaiserve-chat ${whole} -->`].join("\n\n")}\n`;
+}
+
+// Returns a new conversation from the Markdown of an exported one. Throws an Error if there is none in it.
+export function fromMarkdown(text) {
+  const [, whole] = text.match(/\n<!-- oaiserve-chat (\{.*\}) -->\n*$/) ?? [];
+  if (!whole) throw new Error("it is not a chat that this page has exported");
+  const { id, changedMs } = newConversation();
+  return { ...parsed(whole), id, changedMs };
 }
 
 function said({ message: { content, reasoning, calls }, results }) {

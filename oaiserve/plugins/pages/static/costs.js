@@ -9,25 +9,29 @@ function bytes(value) {
   return `${number(value / (size || 1))} ${unit}`;
 }
 
-const seconds = (ns) => (ns === null ? "–" : duration(ns / 1e9));
+const seconds = (ns) => duration(ns / 1e9);
+const alone = (ns) => (ns === null ? "alone not known yet" : `alone ${duration(ns / 1e9)}`);
 const small = (value) => (value === null ? "–" : String(Number(value.toPrecision(3))));
 
-// Returns names and texts of what a request cost, as far as it is known.
-export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: alone, alone_core_ns: aloneCore, ...cost }) {
+// Returns names and texts of what a request cost, as far as it is known. What it would have cost alone is without drafts.
+export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: aloneNs, alone_core_ns: aloneCoreNs, ...cost }, hasDrafts) {
   if (machine === null) return [];
-  const spent = [`${seconds(machine)} of the engine, ${seconds(alone)} alone`, `${seconds(core)} of cores, ${seconds(aloneCore)} alone`];
-  const held = [`${bytes(cost.kv_byte_seconds)}·s of KV cache`, `${bytes(cost.weight_bytes)} of weights`];
-  const joules = cost.joules === null ? [] : [`${small(cost.joules)} J`];
-  const price = cost.price === null ? [] : [`price ${small(cost.price)}`];
-  return [["Cost", [...spent, ...held, ...joules, ...price].join("; ")]];
+  const noDrafts = hasDrafts ? " without drafts" : "";
+  return [
+    ["Engine time", `${seconds(machine)}, ${alone(aloneNs)}${noDrafts}`],
+    ["Core time", `${seconds(core)}, ${alone(aloneCoreNs)}${noDrafts}`],
+    ["Memory", `${bytes(cost.kv_byte_seconds)}·s of KV cache, ${bytes(cost.weight_bytes)} of weights read`],
+    ...(cost.joules === null ? [] : [["Energy", `${small(cost.joules)} J`]]),
+    ...(cost.price === null ? [] : [["Price", small(cost.price)]]),
+  ];
 }
 
 // Shows the clients that cost most, from lists of a name, nanoseconds of the engine, of cores and alone, and a price.
 export function showCosts(clients) {
   byId("costs").hidden = clients.length === 0;
   const total = clients.reduce((sum, [, machine]) => sum + machine, 0);
-  const rows = clients.map(([client, machine, core, alone, price]) => {
-    const cells = [seconds(machine), percent(machine / Math.max(1, total)), seconds(core), seconds(alone), price ? small(price) : "–"];
+  const rows = clients.map(([client, machine, core, aloneNs, price]) => {
+    const cells = [seconds(machine), percent(machine / Math.max(1, total)), seconds(core), seconds(aloneNs), price ? small(price) : "–"];
     return element("tr", {}, element("th", { scope: "row" }, client || "without a key"), ...cells.map((text) => numberCell(text)));
   });
   byId("cost-rows").replaceChildren(...rows);

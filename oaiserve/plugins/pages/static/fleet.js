@@ -26,7 +26,7 @@ export function hideFleet() {
 
 function row(replica) {
   const { number: name, address, state, is_up: isUp, models } = replica;
-  const kind = isUp ? "outcome-finished" : name === null ? "" : "outcome-failed"; // one without a number is not loaded
+  const kind = isUp ? "outcome-finished" : name === null ? "" : "outcome-failed"; // a model that isn't loaded has no number
   const where = address ? [" ", element("a", { href: `http://${address}/dashboard` }, address)] : [];
   const cells = [
     ["Models", models.join(", ") || "–"],

@@ -18,9 +18,12 @@ let isAsking = false; // for the requests of a fleet
 
 // Reads the list of models, and returns the feed of the watched one, or null if it is not loaded.
 async function openFeed(signal) {
-  const processes = (await models(signal)).filter((model) => model.is_loaded !== undefined); // each of several has its own
+  const listed = await models(signal);
+  const processes = listed.filter((model) => model.is_loaded !== undefined); // each of several has its own
   offer(processes);
   const watched = processes.find(({ id }) => id === byId("watched").value);
+  const shown = watched ? [watched] : listed;
+  byId("live").classList.toggle("without-answers", shown.length > 0 && shown.every(({ task }) => task && task !== "generate"));
   const isLoaded = !watched || watched.is_loaded;
   const feed = isLoaded ? await request(`dashboard/feed${watched ? `?model=${encodeURIComponent(watched.id)}` : ""}`, { signal }) : null;
   showMain();

@@ -46,7 +46,7 @@ export class Models {
     const focused = document.activeElement?.name === "model" ? document.activeElement.value : null;
     const rows = this.#models.map((model) => {
       const box = element("input", { type, name: "model", value: model.id, title: model.id });
-      return element("label", {}, box, element("span", {}, shortName(model.id), element("small", {}, details(model))));
+      return element("label", {}, box, element("span", {}, model.id, element("small", {}, details(model))));
     });
     byId("model-list").replaceChildren(...rows);
     byId("compare").parentElement.hidden = this.#models.length < 2;
@@ -76,6 +76,11 @@ export class Models {
     return this.#models.filter(({ id }) => chosen.includes(id));
   }
 
+  // Whether the chosen models have no chat template, so that they only continue texts.
+  get complete() {
+    return this.all.length > 0 && this.all.every((model) => model.has_chat_template === false);
+  }
+
   // Returns whether each chosen model reads pictures.
   readsPictures() {
     return this.all.length > 0 && this.all.every((model) => model.input_modalities?.includes("image"));
@@ -83,35 +88,20 @@ export class Models {
 
   #show() {
     const { all } = this;
-    const name = all.map(({ id }) => shortName(id)).join(", ") || "Choose a model";
+    const name = all.map(({ id }) => id).join(", ") || "Choose a model";
     byId("model-name").textContent = name;
-    byId("model-details").textContent = all.length === 1 ? short(all[0]) : "";
-    byId("prompt").placeholder = all.length === 1 ? `Message ${name}` : "Message";
-    byId("welcome-title").textContent = all.length ? `Chat with ${name}` : "";
+    byId("model-details").textContent = all.length === 1 && all[0].is_loaded === false ? "not loaded" : "";
+    byId("prompt").placeholder = this.complete ? `Begin a text, and ${name} continues it` : all.length === 1 ? `Message ${name}` : "Message";
+    byId("welcome-title").textContent = all.length ? `${this.complete ? "Continue texts" : "Chat"} with ${name}` : "";
     byId("welcome-details").textContent = all.length === 1 ? details(all[0]) : "";
+    byId("welcome-note").textContent = all.length === 1 ? (all[0].description ?? "") : "";
     this.changed();
   }
-}
-
-const QUANTIZED = /[-._](I?Q\d\w*|BF16|F16|F32)\.gguf$/i; // the end of a GGUF file's name
-
-// Returns the number format of the weights in the name of their file.
-function quantization({ root }) {
-  return root?.match(QUANTIZED)?.[1].toUpperCase() ?? "";
-}
-
-// Returns a model's name without a folder and a file's ending, because some models are named by their file.
-export function shortName(id) {
-  return id.split("/").at(-1).replace(QUANTIZED, "").replace(/\.gguf$/i, "");
-}
-
-function short(model) {
-  return [quantization(model), model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");
 }
 
 function details(model) {
   const context = model.max_model_len ? `${count(model.max_model_len)} tokens of context` : "";
   const adapter = model.parent ? `adapter of ${model.parent}` : "";
   const reads = (model.input_modalities ?? []).filter((kind) => kind !== "text").map((kind) => `reads ${kind}s`);
-  return [quantization(model), context, adapter, ...reads, model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");
+  return [context, adapter, ...reads, model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");
 }

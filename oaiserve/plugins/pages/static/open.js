@@ -1,12 +1,36 @@
 // Shows open requests and their progress.
 
-import { count, element, words } from "./show.js";
+import { count, duration, element, isAloneUnknown, words } from "./show.js";
 
 // Returns the progress of an open request in a few words.
 export function progressOf({ phase, prompt_tokens: prompt, computed_prompt_tokens: computed, completion_tokens: written }) {
   if (phase === "prefill" && prompt) return `${count(computed)} of ${count(prompt)} read`;
   if (phase === "decode") return `${count(written)} ${written === 1 ? "token" : "tokens"} so far`;
   return { queue: "waiting in the queue", receive: "receiving the request", respond: "sending the end" }[phase] ?? words(phase);
+}
+
+const REASONS = {
+  step_under_way: "the end of the step that is running",
+  batch_full: "a place among those that run",
+  token_budget: "room in a step beside other prompts",
+  no_blocks: "room in the KV cache",
+  behind_others: "earlier requests, which wait for room in the KV cache",
+  same_prefix: "another request that computes the same prefix",
+  prefix_read: "its prefix, which is read from the disk",
+  prefix_restored: "its prefix, which is restored from host memory",
+  foreground: "others, because it is background work",
+};
+
+// Returns sentences on what an open request waits for, how long it will still take, and what took its time so far.
+export function sentencesOf({ phase, waits_for: reason, causes_ns: causes = {}, prompt_left_ns: promptNs, answer_left_ns: answerNs }) {
+  const left = promptNs ? [`Its first token comes in about ${duration(promptNs / 1e9)}.`] : answerNs ? [`It ends in ${duration(answerNs / 1e9)} or earlier.`] : [];
+  const parts = Object.entries(causes).map(([name, ns]) => `${words(name)} ${duration(ns / 1e9)}`);
+  const alone = isAloneUnknown(causes) ? ["what it takes alone is not known yet"] : [];
+  return [
+    ...(reason ? [`It waits for ${REASONS[reason] ?? words(reason)}.`] : []),
+    ...left,
+    ...(parts.length ? [`So far in ${words(phase)}: ${[...parts, ...alone].join(", ")}.`] : []),
+  ];
 }
 
 // Returns the computed share of the prompt, from 0 to 1.

@@ -1,9 +1,41 @@
-// The parts that all pages share: the card that asks for an API key, and links that are hidden where they lead nowhere.
+// What all pages share: how they load, the card that asks for an API key, and links that are hidden where they lead
+// nowhere.
 
-import { byId, element, setStatus, showProblem } from "./show.js";
-import { hasKey, keepKey, requestJson } from "./sse.js";
+import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
+import { askForKey, hasKey, keepKey, Refused, requestJson } from "./sse.js";
 
 const NOT_A_KEY = "An API key has only ASCII letters, digits and punctuation, and no spaces.";
+
+// Loads a page while it is visible: `show` gets what `fetchNow` returns. It returns the ms until the next load, or nothing
+// if this was the last. If a load fails, the page says so and tries again. Returns a function that loads at once.
+export function keepLoading(fetchNow, show) {
+  let timer = null;
+  let numLoads = 0; // an answer to an earlier load than the last comes too late
+  const stop = () => clearTimeout(timer);
+  async function load() {
+    stop();
+    const mine = ++numLoads;
+    let waitMs = RETRY_MS;
+    try {
+      const found = await fetchNow();
+      if (mine !== numLoads) return;
+      showMain();
+      showProblem("");
+      setStatus("live", "Connected");
+      waitMs = show(found);
+    } catch (error) {
+      if (error.needsKey || mine !== numLoads) return;
+      if (error.lacksRight && hasKey()) return askForKey(error);
+      showLost();
+      if (error instanceof Refused) showProblem(error.message);
+      else if (error instanceof TypeError) throw error; // of this script
+    }
+    if (waitMs && !document.hidden) timer = setTimeout(load, waitMs);
+  }
+  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : load()));
+  start(load, stop);
+  return load;
+}
 
 // Calls `load`, and calls it again whenever the user has entered a key. `stop` is called while the page waits for one.
 export async function start(load, stop = () => {}) {

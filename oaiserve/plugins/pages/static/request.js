@@ -2,10 +2,10 @@
 
 import { account } from "./account.js";
 import { copyOnClick } from "./copy.js";
-import { progressOf, promptShare } from "./open.js";
-import { showMain, start } from "./page.js";
-import { byId, count, duration, element, facts, indented, RETRY_MS, setStatus, showLost, showProblem, words } from "./show.js";
-import { Refused, request } from "./sse.js";
+import { progressOf, promptShare, sentencesOf } from "./open.js";
+import { keepLoading } from "./page.js";
+import { byId, count, duration, element, facts, indented, words } from "./show.js";
+import { textOrRefusal } from "./sse.js";
 
 const EVERY_MS = 1000; // while it is open
 const MOST_GAPS = 5; // attempts between the end of the request and the writing of its account
@@ -24,35 +24,27 @@ function decoded(text) {
   }
 }
 
-async function load() {
-  try {
-    json = await (await request(`debug/requests/${path}`, { headers: { accept: "application/json" } })).text();
-  } catch (error) {
-    if (error.needsKey) return;
-    if (!(error instanceof Refused)) {
-      showLost();
-      setTimeout(load, RETRY_MS);
-      return;
-    }
-    if (wasOpen && gaps++ < MOST_GAPS) return setTimeout(load, EVERY_MS);
-    setStatus("live", "Connected");
-    showMain();
-    byId("account").replaceChildren(missing(error));
-    return;
-  }
+// Returns the id of the request. Until the page has loaded it, that may be the id of a trace in the address.
+export function requestId() {
+  return json ? JSON.parse(json).request_id : id;
+}
+
+// Shows the request, or why there is none. Returns when to load it again, if it is open.
+function show({ json: found, refusal }) {
+  if (refusal && wasOpen && gaps++ < MOST_GAPS) return EVERY_MS;
+  if (refusal) return byId("account").replaceChildren(missing(refusal));
+  if (!wasOpen && found === json) return null; // the page has become visible again
+  json = found;
   const entry = JSON.parse(json);
-  showMain();
-  showProblem("");
-  setStatus("live", "Connected");
   byId("copy-json").disabled = false;
   byId("subtitle").textContent = subtitle(entry);
   wasOpen = entry.outcome === undefined;
   byId("account").replaceChildren(...(wasOpen ? soFar(entry) : account(entry)));
-  if (wasOpen) setTimeout(load, EVERY_MS);
+  return wasOpen ? EVERY_MS : null;
 }
 
 function subtitle({ received_unix_ns: receivedNs, route, model, client, replica }) {
-  const when = new Date(receivedNs / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  const when = new Date(receivedNs / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
   return [when, route, model, ...(client ? [`key “${client}”`] : []), ...(replica ? [`replica ${replica}`] : [])].join(" · ");
 }
 
@@ -74,7 +66,8 @@ function soFar(entry) {
     element("div", { class: "card open" },
       element("p", {}, element("strong", {}, phase === "queue" ? "Waiting" : "Running"), ` · ${phase === "prefill" ? "prompt tokens: " : ""}${progressOf(entry)}`),
       ...(phase === "prefill" ? [bar] : []),
-        facts(pairs),
+      ...sentencesOf(entry).map((sentence) => element("p", {}, sentence)),
+      facts(pairs),
     ),
   ];
 }
@@ -92,4 +85,4 @@ byId("title").textContent = id;
 document.title = `${id} · oaiserve`;
 offerCopy(byId("copy-id"), () => id);
 offerCopy(byId("copy-json"), () => indented(json));
-start(load);
+keepLoading(() => textOrRefusal(`debug/requests/${path}`), show);

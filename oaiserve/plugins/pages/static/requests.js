@@ -1,8 +1,8 @@
 // Lists the last requests that pass the filters in the address, and updates the list while the page is visible.
 
-import { showMain, start } from "./page.js";
-import { byId, element, setStatus, showLost, showProblem } from "./show.js";
-import { askForKey, hasKey, Refused, requestJson } from "./sse.js";
+import { keepLoading } from "./page.js";
+import { byId, element } from "./show.js";
+import { requestJson } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 
 const EVERY_MS = 2000;
@@ -13,8 +13,6 @@ const NO_KEY = "without a key"; // a choice among clients, whose names have no s
 const waterfall = new Waterfall();
 const form = byId("filters");
 const box = (name) => form.elements.namedItem(name);
-let timer = null;
-let numLoads = 0; // an answer to an earlier load than the last comes too late
 
 // The address has each filter by its name, and `failed` for all that were not served.
 function readAddress() {
@@ -49,38 +47,21 @@ function filters() {
   return query;
 }
 
-async function load() {
-  clearTimeout(timer);
-  const mine = ++numLoads;
-  const query = filters();
-  try {
-    const found = await requestJson(`debug/requests?${[query, "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`);
-    if (mine !== numLoads) return;
-    showMain();
-    showProblem("");
-    setStatus("live", "Connected");
-    show(found, query);
-  } catch (error) {
-    if (error.needsKey || mine !== numLoads) return;
-    if (error.lacksRight && hasKey()) return askForKey(error);
-    showLost();
-    if (error instanceof Refused) showProblem(error.message);
-  }
-  if (!document.hidden) timer = setTimeout(load, EVERY_MS);
-}
+const fetchNow = () => requestJson(`debug/requests?${[filters(), "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`);
 
-function show(found, query) {
+function show(found) {
   const all = [...found.open, ...found.requests];
   offer("model", all.map(({ model }) => model));
   offer("client", all.map(({ client }) => client ?? NO_KEY));
   offer("route", all.map(({ route }) => route));
-  const isFiltered = query.size > 0;
+  const isFiltered = filters().size > 0;
   byId("clear").hidden = !isFiltered;
   byId("no-requests").textContent = isFiltered ? "No request matches these filters." : "No requests yet. They appear here as soon as they arrive.";
   const ended = found.requests.length === MOST_REQUESTS ? `the last ${MOST_REQUESTS}` : String(found.requests.length);
   const open = found.open.length < MOST_OPEN ? String(found.open.length) : `the newest ${found.open.length}`;
   byId("number").textContent = all.length ? `${open} open, ${ended} ended` : "";
   waterfall.show(found);
+  return EVERY_MS;
 }
 
 function changed() {
@@ -92,6 +73,5 @@ function changed() {
 form.addEventListener("input", changed);
 form.addEventListener("reset", () => setTimeout(changed)); // once the browser has emptied the boxes
 form.addEventListener("submit", (event) => event.preventDefault());
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
 readAddress();
-start(load, () => clearTimeout(timer));
+const load = keepLoading(fetchNow, show);

@@ -10,7 +10,7 @@ const NUMBERS = [
   ...["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"],
   ...["seed", "max_completion_tokens"],
 ];
-const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1 };
+const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1, max_completion_tokens: "no limit" };
 
 export class Settings {
   #fields = [...byId("settings").querySelectorAll("[name]")];
@@ -35,7 +35,8 @@ export class Settings {
 
   // Shows the defaults in empty fields.
   offerDefaults(models) {
-    const own = models.length === 1 ? (models[0].default_sampling ?? {}) : {};
+    const [model = {}] = models.length === 1 ? models : [];
+    const own = { ...model.default_sampling, max_completion_tokens: model.default_max_tokens };
     for (const field of this.#fields) {
       if (field.name in NEUTRAL) field.placeholder = models.length > 1 ? "default" : String(own[field.name] ?? NEUTRAL[field.name]);
     }

@@ -40,6 +40,37 @@ export function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+// Returns boxes, each with a name, a value, a note and perhaps a class of the value.
+export function tiles(found) {
+  const boxes = found.map(([name, value, note, kind]) => element("div", {}, element("dt", {}, name), element("dd", { class: kind ?? "" }, value), element("dd", { class: "more" }, note)));
+  return element("dl", { class: "tiles" }, ...boxes);
+}
+
+// Returns a table. Each head is a text, and perhaps a class.
+export function table(heads, rows, ...moreHeads) {
+  const head = element("tr", {}, ...heads.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text)), ...moreHeads);
+  return element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
+}
+
+// Returns a group of buttons, of which one is pressed. `choices` are pairs of a value and a text, and `choose(value)` is
+// called when another is pressed.
+export function choice(label, choices, chosen, choose) {
+  const buttons = choices.map(([value, text]) => element("button", { type: "button", value, "aria-pressed": String(value === chosen) }, text));
+  const press = ({ currentTarget: pressed }) => {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
+    choose(pressed.value);
+  };
+  for (const button of buttons) button.addEventListener("click", press);
+  return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+}
+
+// Saves data as a file of the user.
+export function saveAs(name, data) {
+  const url = URL.createObjectURL(data);
+  element("a", { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}
+
 export const numberCell = (text) => element("td", { class: "number" }, text);
 
 // Returns labels at their places on an axis, for its ticks.
@@ -55,13 +86,13 @@ export function words(name) {
   return name.replaceAll("_", " ");
 }
 
+// Returns a time for people, with three significant digits, as the server does in logs and explanations.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   if (seconds === 0) return "0";
-  if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
-  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
-  return `${(seconds / 60).toFixed(1)} min`;
+  const [unit, size] = [["µs", 1e-6], ["ms", 1e-3], ["s", 1]].find(([, size]) => seconds < 999.5 * size) ?? ["min", 60];
+  const value = seconds / size;
+  return `${value < 999.5 ? Number(value.toPrecision(3)) : value.toFixed(0)} ${unit}`;
 }
 
 export function number(value) {
@@ -80,7 +111,7 @@ export function percent(share) {
 }
 
 export function clock(unixMs) {
-  return new Date(unixMs).toLocaleTimeString([], { hour12: false });
+  return new Date(unixMs).toLocaleTimeString([], { hourCycle: "h23" });
 }
 
 // Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, its nanoseconds, and if its causes
@@ -94,11 +125,14 @@ export function phaseSpans(startMs, phases) {
   });
 }
 
-// Returns what a phase took alone, and that with its neighbours, by its causes; nothing where these are not known.
+// Returns what a phase took alone, and that with its neighbours, by its causes; nothing where that is not known.
 export function partsOf(causes) {
   const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0, neighbour_media: media = 0 } = causes;
-  return Object.keys(causes).length ? [alone, alone + decodes + prompts + media] : [];
+  return Object.keys(causes).length && !isAloneUnknown(causes) ? [alone, alone + decodes + prompts + media] : [];
 }
+
+// Returns whether the server could not say yet what a phase with these causes would have taken alone.
+export const isAloneUnknown = ({ alone, not_known_yet: unknown }) => alone === undefined && unknown !== undefined;
 
 // Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with two
 // shares is shaded: what it would have taken alone is solid, what its neighbours added is lighter, the rest is light.

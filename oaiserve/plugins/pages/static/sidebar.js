@@ -1,20 +1,22 @@
 // The list of conversations, by day and with a search. On a phone it is a drawer.
 
-import { asMarkdown, conversations, forget, keep } from "./conversations.js";
+import { asMarkdown, conversations, forget, fromMarkdown, keep } from "./conversations.js";
 import { iconButton } from "./icons.js";
-import { byId, element, phone } from "./show.js";
+import { byId, element, phone, saveAs, showProblem } from "./show.js";
 
 const DAY_MS = 86_400_000;
 const UNDO_MS = 8000;
 
 export class Sidebar {
-  // `page` has the `open` conversation, and `show(conversation)` and `drop()`.
+  // `page` has the `open` conversation, and `show(conversation)`, `begin()` and `drop()`.
   constructor(page) {
     this.page = page;
     byId("search").addEventListener("input", () => this.draw());
     byId("show-sidebar").addEventListener("click", () => this.toggle(true));
     byId("hide-sidebar").addEventListener("click", () => this.toggle(false));
     byId("shade").addEventListener("click", () => this.toggle(false));
+    byId("import-button").addEventListener("click", () => byId("import").click());
+    byId("import").addEventListener("change", () => this.#import([...byId("import").files]));
     phone.addEventListener("change", () => this.toggle(!phone.matches));
     this.toggle(!phone.matches);
   }
@@ -93,6 +95,24 @@ export class Sidebar {
     box.select();
   }
 
+  // Stores and shows exported chats. One that cannot be shown is not stored.
+  async #import(files) {
+    byId("import").value = ""; // so that the same file can be chosen again
+    showProblem("");
+    for (const file of files) {
+      try {
+        const conversation = fromMarkdown(await file.text());
+        this.page.show(conversation);
+        keep(conversation);
+      } catch (error) {
+        this.page.begin();
+        showProblem(`${file.name} cannot be imported: ${error.message}.`);
+      }
+    }
+    this.draw();
+    this.hideDrawer();
+  }
+
   #delete(conversation) {
     const wasOpen = conversation.id === this.page.open.id;
     if (wasOpen) this.page.drop();
@@ -132,7 +152,6 @@ function dayOf(ms) {
 }
 
 function download(conversation) {
-  const url = URL.createObjectURL(new Blob([asMarkdown(conversation)], { type: "text/markdown" }));
-  element("a", { href: url, download: `${conversation.title.replace(/[^\p{L}\p{N} _-]/gu, "").slice(0, 60) || "chat"}.md` }).click();
-  URL.revokeObjectURL(url);
+  const name = conversation.title.replace(/[^\p{L}\p{N} _-]/gu, "").slice(0, 60) || "chat";
+  saveAs(`${name}.md`, new Blob([asMarkdown(conversation)], { type: "text/markdown" }));
 }

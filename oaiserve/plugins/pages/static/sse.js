@@ -8,6 +8,7 @@ const KEY = "oaiserve-api-key";
 export const ROOT = new URL("../../", import.meta.url);
 
 export const pageOf = (requestId) => new URL(`requests/${encodeURIComponent(requestId)}`, ROOT).href;
+export const runPageOf = (runId) => new URL(`runs/${encodeURIComponent(runId)}`, ROOT).href;
 
 // The error that the server sent instead of an answer.
 export class Refused extends Error {
@@ -32,10 +33,13 @@ export function keepKey(key) {
   session.setItem(KEY, key);
 }
 
-// Replaces the error of a network failure, because browsers' messages say little. Aborts stay as they are.
+// Replaces the error of a network failure, because browsers' messages say little, and tells the document, which gets the
+// event `lost`. Aborts stay as they are.
 function worded(promise, message) {
   return promise.catch((error) => {
-    throw error.name === "AbortError" ? error : new Error(message, { cause: error });
+    if (error.name === "AbortError") throw error;
+    document.dispatchEvent(new CustomEvent("lost"));
+    throw new Error(message, { cause: error });
   });
 }
 
@@ -66,6 +70,16 @@ export function askForKey({ message }) {
 // Sends a request, and returns the JSON of its answer, also where a browser would get a page. Throws what `request` does.
 export async function requestJson(path, options = {}) {
   return (await request(path, { ...options, headers: { accept: "application/json" } })).json();
+}
+
+// Returns the JSON of an answer as text, or the server's refusal. Throws it if it asks for a key.
+export async function textOrRefusal(path) {
+  try {
+    return { json: await (await request(path, { headers: { accept: "application/json" } })).text() };
+  } catch (error) {
+    if (!(error instanceof Refused) || error.needsKey) throw error;
+    return { refusal: error };
+  }
 }
 
 // Yields the events of a response as {event, data}, where data is text, and calls `hear` with the text of each comment.

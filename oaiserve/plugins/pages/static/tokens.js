@@ -71,7 +71,7 @@ function marksOf(step, view, partsAt) {
   });
 }
 
-function shade(value, bounds) {
+export function shade(value, bounds) {
   return bounds.filter((bound) => value > bound).length;
 }
 

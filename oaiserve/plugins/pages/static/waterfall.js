@@ -18,14 +18,14 @@ const VIEWS = {
 
 export class Waterfall {
   constructor() {
-    this.openList = element("ol", { id: "open-requests", "aria-label": "Open requests" });
-    this.open = element("div", { class: "waterfall", id: "open", hidden: "" }, this.openList);
+    this.open = element("ol", { id: "open-requests", "aria-label": "Open requests" });
     this.axis = element("div", { class: "track axis" });
     this.list = element("ol", { id: "requests", "aria-label": "Ended requests" });
-    this.all = element("div", { class: "waterfall", id: "waterfall", hidden: "" }, headsOf(this.axis), this.list);
+    this.all = element("div", { class: "waterfall", id: "waterfall", hidden: "" }, headsOf(this.axis), this.open, this.list);
     this.empty = byId("no-requests");
+    this.cut = element("li", {}, element("i", { class: "cut" }), "cut: no requests");
     const phases = PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
-    this.empty.before(this.open, element("ul", { class: "legend", "aria-label": "Phases" }, ...phases), this.all);
+    this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.all);
     this.rows = new Map();
     this.latest = { requests: [], open: [] };
     this.entries = [];
@@ -46,12 +46,11 @@ export class Waterfall {
   show({ requests, open }) {
     this.latest = { requests, open };
     if (this.isPaused) return;
-    for (const list of [this.all, this.open]) list.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
+    this.all.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
     this.entries = requests;
-    this.openList.replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
-    this.open.hidden = open.length === 0;
-    this.all.hidden = requests.length === 0;
+    this.open.replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
     this.empty.hidden = requests.length + open.length > 0;
+    this.all.hidden = !this.empty.hidden;
     this.#draw();
   }
 
@@ -84,6 +83,7 @@ export class Waterfall {
     const ticks = axis.ticks(this.axis.clientWidth);
     this.axis.replaceChildren(...tickLabels(ticks));
     const lines = ticks.map(({ at, isCut }) => `var(--${isCut ? "cut" : "tick"}) ${100 * at}% 0 / ${isCut ? 2 : 1}px 100% no-repeat`);
+    this.cut.hidden = !ticks.some(({ isCut }) => isCut);
     this.all.style.setProperty("--lines", lines.join(", "));
   }
 
@@ -126,7 +126,7 @@ function rowOf(entry, { outcome, tokens, track, time }) {
     { class: "row", "data-request": id, href: pageOf(id) },
     element("span", { class: "quiet" }, clock(receivedNs / 1e6)),
     element("span", { class: "route", title: id }, route.replace(/^\/(v1\/)?/, "")),
-    element("span", { class: "quiet model", title: model }, model.split("/").at(-1)),
+    element("span", { class: "quiet model", title: model }, model),
     element("span", { class: "quiet client", title: client ?? "" }, client ?? "–"),
     outcome,
     tokens,
