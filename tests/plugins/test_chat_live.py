@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+import pytest
+
 from oaiserve.commands.servers import running
 from tests.commands.terminal import END, terminal
 from tests.waiting import wait_until
 
 
+@pytest.mark.plugin("terminal")
 def test_a_chat_has_a_server_while_it_runs_and_shows_where_time_went(small_model: Path) -> None:
     with terminal("chat", str(small_model)) as screen:
         screen.shows(r"(?s)at\s+http://127\.0\.0\.1:\d+\.\s+Ctrl-C .*\n\n> $")
-        (server,) = (each for each in running() if each.model == str(small_model))
+        (server,) = (each for each in running() if each.model == small_model.name)
         screen.types("Hello\r")
         screen.shows(r"(?s)Hello\n.*\n\n> $")
         screen.types("/time\r")

@@ -1,14 +1,16 @@
-"""/v1/files and /v1/batches: requests in a file that are answered while nobody else needs the machine."""
+"""/v1/files, /v1/batches and /v1/messages/batches: requests that are answered while nobody else needs the machine."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin
+from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -18,10 +20,18 @@ if TYPE_CHECKING:
     from oaiserve.routes.door.backend import Backend
 
 
-def _routes(config: Config) -> list[Route]:
-    from oaiserve.plugins.batches import routes
+def _check(config: Config) -> None:
+    path = config.of(StoreOptions).response_store
+    if path is not None:
+        from oaiserve.plugins.batches.store import opened_lock
 
-    return routes.routes()
+        os.close(opened_lock(path))
+
+
+def _routes(config: Config) -> list[Route]:
+    from oaiserve.plugins.batches import message_batches, routes
+
+    return [*routes.routes(), *message_batches.routes()]
 
 
 def with_clock(clock: Callable[[], float]) -> Plugin:
@@ -31,15 +41,14 @@ def with_clock(clock: Callable[[], float]) -> Plugin:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         from oaiserve.plugins.batches.runner import BatchRunner
         from oaiserve.plugins.batches.store import BatchStore
-        from oaiserve.storage.store import StoreLimits
 
         backend: Backend = app.state.backend
-        server = backend.config.server
+        options = backend.config.of(StoreOptions)
         app.state.batches = None
-        if not server.stores_responses:
+        if not options.stores_responses:
             yield
             return
-        store = BatchStore(server.response_store, StoreLimits.of(server))
+        store = BatchStore(options.response_store, options.limits)
         app.state.files = store
         app.state.batches = runner = BatchRunner(app, backend, store, clock)
         running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.
@@ -54,6 +63,8 @@ def with_clock(clock: Callable[[], float]) -> Plugin:
     return Plugin(
         name="batches",
         commands={"batch": Command("Answer all requests of a file, at low priority.", f"{__name__}.command")},
+        options={"Stored responses and files": StoreOptions},
+        check=_check,
         routes=_routes,
         lifespan=lifespan,
         is_in_front=True,

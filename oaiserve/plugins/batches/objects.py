@@ -7,9 +7,11 @@ from io import BytesIO
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import ANTHROPIC_PATH, InternalError, InvalidRequest
 from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.answer.paging import Page
 from oaiserve.routes.answer.sse import one_line
 from oaiserve.routes.intake.body_types import MAX_CHOICES, MAX_INT32, MetadataBody
@@ -22,6 +24,9 @@ Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 GivenPurpose = Literal["batch", "vision", "user_data"]
 GIVEN_PURPOSES: tuple[GivenPurpose, ...] = ("batch", "vision", "user_data")
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+_MESSAGE_RESULTS = {EXPIRED[0]: "expired", CANCELLED[0]: "canceled"}  # by the codes of OpenAI's form
 WINDOW_SECONDS = 24 * 3600
 MOST_LINES = 50_000  # OpenAI's limit
 MOST_BLANK_LINES = 20 * MOST_LINES
@@ -136,8 +141,19 @@ class BatchObject(msgspec.Struct, kw_only=True):
     oaiserve: Estimate | None = None
     object: str = "batch"
 
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether it is a batch of Anthropic's API. Its requests are in a file that no client sees."""
+        return self.endpoint == ANTHROPIC_PATH
+
+    @property
+    def ended_at(self) -> int | None:
+        return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
+
     def end(self, status: Status, now: int) -> None:
         self.status = status
+        if status == "cancelled":
+            self.cancelling_at = now
         setattr(self, f"{status}_at", now)
 
 
@@ -194,6 +210,7 @@ class _Answer(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    headers: dict[str, str] | UnsetType = UNSET  # only what was adapted
 
 
 class _Result(msgspec.Struct):
@@ -203,19 +220,49 @@ class _Result(msgspec.Struct):
     error: dict[str, str] | None
 
 
-def result(batch_id: str, line: Line, status: int, request_id: str, body: bytes) -> bytes:
-    """Return the line of the output with the answer to a request."""
-    answer = _Answer(status, request_id, msgspec.Raw(body))
-    return _written(_Result(f"{batch_id}_req_{line.number}", line.custom_id, answer, None))
+class _MessageResult(msgspec.Struct):
+    """A line of the output in Anthropic's form."""
+
+    custom_id: str
+    result: dict[str, Any]
+    headers: dict[str, str] | UnsetType = UNSET
 
 
-def given_up(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
+class Answered(NamedTuple):
+    """The answer of a route to the request in a line."""
+
+    status: int
+    may_retry: bool  # whether a retry may get another answer
+    request_id: str
+    body: bytes
+    adapted: str = ""  # how the request was adapted, as the header says it
+
+
+def result(batch: BatchObject, line: Line, answered: Answered) -> bytes:
+    """Return the line of the output with the answer to a request. It has a header of the answer, which would be lost
+    otherwise."""
+    status, _, request_id, body, adapted = answered
+    text = msgspec.Raw(body)
+    headers = {HEADER: adapted} if adapted else UNSET
+    if batch.is_of_messages:
+        outcome = {"type": "succeeded", "message": text} if status == 200 else {"type": "errored", "error": text}
+        return _written(_MessageResult(line.custom_id, outcome, headers))
+    answer = _Answer(status, request_id, text, headers)
+    return _written(_Result(f"{batch.id}_req_{line.number}", line.custom_id, answer, None))
+
+
+def given_up(batch: BatchObject, number: int, custom_id: str, code: str, message: str) -> bytes:
     """Return the line of the output for a request that is not answered."""
+    if batch.is_of_messages:
+        outcome: dict[str, Any] = {"type": _MESSAGE_RESULTS.get(code, "errored")}
+        if outcome["type"] == "errored":
+            outcome["error"] = InternalError(message).body(ANTHROPIC_PATH)
+        return _written(_MessageResult(custom_id, outcome))
     error = {"code": code, "message": message}
-    return _written(_Result(f"{batch_id}_req_{number}", custom_id, None, error))
+    return _written(_Result(f"{batch.id}_req_{number}", custom_id, None, error))
 
 
-def _written(result: _Result) -> bytes:
+def _written(result: _Result | _MessageResult) -> bytes:
     return one_line(msgspec.json.encode(result)) + b"\n"
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
+from oaiserve.errors import BodyTooLarge, NotFound, Overloaded, UnsupportedMedia
 from oaiserve.http.refusals import STORED_BYTE_NS, STORED_NS
 from oaiserve.plugins.batches.form import UploadForm
 from oaiserve.plugins.batches.objects import (
@@ -28,7 +28,7 @@ from oaiserve.plugins.batches.objects import (
     LineErrors,
     LineReader,
 )
-from oaiserve.plugins.batches.runner import BatchRunner
+from oaiserve.plugins.batches.state import runner_of
 from oaiserve.plugins.batches.store import PIECE_BYTES, Owned
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.paging import AnyPage, page_of
@@ -67,7 +67,7 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
 async def upload(request: Request) -> Response:
     """Answer with the file. Its content is written to the disk as it arrives. While other clients' requests are open,
     many uploads of one client are held back."""
-    runner = _runner(request)
+    runner = runner_of(request)
     store = runner.store
     owner = request.state.owner
     client = request.state.client
@@ -116,7 +116,7 @@ async def upload(request: Request) -> Response:
 @Operation(summary="The files.", group="Batches", answer=FilePage, query=(LIMIT, AFTER, PURPOSE))
 async def list_files(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER, PURPOSE))
-    newest = partial(_runner(request).store.files, request.state.owner, query["purpose"])
+    newest = partial(runner_of(request).store.files, request.state.owner, query["purpose"])
     return await _page(FilePage, query, newest)
 
 
@@ -128,13 +128,13 @@ async def retrieve_file(request: Request) -> Response:
 @Operation(summary="The content of a file.", group="Batches", answer="application/octet-stream", errors=(NotFound,))
 async def file_content(request: Request) -> Response:
     _, number = await _file(request)
-    return StreamingResponse(_runner(request).store.content(number), media_type="application/octet-stream")
+    return StreamingResponse(runner_of(request).store.content(number), media_type="application/octet-stream")
 
 
 @Operation(summary="Delete a file.", group="Batches", answer=Deleted, errors=(NotFound,))
 async def delete_file(request: Request) -> Response:
     file, _ = await _file(request)
-    await _runner(request).store.delete_file(request.state.owner, file.id)
+    await runner_of(request).store.delete_file(request.state.owner, file.id)
     return json_response(Deleted(file.id, "file"))
 
 
@@ -147,10 +147,12 @@ async def delete_file(request: Request) -> Response:
 )
 async def create(request: Request) -> Response:
     """Answer with the batch and its estimated cost. A file with wrong lines makes a failed batch."""
-    runner = _runner(request)
+    runner = runner_of(request)
     state = request.state
     now = int(time.time())
-    body = await read_without_engine(request, runner.backend.received_bytes, runner.backend.body_limit, BatchBody)
+    backend = runner.backend
+    adaptations = Adaptations()
+    body = await read_without_engine(request, backend.received_bytes, backend.body_limit, BatchBody, adaptations.note)
     check_metadata(body.metadata or {})
     file = await runner.store.file(state.owner, body.input_file_id)
     if file is None:
@@ -165,7 +167,7 @@ async def create(request: Request) -> Response:
     )
     owned = Owned(batch, state.owner, file[1])
     async with runner.readers:
-        reader = LineReader(body.endpoint, runner.backend.body_limit)
+        reader = LineReader(body.endpoint, backend.body_limit)
         async for part in runner.store.content(owned.file):
             await run_in_threadpool(reader.feed, part)
             if reader.is_done:
@@ -180,7 +182,7 @@ async def create(request: Request) -> Response:
             batch.oaiserve = await runner.estimate(owned, lines)
         batch.request_counts = Counts(len(lines))
         await runner.store.add_batch(owned, lines)
-    answer = json_response(batch)
+    answer = json_response(batch, headers=adaptations.headers())
     if lines:
         runner.added()
     return answer
@@ -189,7 +191,7 @@ async def create(request: Request) -> Response:
 @Operation(summary="The batches.", group="Batches", answer=BatchPage, query=(LIMIT, AFTER))
 async def list_batches(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER))
-    return await _page(BatchPage, query, partial(_runner(request).store.batches, request.state.owner))
+    return await _page(BatchPage, query, partial(runner_of(request).store.batches, request.state.owner))
 
 
 @Operation(summary="A batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
@@ -200,7 +202,7 @@ async def retrieve(request: Request) -> Response:
 @Operation(summary="Cancel a batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
 async def cancel(request: Request) -> Response:
     """Answer with the ended batch. The answers up to now stay in its output."""
-    await _runner(request).cancel(Owned(await _batch(request), request.state.owner))
+    await runner_of(request).cancel(Owned(await _batch(request), request.state.owner))
     return json_response(await _batch(request))
 
 
@@ -213,7 +215,7 @@ async def cancel(request: Request) -> Response:
 )
 async def answers(request: Request) -> Response:
     after = read_query(request.query_params, (DONE_AFTER,))[DONE_AFTER.name] or 0
-    content, end = await _runner(request).store.done_lines((await _batch(request)).id, after)
+    content, end = await runner_of(request).store.done_lines((await _batch(request)).id, after)
     return Response(content, media_type="application/jsonl", headers={"x-after": str(end)})
 
 
@@ -235,16 +237,9 @@ def routes() -> list[Route]:
     ]
 
 
-def _runner(request: Request) -> BatchRunner:
-    runner: BatchRunner | None = request.app.state.batches
-    if runner is None:
-        raise InvalidRequest("This server has no files and no batches, as it runs with --response-store-number 0.")
-    return runner
-
-
 async def _file(request: Request) -> tuple[FileObject, int]:
     file_id = request.path_params["file_id"]
-    file = await _runner(request).store.file(request.state.owner, file_id)
+    file = await runner_of(request).store.file(request.state.owner, file_id)
     if file is None:
         raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
     return file
@@ -252,8 +247,8 @@ async def _file(request: Request) -> tuple[FileObject, int]:
 
 async def _batch(request: Request) -> BatchObject:
     batch_id = request.path_params["batch_id"]
-    batch = await _runner(request).store.batch(request.state.owner, batch_id)
-    if batch is None:
+    batch = await runner_of(request).store.batch(request.state.owner, batch_id)
+    if batch is None or batch.is_of_messages:
         raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
     return batch
 

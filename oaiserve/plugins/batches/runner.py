@@ -27,8 +27,9 @@ from oaiserve.explain.step_cost import Load
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.fair_turns import LARGE_BYTES
-from oaiserve.plugins.batches.objects import Estimate, Line, request_of, result, usage_of
+from oaiserve.plugins.batches.objects import CANCELLED, EXPIRED, Answered, Estimate, Line, request_of, result, usage_of
 from oaiserve.plugins.batches.store import BatchStore, Owned, Result
+from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.middleware import Errors, request_ids
 
@@ -46,8 +47,6 @@ BYTES_PER_TOKEN = 4  # assumed if no line is counted
 MOST_UNDER_WAY_BYTES = 32 * 2**20  # bytes of lines, unless there is only one
 MOST_READERS = 4  # readers of files, for batches that begin
 PROMPT_ROWS = 256  # rows of a step of prompts, for an estimate
-EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
-CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
 
 
 @dataclass(slots=True, eq=False)
@@ -188,20 +187,20 @@ class BatchRunner:
         if not (request := await self._request(owned, line)):
             return  # The batch has ended during that time.
         while True:
-            status, retries, request_id, body = await self._ask(batch.endpoint, request, owned, is_background=True)
+            answered = await self._ask(batch.endpoint, request, owned, is_background=True)
             if task is not None and task.cancelling():  # The route has turned the cancellation into an answer.
                 return
-            if not retries or num_unavailable == RETRIES:
+            if not answered.may_retry or num_unavailable == RETRIES:
                 break
             # A server that ends leaves the line to the next one, and the limits of a key come to an end.
-            num_unavailable += status == Unavailable.status and self._engine.is_ready
+            num_unavailable += answered.status == Unavailable.status and self._engine.is_ready
             num_refused += 1
             await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
-        usage = usage_of(body) if status == 200 else None
-        answered = Result(line.number, result(batch.id, line, status, request_id, body), usage)
+        usage = usage_of(answered.body) if answered.status == 200 else None
+        done = Result(line.number, result(batch, line, answered), usage)
         while True:
             try:
-                return await self.store.put(owned, answered)
+                return await self.store.put(owned, done)
             except Unavailable:  # The store has logged the reason.
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -219,11 +218,11 @@ class BatchRunner:
                 return request_of(text)
             return b""
 
-    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
-        """Return the status of an answer, whether a retry may get another one, its request's id, and its body."""
+    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> Answered:
         parts: list[bytes] = []
         status = 0
         retries = False
+        adapted = b""
         is_asked = False
 
         async def receive() -> Message:
@@ -241,9 +240,10 @@ class BatchRunner:
             parts[:] = [msgspec.json.encode(error.body(path))]
 
         async def send(message: Message) -> None:
-            nonlocal status, retries
+            nonlocal status, retries, adapted
             if message["type"] == "http.response.start":
                 status = message["status"]
+                adapted = dict(message["headers"]).get(HEADER.encode(), b"")
                 is_final = (b"x-should-retry", b"false") in message["headers"]
                 retries = status in (Overloaded.status, Unavailable.status) and not is_final
             parts.append(message.get("body", b""))
@@ -257,11 +257,11 @@ class BatchRunner:
             key = self.backend.keys.of_digest(bytes.fromhex(owned.owner))
             if key is None:
                 error = Unauthorized("The API key of this batch is not valid any more.")
-                return error.status, False, ids["request_id"], msgspec.json.encode(error.body(path))
+                return Answered(error.status, False, ids["request_id"], msgspec.json.encode(error.body(path)))
             ids |= {"key": key, "key_name": key.name, "client": key.name}
         scope["state"] = ids | {"send": send, "is_background": is_background}
         await self._answer_to(scope, receive, send)
-        return status, retries, ids["request_id"], b"".join(parts)
+        return Answered(status, retries, ids["request_id"], b"".join(parts), adapted.decode("latin-1"))
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
         """Return the cost of these lines. The prompts of some are counted, and the others are estimated by their
@@ -278,9 +278,9 @@ class BatchRunner:
                 content = msgspec.json.encode(body)
             except (ValueError, RecursionError):  # The route will refuse it.
                 continue
-            status, _, _, answer = await self._ask(path, content, owned, is_background=False)
-            if status == 200:
-                counts = msgspec.json.decode(answer)
+            answered = await self._ask(path, content, owned, is_background=False)
+            if answered.status == 200:
+                counts = msgspec.json.decode(answered.body)
                 num_tokens += counts.get("count", counts.get("input_tokens", 0))
                 num_bytes += line.num_bytes
         all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # 50,000 lines take milliseconds.

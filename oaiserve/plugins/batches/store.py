@@ -12,8 +12,9 @@ import fcntl
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 from uuid import uuid4
@@ -27,7 +28,8 @@ from oaiserve.plugins.batches.tables import SCHEMA
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.private import FILE_MODE
-from oaiserve.storage.store import Store, StoreLimits, on_thread, reported
+from oaiserve.storage.store import Store, on_thread, reported
+from oaiserve.storage.store_options import StoreLimits
 
 T = TypeVar("T")
 PIECE_BYTES = 2**18  # bytes of a file's content that are read at once
@@ -37,8 +39,10 @@ ROW_BYTES = 1024  # charged for a file or a batch in addition to its content
 LINE_BYTES = 256  # charged for each line of a batch
 MOST_OPEN_BATCHES = 100  # limit for each owner
 MOST_ARRIVING = 64  # files at once
+MESSAGE_BATCHES = "msgbatch_"  # the beginning of ids of batches of messages
 NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
 
+_OF_MESSAGES = f"id GLOB '{MESSAGE_BATCHES}*'"  # condition on a batch
 _UNREAD = "number NOT IN (SELECT file FROM stored_batches WHERE is_open)"  # condition on a file
 
 _NEXT_LINES = (
@@ -63,6 +67,16 @@ class Result(NamedTuple):
     usage: BatchUsage | None  # None: the request has failed
 
 
+def opened_lock(path: Path) -> int:
+    """Return a descriptor of the file whose lock decides which process computes batches. Raises StartupError."""
+    try:
+        return os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
+    except OSError as error:
+        raise StartupError(
+            f"'{path}-batches', next to --response-store, cannot be opened: {error.strerror}."
+        ) from error
+
+
 class BatchStore(Store):
     """Files and batches by owner, in the file of responses, or in a temporary file if there is no path.
 
@@ -75,15 +89,7 @@ class BatchStore(Store):
         super().__init__(connection, "batch-store", limits)
         self._folder = None if path is None else str(path.parent)
         self._commits = GroupCommit(self._thread, self._put_all)
-        try:
-            if path is None:
-                self._lock = None
-            else:
-                self._lock = os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
-        except OSError as error:
-            raise StartupError(
-                f"'{path}-batches', next to --response-store, cannot be opened: {error.strerror}."
-            ) from error
+        self._lock = None if path is None else opened_lock(path)
         self.is_shared = path is not None  # Other processes may have opened the file, too.
         self._computes = self._lock is None
         # Files that are still arriving. Each has its own descriptor.
@@ -151,15 +157,12 @@ class BatchStore(Store):
     def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
         """Return an owner's files that follow the one with the id `after`, newest first. Raises NotFound if there is
         none."""
-        return self._page(FileObject, "stored_files", owner, limit, after, purpose)
+        only = {} if purpose is None else {"purpose": purpose}
+        return self._page(FileObject, "stored_files", owner, limit, after, only=only)
 
-    async def content(self, file: int) -> AsyncIterator[bytes]:
-        """Yield the content of the file with this number, in parts. It ends early if the file is deleted."""
-        after: int | None = 0
-        while after is not None:
-            part, after = await self._content(file, after)
-            if part:
-                yield part
+    def content(self, file: int) -> AsyncIterator[bytes]:
+        """Return the content of the file with this number, in parts. It ends early if the file is deleted."""
+        return _parts(partial(self._content, file))
 
     @on_thread
     def slice(self, file: int, start: int, num_bytes: int) -> bytes:
@@ -187,23 +190,28 @@ class BatchStore(Store):
                 return
             self._drop_old()
             self._check_room(owner, self._file_bytes(file))
-            number = self._insert_file(owner, file, self._file_bytes(file))
-            content.seek(0)
-            for start in range(0, file.bytes, PIECE_BYTES):
-                piece = content.read(PIECE_BYTES)
-                self._connection.execute("INSERT INTO file_pieces VALUES (?, ?, ?)", (number, start, piece))
+            self._insert_content(self._insert_file(owner, file, self._file_bytes(file)), content)
+
+    def _insert_content(self, file: int, content: IO[bytes]) -> None:
+        content.seek(0)
+        start = 0
+        while piece := content.read(PIECE_BYTES):
+            self._connection.execute("INSERT INTO file_pieces VALUES (?, ?, ?)", (file, start, piece))
+            start += PIECE_BYTES
 
     def _file_bytes(self, file: FileObject) -> int:
         return file.bytes + len(file.filename.encode()) + ROW_BYTES
 
     def _insert_file(
         self, owner: str, file: FileObject, num_bytes: int, batch: str | None = None, failed: bool | None = None
-    ) -> int | None:
-        return self._connection.execute(
+    ) -> int:
+        number = self._connection.execute(
             "INSERT INTO stored_files (owner, id, created_at, purpose, num_bytes, object, batch, failed)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (owner, file.id, self._clock(), file.purpose, num_bytes, msgspec.json.encode(file), batch, failed),
         ).lastrowid
+        assert number is not None
+        return number
 
     @on_thread
     def delete_file(self, owner: str, file_id: str) -> bool:
@@ -223,8 +231,12 @@ class BatchStore(Store):
                     execute("UPDATE stored_batches SET num_bytes = num_bytes - ? WHERE id = ?", (num_bytes, batch))
                 execute("UPDATE stored_files SET is_deleted = 1 WHERE number = ?", (number,))
             self._drop_deleted()
-        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # Otherwise the log next to the file would still have the content.
+        self._empty_log()
         return bool(files)
+
+    def _empty_log(self) -> None:
+        """Empty the log next to the file, which would otherwise still have what was deleted."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _drop_deleted(self) -> None:
         self._connection.execute(f"DELETE FROM stored_files WHERE is_deleted AND {_UNREAD}")
@@ -264,7 +276,35 @@ class BatchStore(Store):
     def batches(self, owner: str, limit: int, after: str | None) -> list[BatchObject]:
         """Return an owner's batches that follow the one with the id `after`, newest first. Raises NotFound if there is
         none."""
-        return self._page(BatchObject, "stored_batches", owner, limit, after)
+        return self._page(BatchObject, "stored_batches", owner, limit, after, only={_OF_MESSAGES: False})
+
+    @on_thread
+    def message_batches(self, owner: str, limit: int, after: str | None, before: str | None) -> list[BatchObject]:
+        """Return an owner's batches of messages, newest first: those that follow the one with the id `after`, or that
+        precede the one with the id `before`. Raises NotFound if there is none."""
+        return self._page(BatchObject, "stored_batches", owner, limit, after, before=before, only={_OF_MESSAGES: True})
+
+    def message_results(self, batch_id: str) -> AsyncIterator[bytes]:
+        """Return the answers of a batch in the order of its requests, in parts."""
+        return _parts(partial(self._message_results, batch_id))
+
+    @on_thread
+    def _message_results(self, batch_id: str, after: int) -> tuple[bytes, int | None]:
+        """Return the answers after a line's number, and the value of `after` for the next ones, or None."""
+        query = "SELECT number, result FROM stored_lines WHERE batch = ? AND number > ? ORDER BY number"
+        number, results = self._results(query, batch_id, after)
+        return b"".join(results), number
+
+    @on_thread
+    def delete_batch(self, owner: str, batch_id: str) -> bool:
+        """Delete a batch with its answers, and return whether it was there and had ended."""
+        with database.transaction(self._connection):
+            query = "DELETE FROM stored_batches WHERE owner = ? AND id = ? AND NOT is_open"
+            is_deleted = bool(self._connection.execute(query, (owner, batch_id)).rowcount)
+            if is_deleted:
+                self._connection.execute("DELETE FROM stored_lines WHERE batch = ?", (batch_id,))
+        self._empty_log()
+        return is_deleted
 
     @on_thread
     def next_lines(self, batch_id: str, after: int) -> list[Line]:
@@ -298,13 +338,13 @@ class BatchStore(Store):
         return [Owned(msgspec.json.decode(row, type=BatchObject), owner, file) for row, owner, file in rows]
 
     @on_thread
-    def add_batch(self, owned: Owned, lines: list[Line]) -> None:
-        """Store a batch with its lines, unless a server that ended before it could answer has stored it. Raises
-        InvalidRequest if there is no room, Overloaded if the owner has too many open batches, and NotFound if its file
-        has been deleted."""
+    def add_batch(self, owned: Owned, lines: list[Line], content: IO[bytes] | None = None) -> None:
+        """Store a batch with its lines, unless a server that ended before it could answer has stored it. Their text is
+        in its file, or else `content`, which no list of files has. Raises InvalidRequest if there is no room,
+        Overloaded if the owner has too many open batches, and NotFound if its file has been deleted."""
         batch, owner, file = owned
-        content = msgspec.json.encode(batch)
-        num_bytes = len(content) + ROW_BYTES + sum(LINE_BYTES + 2 * len(line.custom_id.encode()) for line in lines)
+        row = msgspec.json.encode(batch)
+        num_bytes = len(row) + ROW_BYTES + sum(LINE_BYTES + 2 * len(line.custom_id.encode()) for line in lines)
         with database.transaction(self._connection):
             if self._has("stored_batches", owner, batch.id):
                 return
@@ -317,18 +357,34 @@ class BatchStore(Store):
                         "Wait for one to end, or cancel some.",
                         retry_after_seconds=60,
                     )
-                if not self._all("SELECT 1 FROM stored_files WHERE number = ? AND NOT is_deleted", file):
+            if content is not None:
+                file = self._insert_hidden(owned, num_bytes, content)
+            else:
+                query = "SELECT 1 FROM stored_files WHERE number = ? AND NOT is_deleted"
+                if lines and not self._all(query, file):
                     raise NotFound("The input file was deleted meanwhile.", param="input_file_id")
-            self._check_room(owner, num_bytes, "input_file_id")
+                self._check_room(owner, num_bytes, "input_file_id")
             self._connection.execute(
                 "INSERT INTO stored_batches (owner, id, created_at, is_open, file, num_bytes, object)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (owner, batch.id, self._clock(), bool(lines), file, num_bytes, content),
+                (owner, batch.id, self._clock(), bool(lines), file, num_bytes, row),
             )
             self._connection.executemany(
                 "INSERT INTO stored_lines (batch, number, custom_id, start, num_bytes) VALUES (?, ?, ?, ?, ?)",
                 ((batch.id, *line[:4]) for line in lines),
             )
+
+    def _insert_hidden(self, owned: Owned, num_bytes: int, content: IO[bytes]) -> int:
+        """Store the requests of a batch, which itself takes `num_bytes`. They count as a deleted file, which goes when
+        the batch has ended. Return its number. Raises InvalidRequest if there is no room."""
+        size = content.seek(0, os.SEEK_END)
+        self._check_room(owned.owner, num_bytes + size + ROW_BYTES, "requests")
+        name = owned.batch.id
+        file = FileObject(id=name, bytes=size, created_at=int(self._clock()), filename=name, purpose="batch")
+        number = self._insert_file(owned.owner, file, size + ROW_BYTES)
+        self._insert_content(number, content)
+        self._connection.execute("UPDATE stored_files SET is_deleted = 1 WHERE number = ?", (number,))
+        return number
 
     def _put_all(self, waiting: list[tuple[Owned, Result]]) -> None:
         batches = {owned.batch.id: owned.batch for owned, _ in waiting}
@@ -338,7 +394,7 @@ class BatchStore(Store):
                 for owned, answered in waiting:
                     result = answered
                     if not self._has_room(taken, owned.owner, len(answered.content)):
-                        result = self._without_room(owned.batch.id, answered)
+                        result = self._without_room(owned.batch, answered)
                     taken[owned.owner] = taken.get(owned.owner, 0) + len(result.content)
                     self._put(owned.batch, result)
                 for batch in batches.values():
@@ -348,11 +404,11 @@ class BatchStore(Store):
                 self._read_counts(batch)
             raise
 
-    def _without_room(self, batch_id: str, answered: Result) -> Result:
+    def _without_room(self, batch: BatchObject, answered: Result) -> Result:
         """Return the error that replaces an answer. Room for it was counted when the batch was added."""
         query = "SELECT custom_id FROM stored_lines WHERE batch = ? AND number = ?"
-        for (custom_id,) in self._all(query, batch_id, answered.number):
-            return Result(answered.number, given_up(batch_id, answered.number, custom_id, *NO_ROOM), None)
+        for (custom_id,) in self._all(query, batch.id, answered.number):
+            return Result(answered.number, given_up(batch, answered.number, custom_id, *NO_ROOM), None)
         return answered  # The batch has ended, and its answers were deleted.
 
     def _read_counts(self, batch: BatchObject) -> bool:
@@ -401,45 +457,76 @@ class BatchStore(Store):
             if not self._read_counts(batch):
                 return False
             number = 0
+            num_failed = batch.request_counts.failed
             while lines := self._all(_NEXT_LINES, batch.id, number, PAGE_LINES):
                 for number, custom_id, *_ in lines:
-                    self._put(batch, Result(number, given_up(batch.id, number, custom_id, code, message), None))
-            for failed, name in enumerate(("output_file_id", "error_file_id")):
-                ((num_lines, num_bytes),) = self._all(
-                    "SELECT count(*), sum(length(result)) FROM stored_lines WHERE batch = ? AND failed = ?",
-                    *(batch.id, failed),
-                )
-                if num_lines:
-                    file_id = f"file-{uuid4().hex}"
-                    filename = f"{batch.id}_{name[:-8]}.jsonl"
-                    file = FileObject(
-                        id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"
-                    )
-                    self._insert_file(owned.owner, file, ROW_BYTES, batch.id, bool(failed))
-                    setattr(batch, name, file_id)
+                    self._put(batch, Result(number, given_up(batch, number, custom_id, code, message), None))
+            # These lines are in the file of errors, but only an expired batch of OpenAI's API counts them as failed.
+            if status == "cancelled" or batch.is_of_messages:
+                batch.request_counts.failed = num_failed
+            if not batch.is_of_messages:
+                self._insert_outputs(owned, now)
             batch.end(status, now)
             self._write(batch)
             self._connection.execute("UPDATE stored_batches SET is_open = 0 WHERE id = ?", (batch.id,))
             self._drop_deleted()
         return True
 
+    def _insert_outputs(self, owned: Owned, now: int) -> None:
+        """Make the files of a batch whose content is its answers and its errors, if it has any."""
+        batch = owned.batch
+        for failed, name in enumerate(("output_file_id", "error_file_id")):
+            ((num_lines, num_bytes),) = self._all(
+                "SELECT count(*), sum(length(result)) FROM stored_lines WHERE batch = ? AND failed = ?",
+                *(batch.id, failed),
+            )
+            if num_lines:
+                file_id = f"file-{uuid4().hex}"
+                filename = f"{batch.id}_{name[:-8]}.jsonl"
+                file = FileObject(
+                    id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"
+                )
+                self._insert_file(owned.owner, file, ROW_BYTES, batch.id, bool(failed))
+                setattr(batch, name, file_id)
+
     def _has(self, table: str, owner: str, name: str) -> bool:
         return bool(self._all(f"SELECT 1 FROM {table} WHERE owner = ? AND id = ?", owner, name))
 
     def _page(
-        self, kind: type[T], table: str, owner: str, limit: int, after: str | None, purpose: str | None = None
+        self,
+        kind: type[T],
+        table: str,
+        owner: str,
+        limit: int,
+        after: str | None,
+        *,
+        before: str | None = None,
+        only: Mapping[str, object],
     ) -> list[T]:
+        """Return a page of the items with these values of expressions, newest first. Raises NotFound if there is no
+        item `after` or `before`."""
         values: tuple[object, ...] = (owner, self._oldest())
         there = f"FROM {table} WHERE owner = ? AND "
         there += "(is_open OR created_at > ?)" if table == "stored_batches" else "created_at > ? AND NOT is_deleted"
-        if after is not None:
-            places = self._all(f"SELECT number {there} AND id = ?", *values, after)
+        if (edge := after if before is None else before) is not None:
+            places = self._all(f"SELECT number {there} AND id = ?", *values, edge)
             if not places:
                 raise NotFound("There is no such item.")
-            there = f"{there} AND number < ?"
+            there = f"{there} AND number {'<' if before is None else '>'} ?"
             values = (*values, *places[0])
-        if purpose is not None:
-            there = f"{there} AND purpose = ?"
-            values = (*values, purpose)
-        rows = self._all(f"SELECT object {there} ORDER BY number DESC LIMIT ?", *values, limit)
-        return [msgspec.json.decode(row, type=kind) for (row,) in rows]
+        there += "".join(f" AND ({expression}) = ?" for expression in only)
+        values = (*values, *only.values())
+        order = "DESC" if before is None else "ASC"
+        rows = self._all(f"SELECT object {there} ORDER BY number {order} LIMIT ?", *values, limit)
+        items = [msgspec.json.decode(row, type=kind) for (row,) in rows]
+        return items if before is None else items[::-1]
+
+
+async def _parts(read: Callable[[int], Awaitable[tuple[bytes, int | None]]]) -> AsyncIterator[bytes]:
+    """Yield parts. `read` takes the place after which a part begins, and returns it with the next such place, or
+    None."""
+    after: int | None = 0
+    while after is not None:
+        part, after = await read(after)
+        if part:
+            yield part

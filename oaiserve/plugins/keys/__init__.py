@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oaiserve.plugin import Command, Plugin
+from oaiserve.plugin import Command, Plugin, StartupError
+from oaiserve.plugins.keys.options import KeysOptions
+from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -20,22 +23,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _file(config: Config) -> Path | None:
+    """Return the file with the keys, or None for a server without stored keys."""
+    if not config.of(KeysOptions).stored_keys:
+        return None
+    file = config.of(StoreOptions).response_store
+    if file is None:
+        raise StartupError("--stored-keys needs --response-store, whose file has the keys.")
+    return file
+
+
 def _check(config: Config) -> None:
     from oaiserve.plugins.keys.key_table import KeyTable
 
-    file = config.server.response_store
-    if not config.server.stored_keys or file is None:
-        return
-    KeyTable(file).close()
+    if (file := _file(config)) is not None:
+        KeyTable(file).close()
 
 
 def _keys(config: Config) -> KeyStore | None:
     from oaiserve.plugins.keys.key_store import KeyStore
     from oaiserve.plugins.keys.key_table import KeyTable
 
-    if not config.server.stored_keys or config.server.response_store is None:
+    if (file := _file(config)) is None:
         return None
-    return KeyStore(KeyTable(config.server.response_store))
+    return KeyStore(KeyTable(file))
 
 
 def _routes(config: Config) -> list[Route]:
@@ -43,7 +54,7 @@ def _routes(config: Config) -> list[Route]:
 
     from oaiserve.plugins.keys import routes
 
-    return [Route("/admin/keys", routes.list_keys if config.server.stored_keys else routes.closed_route)]
+    return [Route("/admin/keys", routes.list_keys if config.of(KeysOptions).stored_keys else routes.closed_route)]
 
 
 @asynccontextmanager
@@ -55,7 +66,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     if any(isinstance(source, KeyStore) and not source.valid() for source in sources):
         logger.warning(
             "There are no stored keys yet. To create one: oaiserve keys add NAME --response-store '%s'",
-            backend.config.server.response_store,
+            backend.config.of(StoreOptions).response_store,
         )
     yield
 
@@ -63,6 +74,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 plugin = Plugin(
     name="keys",
     commands={"keys": Command("Create, list, limit and revoke API keys.", f"{__name__}.command")},
+    options={"Stored responses and files": StoreOptions, "Stored keys": KeysOptions},
     check=_check,
     keys=_keys,
     routes=_routes,

@@ -17,7 +17,7 @@ from oaiserve.routes.intake.body_types import (
     TemplateKwargs,
     ThinkingBudget,
 )
-from oaiserve.routes.intake.object_types import Effort, Integer, NonEmpty, Schema, Strict, TextPart, described
+from oaiserve.routes.intake.object_types import Effort, Integer, NonEmpty, Schema, Strict, described
 
 
 class ToolResultBlock(msgspec.Struct):
@@ -45,6 +45,7 @@ class Turn(msgspec.Struct, kw_only=True):
     clear_at: Annotated[
         str | None, described("With the role system: next_user_message leaves it out once the user has said more.")
     ] = None
+    output_config: Annotated[dict[str, Any] | None, described("Is left out: the request's holds for all turns.")] = None
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):
@@ -75,10 +76,18 @@ class ThinkingOptions(msgspec.Struct, kw_only=True):
     ] = None
 
 
-class JSONFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class SystemText(msgspec.Struct, kw_only=True):
+    """A text of the system."""
+
+    text: str
+    type: Literal["text", None] = None
+
+
+class JSONFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """JSON by a schema."""
 
     schema: Schema
+    type: Literal["json_schema", None] = None
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
@@ -90,7 +99,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 Model = Annotated[str, described("Name of the model.")]
 Turns = Annotated[list[Turn], described("The conversation so far.", minItems=1)]
-System = Annotated[str | list[TextPart] | None, described("The system's message, before all others.")]
+System = Annotated[str | list[SystemText] | None, described("The system's message, before all others.")]
 Offered = Annotated[list[MessagesTool] | None, described("The tools that the model may call.", maxItems=MAX_TOOLS)]
 Choice = Annotated[MessagesToolChoice | None, described("Whether to call tools. Default: auto.")]
 Thinking = Annotated[ThinkingOptions | None, described("How the model reasons. Default: in its own way.")]

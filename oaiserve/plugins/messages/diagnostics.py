@@ -47,10 +47,10 @@ def diagnostics_of(reuse: PromptReuse) -> Diagnostics | None:
     if (compared := reuse.by_prompt.get(0)) is None:
         return Diagnostics()
     if not reuse.is_known:
-        return Diagnostics(CacheMissReason("previous_message_not_found"))
+        return Diagnostics(CacheMissReason("unavailable" if reuse.is_one_of_several else "previous_message_not_found"))
     if compared.change is None:
         return None
     kind = _TYPES.get(compared.change.reason)
-    if kind is None:  # The prompt is the same, and its blocks were evicted, for example.
+    if kind is None:  # For example, its blocks were evicted, or another replica has them.
         return Diagnostics(CacheMissReason("unavailable"))
     return Diagnostics(CacheMissReason(kind, compared.num_missed))

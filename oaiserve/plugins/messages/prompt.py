@@ -17,11 +17,13 @@ from oaiserve.plugins.messages.body import (
     CountTokensBody,
     MessagesBody,
     MessagesTool,
+    SystemText,
     ThinkingOptions,
     ToolResultBlock,
     Turn,
 )
 from oaiserve.routes.adaptations import Note
+from oaiserve.routes.chat.contents import ONE_PART, WITHOUT_TYPE
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.foreign import LEFT_OUT, NOT_READ, is_unread, name_of, text_of
 from oaiserve.routes.chat.history import BEFORE_SUMMARY, Placed, prompt_of
@@ -29,13 +31,15 @@ from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import Kind, Tools, tools_of
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake.invalid import converted, invalid, show
-from oaiserve.routes.intake.media import MediaReader, first_asked
+from oaiserve.routes.intake.last_turn import first_asked
+from oaiserve.routes.intake.media import MediaReader
 from oaiserve.routes.intake.object_types import Function, ImageBlock, TextPart
 from oaiserve.routes.intake.parameters import integer
 
 Message = dict[str, Any]
 Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_TEXTS = ("text", "document", "search_result")  # types of blocks whose text is all that they say
 MIN_BUDGET = 1024  # Anthropic's
 
 
@@ -96,19 +100,23 @@ def check_thinking(thinking: ThinkingOptions | None, max_tokens: int | None) -> 
 
 
 def chat_messages(
-    system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, note: Note
+    system: str | Sequence[SystemText] | None, turns: Sequence[Turn], media: MediaReader, note: Note
 ) -> list[Placed]:
     """Return the messages of chat with their places. The last one is the assistant's only if it has calls, or a text to
     continue."""
     if not turns:
         raise invalid("messages", "must hold at least one turn")
     history = _History(media, note)
-    for text in [system] if isinstance(system, str) else [part.text for part in system or []]:
-        if text:
-            history.say("system", text, "system")
+    for number, part in enumerate([SystemText(text=system, type="text")] if isinstance(system, str) else system or []):
+        if part.type is None:
+            note(f"system[{number}]", WITHOUT_TYPE)
+        if part.text:
+            history.say("system", part.text, "system")
     last_of_user = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
     first_question = first_asked([turn.role for turn in turns])
     for number, turn in enumerate(turns):
+        if turn.output_config:
+            note(f"messages[{number}].output_config", "is left out: the request's holds for all turns")
         if turn.clear_at != "next_user_message" or number > last_of_user:
             history.add_turn(turn, f"messages[{number}]", is_asked=turn.role == "user" and number >= first_question)
     return history.ended()
@@ -128,6 +136,8 @@ class _History:
             content = [{"type": "text", "text": turn.content}]
         else:
             content = turn.content or []
+            if turn.content is None:
+                self._note(f"{where}.content", "is missing, and read as empty")
         places = (f"{where}.content[{number}]" for number in range(len(content)))
         placed = [
             (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(content, places, strict=True)
@@ -150,9 +160,13 @@ class _History:
         if kind.endswith("tool_result"):
             self._add_result(converted(ToolResultBlock, block, where), block, where)
         elif kind.endswith("tool_use") and role == "assistant":
-            if isinstance(block.get("input"), str):
+            arguments = block.get("input")
+            if isinstance(arguments, str):
                 self._note(f"{where}.input", "is read as JSON")
-            function = {"name": block.get("name"), "arguments": block.get("input")}
+            elif arguments is None:
+                self._note(f"{where}.input", "is missing, and read as empty")
+                arguments = {}
+            function = {"name": block.get("name"), "arguments": arguments}
             call = {"id": block.get("id"), "type": "function", "function": function}
             self._message_of(role, where).setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant" and isinstance(thought := block.get("thinking"), str):
@@ -174,10 +188,15 @@ class _History:
 
     def _said(self, block: Block, where: str, *, is_asked: bool) -> Iterator[Said]:
         """Yield a block as a text or as the part of an image, or nothing if it has nothing for the model."""
+        citations = block.get("citations")
+        if isinstance(citations, dict) and citations.get("enabled"):
+            self._note(f"{where}.citations", "is left out: answers cite nothing")
         if block["type"] == "text" and (is_asked or isinstance(block.get("text"), str)):
             yield converted(TextPart, block, where).text
             return
         if block["type"] == "image":
+            if block.get("transformations"):
+                self._note(f"{where}.transformations", "is left out: images are read as they are")
             try:
                 yield self._media.part(converted(ImageBlock, block, where), where, is_asked=is_asked)
                 return
@@ -187,6 +206,8 @@ class _History:
         if text := text_of(block):
             if LEFT_OUT in text:
                 self._note(where, f"{name_of(block)} is left out, or has a part that is")
+            elif block["type"] not in _TEXTS:
+                self._note(where, f"{name_of(block)} is shown by its text")
             yield text
 
     def _add_result(self, result: ToolResultBlock, block: Block, where: str) -> None:
@@ -196,15 +217,20 @@ class _History:
             said = [f"Error: {said[0]}" if begins else "Error: ", *said[begins:]]
         if block["type"] != "tool_result":
             self._note(where, f"the text of {name_of(block)} is shown as the result of a tool")
+        elif isinstance(result.content, dict):
+            self._note(f"{where}.content", ONE_PART)
         self._placed.append((where, {"role": "tool", "content": said, "tool_call_id": result.tool_use_id}))
 
     def _said_in_result(self, content: object, where: str) -> list[Said]:
         said: list[Said] = []
         for number, each in enumerate(content if isinstance(content, list) else [content]):
+            place = f"{where}[{number}]"
             if isinstance(each, dict) and isinstance(each.get("type"), str):
-                said += self._said(each, f"{where}[{number}]", is_asked=False)
-            else:
-                said.append(each if isinstance(each, str) else text_of(each))
+                said += self._said(each, place, is_asked=False)
+                continue
+            if each is not content:
+                self._note(place, WITHOUT_TYPE)
+            said.append(each if isinstance(each, str) else text_of(each))
         if all(isinstance(one, str) for one in said):
             said = ["\n".join(map(str, said))]
         return said
@@ -240,7 +266,7 @@ def _content(said: Sequence[Said]) -> str | list[Message]:
 
 def requested_tools(body: MessagesBody | CountTokensBody, note: Note) -> Tools | None:
     """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
-    offered = _offered(body)
+    offered = _offered(body, note)
     choice = body.tool_choice
     kind: Kind = "auto" if choice is None else _KINDS[choice.type]
     names = None if choice is None or kind != "named" else [choice.name or ""]
@@ -269,34 +295,47 @@ def requested_tools(body: MessagesBody | CountTokensBody, note: Note) -> Tools |
     return tools_of(shown, kind, names, note, only_one=only_one)
 
 
-def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
-    """Return the tools by their places: the request's tools, as later turns of the system have changed them."""
+def _offered(body: MessagesBody | CountTokensBody, note: Note) -> dict[str, MessagesTool]:
+    """Return the tools by their places: the request's tools, as later turns have changed them."""
     offered = {f"tools[{number}]": tool for number, tool in enumerate(body.tools or [])}
     places: dict[str | None, list[str]] = {}  # places of the tools of each name
     for where, one in offered.items():
         places.setdefault(one.name, []).append(where)
     removed: set[str | None] = set()
-    for number, turn in enumerate(body.messages):
-        if turn.role != "system" or not isinstance(turn.content, list):
+    for place, change in _changes_of_tools(body.messages):
+        tool = change.get("tool")
+        if not isinstance(tool, dict):
             continue
-        for place, block in enumerate(turn.content):
-            tool = block.get("tool")
-            if block.get("type") not in ("tool_addition", "tool_removal") or not isinstance(tool, dict):
-                continue
-            added = tool.get("definition")
-            where = f"messages[{number}].content[{place}].tool.definition"
-            if block["type"] == "tool_removal":
-                removed.add(str(tool.get("name")))
-            elif added is None:
-                removed.discard(str(tool.get("name")))
-            else:
-                new = converted(MessagesTool, added, where)
-                removed.discard(new.name)
-                for older in places.pop(new.name, ()):
-                    del offered[older]
-                offered[where] = new
-                places[new.name] = [where]
+        added = tool.get("definition")
+        if change["type"] == "tool_removal":
+            removed.add(str(tool.get("name")))
+            note(place, "its tool is left out of the whole prompt")
+        elif added is None:
+            removed.discard(str(tool.get("name")))
+        else:
+            where = f"{place}.tool.definition"
+            new = converted(MessagesTool, added, where)
+            removed.discard(new.name)
+            for older in places.pop(new.name, ()):
+                del offered[older]
+            offered[where] = new
+            places[new.name] = [where]
+            note(place, "its tool is shown with the others, before the conversation")
     return {where: tool for where, tool in offered.items() if tool.name not in removed}
+
+
+def _changes_of_tools(turns: Sequence[Turn]) -> Iterator[tuple[str, Block]]:
+    """Yield the blocks that add or remove tools, each with its place. A compaction has those of the turns before it."""
+    for number, turn in enumerate(turns):
+        for place, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            where = f"messages[{number}].content[{place}]"
+            changes: object = [block]
+            if block.get("type") == "compaction":
+                changes = block.get("tool_changes")
+                where = f"{where}.tool_changes"
+            for each in changes if isinstance(changes, list) else ():
+                if isinstance(each, dict) and each.get("type") in ("tool_addition", "tool_removal"):
+                    yield where, each
 
 
 def _check_may_be_forced(name: str | None, tools: Sequence[MessagesTool]) -> None:

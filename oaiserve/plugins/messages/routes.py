@@ -54,6 +54,7 @@ async def messages(http: Request) -> Answer:
 
 def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     body = intake.body
+    note = intake.exchange.adaptations.note
     _refuse_thread(body)
     parameters.refuse(body, ANTHROPIC_PATH, _ELSEWHERE)
     config = body.output_config or OutputConfig()
@@ -62,13 +63,15 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
         json_format = None
     else:
         json_format = constraints.json_format(wanted_format.schema)
+        if wanted_format.type is None:
+            note("output_config.format", "has no type, and is read as json_schema")
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
-    note = intake.exchange.adaptations.note
     conversation, prompt = conversed(body, intake.serving.dialect, intake.media, note, is_constrained=is_constrained)
     max_tokens = integer(body, "max_tokens") or 0
     check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
-    own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
+    intake.exchange.reasoning_level = config.effort
+    own = conversation.own_params(max_tokens, None, constraints.grammar(body, note, json_format))
     params, wanted = intake.checked(replace(own, stop=stop))
     if body.diagnostics is not None:
         intake.exchange.prompt_reuse.compare_with = body.diagnostics.previous_message_id or ""
@@ -76,7 +79,7 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
         intake.head,
         wanted,
         conversation,
-        intake.exchange.tool_calls,
+        intake.exchange.answer_facts,
         reuse=intake.exchange.prompt_reuse,
         max_tokens=max_tokens,
         shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
@@ -109,7 +112,7 @@ async def count_tokens(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, CountTokensBody, adaptations.note)
     media = await read_media(request, body, num_bytes)
     work = _count(serving_of(request), body, media, adaptations.note)
-    return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
+    return await answer_in_turns(request, body.model, work, num_bytes + media.num_bytes, adaptations)
 
 
 def _count(serving: Serving, body: CountTokensBody, media: MediaReader, note: Note) -> Work[bytes]:

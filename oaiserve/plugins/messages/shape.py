@@ -1,7 +1,7 @@
 """The shape of the answers of /v1/messages: one message, or events with its blocks as they grow.
 
-A call is sent in one piece when it is complete. Clients run any part of a call that they get, so they must never get a
-part of a broken or cut call. Such a call is text, and a stream sends it as a whole answer would.
+The input of a call is streamed as it is written. Clients run the calls of a message that stops with `tool_use`, and no
+others. So a message with a call that was cut, or that a stream could not take back when it broke, never does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
-from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.plugins.messages.diagnostics import Diagnostics, diagnostics_of
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.common_shape import Cost, call_id, encode, told_cost, told_cut
 from oaiserve.routes.answer.shape import Timings
+from oaiserve.routes.chat.call_arguments import whole_members
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
-from oaiserve.routes.exchange import RequestTimings
+from oaiserve.routes.exchange import AnswerFacts, RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
 from oaiserve.routes.prompt_reuse import PromptReuse
@@ -47,6 +47,7 @@ class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any] | msgspec.Raw
 
 
+NO_INPUT = msgspec.Raw(b"{}")
 AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
@@ -108,7 +109,8 @@ class MessageEvent(msgspec.Struct, kw_only=True):
 
 
 class MessagesShape:
-    """Renders one answer. A stream has the same blocks as the whole answer, however its text is split."""
+    """Renders one answer. A stream has the same blocks as the whole answer, however its text is split, unless a call
+    breaks after the stream has begun to send it."""
 
     activity_seconds = 100.0  # Claude Code adds the usage of each of these events to its totals, so they are few
     is_numbered = False
@@ -118,27 +120,29 @@ class MessagesShape:
         head: Head,
         wanted: Wanted,
         conversation: Conversation,
-        counted_calls: dict[ToolCallOutcome, int],
+        facts: AnswerFacts,
         *,
         reuse: PromptReuse,
         max_tokens: int,
         shows_reasoning: bool,
         stream: bool,
     ) -> None:
-        """The outcomes of calls are added to `counted_calls`."""
+        """`facts` about the answer are noted."""
         self._reuse = reuse
         self._head = head
         self._wanted = wanted
         self._reads_reasoning = conversation.reads_reasoning
-        self._counted_calls = counted_calls
+        self._facts = facts
         self._max_tokens = max_tokens
         self._shows_reasoning = shows_reasoning
         self._streams = stream
-        self._reader = conversation.reader(breaks_cut_calls=True)
+        self._reader = conversation.reader()
         self._blocks: list[AnswerBlock] = []  # in a stream, texts stay empty
         self._is_open = False  # whether the last block may grow
-        self._called = ""  # the tool of the call that is being written
-        self._arguments: list[str] = []  # arguments of that call
+        self._is_forced = conversation.is_forced
+        self._forced_name = None if conversation.tools is None else conversation.tools.forced_name
+        self._arguments: list[str] = []  # arguments of the last call
+        self._has_sent_broken = False  # A stream has sent the beginning of a call that broke.
         self._end: TokenChunk | None = None
         self._so_far = Usage(0, 0, 0)
         self._has_begun = False
@@ -153,23 +157,23 @@ class MessagesShape:
 
     def activity(self) -> bytes:
         delta = MessageDelta(stop_reason=None, stop_sequence=None)
-        self._add_event("message_delta", delta=delta, usage=self._usage(self._so_far))
+        self._add_event("message_delta", delta=delta, usage=self._usage_so_far())
         return self._taken_events()
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         yield self._begin(Usage(len(event.token_ids), event.cached_tokens, 0))
 
     def _begin(self, usage: Usage) -> bytes:
-        if not self._has_begun:
-            self._add_event("message_start", message=self._message(self._usage(usage), []))
-        self._has_begun = True
         self._so_far = usage
+        if not self._has_begun:
+            self._add_event("message_start", message=self._message(self._usage_so_far(), []))
+        self._has_begun = True
         return self._taken_events()
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._so_far.completion_tokens += len(chunk.token_ids)
         self._read(chunk)
-        if self._called and not self._events:
+        if self._is_in_call and not self._events:
             self._add_event("ping")  # a sign of life while a call is written
         return self._taken_events()
 
@@ -203,6 +207,12 @@ class MessagesShape:
             diagnostics=diagnostics_of(self._reuse),
         )
 
+    def _usage_so_far(self) -> MessageUsage:
+        """Return the usage for an event before the end. As at Anthropic, it counts the first token from the start."""
+        shown = self._usage(self._so_far)
+        shown.output_tokens = max(shown.output_tokens, min(1, self._max_tokens))
+        return shown
+
     def _usage(self, usage: Usage) -> MessageUsage:
         written = self._reuse.written_tokens
         computed = usage.prompt_tokens - usage.cached_tokens
@@ -213,11 +223,16 @@ class MessagesShape:
         return shown
 
     def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:
+        reason, sequence = self._reason(usage)
+        self._facts.finish_reasons[0] = reason
+        return reason, sequence
+
+    def _reason(self, usage: Usage) -> tuple[StopReason, str | None]:
         end = self._end
         if end is not None and end.finish_reason == FinishReason.LENGTH:
             is_full = usage.completion_tokens < self._max_tokens
             return ("model_context_window_exceeded" if is_full else "max_tokens"), None
-        if self._reader.has_called:
+        if self._reader.has_called and not self._has_sent_broken:
             return "tool_use", None
         if end is not None and isinstance(end.stop_reason, str):
             return "stop_sequence", end.stop_reason
@@ -227,14 +242,17 @@ class MessagesShape:
         for segment in self._reader.read(chunk):
             self._add(segment)
         if chunk.finish_reason is not None:
+            if chunk.finish_reason == FinishReason.LENGTH and self._max_tokens:
+                self._end_before_name()
             self._close()
-            self._reader.add_calls(self._counted_calls)
+            self._reader.report(self._facts)
             self._end = chunk
 
     def _add(self, segment: Segment) -> None:
         match segment:
             case Content(text):
-                self._add_text(text)
+                if not self._is_forced:
+                    self._add_text(text)
             case Reasoning(text):
                 if self._shows_reasoning:
                     block = self._opened(AnswerThinking)
@@ -243,15 +261,35 @@ class MessagesShape:
                     else:
                         block.thinking += text
             case CallBegin(name):
-                self._called = name
+                self._close()
                 self._arguments = []
+                call = AnswerToolUse(call_id(self._head.id, 0, len(self._blocks), "toolu_"), name, NO_INPUT)
+                self._open(call)
             case Arguments(text):
-                self._arguments.append(text)
+                if self._streams:
+                    self._add_delta(MessageDelta(type="input_json_delta", partial_json=text))
+                else:
+                    self._arguments.append(text)
             case CallBroken(text):
-                self._called = ""
-                self._add_text(text)
+                self._break(text)
             case CallEnd():
-                self._add_call("".join(self._arguments))
+                self._close()
+
+    def _end_before_name(self) -> None:
+        """Begin the only call that can be made if the answer was cut before its name."""
+        has_called = any(isinstance(block, AnswerToolUse) for block in self._blocks)
+        if self._forced_name is not None and not has_called and not self._reader.is_thinking:
+            self._add(CallBegin(self._forced_name))
+
+    def _break(self, text: str) -> None:
+        """Turn the open call into text, or end its block if the client has it."""
+        if self._streams:
+            self._has_sent_broken = True
+            self._close()
+        else:
+            self._blocks.pop()
+            self._is_open = bool(self._blocks) and isinstance(self._blocks[-1], AnswerText)
+            self._add_text(text)
 
     def _add_text(self, text: str) -> None:
         block = self._opened(AnswerText)
@@ -260,14 +298,9 @@ class MessagesShape:
         else:
             block.text += text
 
-    def _add_call(self, arguments: str) -> None:
-        self._close()
-        raw = msgspec.Raw(b"{}" if self._streams else arguments.encode())
-        self._open(AnswerToolUse(call_id(self._head.id, 0, len(self._blocks), "toolu_"), self._called, raw))
-        if self._streams:
-            self._add_delta(MessageDelta(type="input_json_delta", partial_json=arguments))
-        self._close()
-        self._called = ""
+    @property
+    def _is_in_call(self) -> bool:
+        return self._is_open and isinstance(self._blocks[-1], AnswerToolUse)
 
     def _opened(self, kind: type[Any]) -> Any:
         if not (self._is_open and isinstance(self._blocks[-1], kind)):
@@ -282,8 +315,11 @@ class MessagesShape:
 
     def _close(self) -> None:
         if self._is_open:
-            if isinstance(self._blocks[-1], AnswerThinking):
-                self._add_delta(MessageDelta(type="signature_delta", signature=""))
+            match self._blocks[-1]:
+                case AnswerThinking():
+                    self._add_delta(MessageDelta(type="signature_delta", signature=""))
+                case AnswerToolUse() as call if not self._streams:
+                    call.input = msgspec.Raw(whole_members("".join(self._arguments)).encode())
             self._add_event("content_block_stop", index=len(self._blocks) - 1)
             self._is_open = False
 

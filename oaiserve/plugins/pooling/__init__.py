@@ -1,4 +1,4 @@
-"""Embeddings and scores: /v1/embeddings, /v1/score and /v1/rerank, and the way to start models for them."""
+"""Embeddings and scores: /v1/embeddings, /v2/embed, /embed, /v1/score and /v1/rerank, and how models for them start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 def _routes(config: Config) -> list[Route]:
-    from oaiserve.plugins.pooling import embeddings, scores
+    from oaiserve.plugins.pooling import cohere, embeddings, hugging_face, scores
     from oaiserve.routes.door.accounting import accounted
 
     return [
         accounted("/v1/embeddings", embeddings.embeddings, "embeddings"),
+        accounted("/v2/embed", cohere.embed, "embeddings"),
+        accounted("/embed", hugging_face.embed, "embeddings"),
         *(accounted(path, scores.score, "score") for path in ("/v1/score", "/score")),
         *(accounted(path, scores.rerank, "rerank") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -62,20 +61,19 @@ async def embeddings(http: HTTPRequest) -> Answer:
 def _answer(intake: Intake[EmbeddingBody]) -> Answer:
     model = pooling.pooling_of(intake)
     body = intake.body
-    as_base64 = body.encoding_format == "base64"
-    size = _size(body, model)
+    is_base64 = body.encoding_format == "base64"
+    size = size_of(body, model, "dimensions")
 
     def item(pooled: Pooled) -> bytes:
         vector = pooling.values_of(pooled, size)
         if body.normalize is not False:
             vector = pooling.unit(vector)
-        values = b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
-        return encode(Embedding(pooled.index, values))
+        return encode(Embedding(pooled.index, pooling.as_base64(vector) if is_base64 else vector.tolist()))
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
         return pooling.rendered(pooling.list_head(intake.head), "data", map(item, vectors), usage)
 
-    params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
+    params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if is_base64 else "float"}
     if size is not None:
         params["dimensions"] = size
     if body.prompt_name is not None:
@@ -83,37 +81,41 @@ def _answer(intake: Intake[EmbeddingBody]) -> Answer:
     return pooled_answer_to(intake, build_prompts(body, model, pooling.most_tokens(intake)), whole, params)
 
 
-def _size(body: EmbeddingBody, model: Pooling) -> int | None:
-    size = integer(body, "dimensions")
+def size_of(body: msgspec.Struct, model: Pooling, param: str) -> int | None:
+    """Return the length to which vectors are cut, or None if they stay whole. Raises InvalidRequest."""
+    size = integer(body, param)
     if size is None or size == model.size:
         return None
     if model.dimensions is None:
         raise invalid(
-            "dimensions",
+            param,
             f"this model's vectors have {model.size} numbers, and it was not trained for fewer (its config.json has "
             f"neither 'is_matryoshka' nor 'matryoshka_dimensions'), got {show(size)}",
         )
     if model.dimensions and size not in model.dimensions:
-        raise invalid("dimensions", f"must be one of {', '.join(map(str, model.dimensions))}, got {show(size)}")
+        raise invalid(param, f"must be one of {', '.join(map(str, model.dimensions))}, got {show(size)}")
     if size > model.size:
-        raise invalid("dimensions", f"must be <= {model.size}, got {show(size)}")
+        raise invalid(param, f"must be <= {model.size}, got {show(size)}")
     return size
+
+
+def text_before(prompt_name: str | None, model: Pooling) -> str:
+    """Return the model's prompt of this name, or its default one. Raises InvalidRequest."""
+    if prompt_name is None:
+        return model.default_prompt
+    if prompt_name not in model.prompts:
+        known = ", ".join(map(repr, model.prompts)) or "none"
+        raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(prompt_name)}")
+    return model.prompts[prompt_name]
 
 
 def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    before = model.default_prompt
-    name = body.prompt_name
-    if name is not None:
-        if name not in model.prompts:
-            known = ", ".join(map(repr, model.prompts)) or "none"
-            raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
-        before = model.prompts[name]
+    before = text_before(body.prompt_name, model)
     inputs, are_ids = inputs_of("input", body.input)
     pooling.check_number(inputs, "input")
     if are_ids:
         return tuple(TokenPrompt(prompt_ids("input", ids)[:limit], "input") for ids in inputs)
-    if "" in inputs:
-        raise invalid("input", f"must not have an empty string, got one at index {inputs.index('')}")
+    pooling.check_not_empty(inputs, "input")
     special = body.add_special_tokens is not False
     return pooling.text_prompts(inputs, before, "input", limit, special)

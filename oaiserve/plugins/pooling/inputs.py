@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -19,6 +20,9 @@ from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.read import Head, Intake
 
 MAX_TEXTS = 2048  # texts of one request: OpenAI's limit
+# Names, in lower case, that models give to their prompts for the two sides of a search.
+QUERY_NAMES = ("query",)
+DOCUMENT_NAMES = ("document", "passage", "corpus")
 Item = TypeVar("Item", bound=msgspec.Struct)
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -59,6 +63,12 @@ def text_prompts(
     return tuple(TextPrompt(before + text, special, param, limit) for text in texts)
 
 
+def prompt_named(model: Pooling, names: Sequence[str]) -> str | None:
+    """Return the model's prompt with the first of these names in lower case that it has, or None."""
+    prompts = {name.lower(): text for name, text in model.prompts.items()}
+    return next((prompts[name] for name in names if name in prompts), None)
+
+
 def strings(value: str | list[str] | None, param: str) -> list[str]:
     """Return the texts of a field with a string or a list of strings. Raises InvalidRequest."""
     if value is None:
@@ -75,6 +85,12 @@ def check_number(inputs: Sequence[object], param: str) -> None:
         raise invalid(param, f"must have at most {MAX_TEXTS} entries, got {len(inputs)}")
 
 
+def check_not_empty(texts: Sequence[object], param: str) -> None:
+    """Raise InvalidRequest if one of the texts is empty."""
+    if "" in texts:
+        raise invalid(param, f"must not have an empty string, got one at index {texts.index('')}")
+
+
 def values_of(pooled: Pooled, size: int | None = None) -> Vector:
     return np.frombuffer(pooled.vector, dtype=np.float32)[:size]
 
@@ -85,6 +101,11 @@ def unit(vector: Vector) -> Vector:
     if length:
         return vector / length
     return vector
+
+
+def as_base64(vector: Vector) -> str:
+    """Return the vector in base64, as little-endian float32."""
+    return b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 class PoolingUsage(msgspec.Struct):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from oaiserve.plugins.pooling import inputs as pooling
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer, pooled_answer_to
 from oaiserve.routes.intake.body_types import MAX_INT32
-from oaiserve.routes.intake.invalid import invalid
+from oaiserve.routes.intake.invalid import converted, invalid
 from oaiserve.routes.intake.object_types import Integer, described
 from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.read import Intake, read
@@ -40,9 +40,14 @@ class ScoreBody(pooling.PoolingBody, kw_only=True):
 
 
 class Document(msgspec.Struct):
-    """A document, as an object."""
+    """A document, as an object. The answer returns its other fields, too."""
 
     text: str
+
+
+GivenDocument = Annotated[
+    dict[str, Any], described("An object.", properties={"text": {"type": "string"}}, required=["text"])
+]
 
 
 class RerankBody(pooling.PoolingBody, kw_only=True):
@@ -50,7 +55,7 @@ class RerankBody(pooling.PoolingBody, kw_only=True):
 
     query: Annotated[str, described("What is searched for.")]
     documents: Annotated[
-        list[str | Document], described("Texts, or objects with a `text`.", minItems=1, maxItems=pooling.MAX_TEXTS)
+        list[str | GivenDocument], described("Texts, or objects with a `text`.", minItems=1, maxItems=pooling.MAX_TEXTS)
     ]
     top_n: Annotated[Integer | None, described("Send this many of the best. Default, and 0: all.", 0, MAX_INT32)] = None
     return_documents: Annotated[bool | None, described("Send the documents, too. Default: true.")] = None
@@ -75,7 +80,7 @@ class Ranked(msgspec.Struct):
 
     index: int
     relevance_score: float
-    document: Document | UnsetType = UNSET
+    document: GivenDocument | UnsetType = UNSET
 
 
 class Ranking(msgspec.Struct):
@@ -139,7 +144,8 @@ def _score_answer(intake: Intake[ScoreBody]) -> Answer:
 def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     body = intake.body
     pooling.check_number(body.documents, "documents")
-    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    given = [{"text": each} if isinstance(each, str) else each for each in body.documents]
+    documents = [converted(Document, each, f"documents[{place}]").text for place, each in enumerate(given)]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
     most = integer(body, "max_tokens_per_doc")
@@ -151,7 +157,7 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     pairing = Pairing(
         [body.query], read, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
     )
-    shown = [UNSET if body.return_documents is False else Document(text) for text in documents]
+    shown = [UNSET if body.return_documents is False else each for each in given]
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
         """Render the best documents, best first. The first of equal ones comes first."""
@@ -186,10 +192,8 @@ class Pairing:
                 firsts = self.firsts * len(self.seconds)
             return tuple(map(self._pair, firsts, self.seconds))
         return (
-            *pooling.text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
-            *pooling.text_prompts(
-                self.seconds, self._text_before("document", "passage", "corpus"), self.names[1], self.limit
-            ),
+            *pooling.text_prompts(self.firsts, self._text_before(pooling.QUERY_NAMES), self.names[0], self.limit),
+            *pooling.text_prompts(self.seconds, self._text_before(pooling.DOCUMENT_NAMES), self.names[1], self.limit),
         )
 
     def _pair(self, first: str, second: str) -> Prompt:
@@ -203,12 +207,9 @@ class Pairing:
             )
         return FilledPrompt(template, {"query": first, "document": second}, param)
 
-    def _text_before(self, *names: str) -> str:
-        if self.is_search:
-            for name in names:
-                if name in self.pooling.prompts:
-                    return self.pooling.prompts[name]
-        return self.pooling.default_prompt
+    def _text_before(self, names: Sequence[str]) -> str:
+        prompt = pooling.prompt_named(self.pooling, names) if self.is_search else None
+        return self.pooling.default_prompt if prompt is None else prompt
 
     def scores(self, vectors: Sequence[Pooled]) -> list[float]:
         if self.pooling.task == "score":

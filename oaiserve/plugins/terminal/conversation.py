@@ -10,6 +10,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from oaiserve.commands.client import Client, NoAnswer
+from oaiserve.facts.times import duration
 
 BAR = 30  # columns
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model must not move the cursor, or set the clipboard
@@ -74,14 +75,15 @@ class Chat:
         account = json.loads(self._account())
         duration_ns = max(1, account["duration_ns"])
         tokens = f"{account['prompt_tokens']} tokens read ({account['cached_tokens']} of them cached)"
-        lines = [f"{_ms(duration_ns)}, {tokens}, {account['completion_tokens']} written", ""]
+        lines = [f"{duration(duration_ns)}, {tokens}, {account['completion_tokens']} written", ""]
         for phase in account["phases"]:
             begin = min(phase["start_ns"] * BAR // duration_ns, BAR - 1)
             end = -(-(phase["start_ns"] + phase["duration_ns"]) * BAR // duration_ns)
             bar = " " * begin + "█" * max(1, end - begin)
-            lines.append(f"{_words(phase['name']):<14}{_ms(phase['duration_ns']):>12}  {bar}")
-            causes = sorted(phase["causes_ns"].items(), key=lambda cause: -cause[1])
-            lines += [f"  {_words(name):<20}{_ms(spent):>12}" for name, spent in causes if spent]
+            lines.append(f"{_words(phase['name']):<14}{duration(phase['duration_ns']):>12}  {bar}")
+            lines += [
+                f"  {_words(name):<20}{duration(spent):>12}" for name, spent in phase["causes_ns"].items() if spent
+            ]
         return "\n".join([*lines, *([""] if account["explanation"] else []), *account["explanation"]])
 
     def _account(self) -> str:
@@ -93,10 +95,6 @@ class Chat:
             except NoAnswer:
                 time.sleep(pause_seconds)
         return self._client.text(path, "application/json")
-
-
-def _ms(duration_ns: int) -> str:
-    return f"{duration_ns / 1e6:,.1f} ms"
 
 
 def _words(name: str) -> str:

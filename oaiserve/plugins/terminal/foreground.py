@@ -18,10 +18,11 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PLAIN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[0m"
 
 
-def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(words: Sequence[str], environment: Mapping[str, str], *, reads_input: bool = True) -> int:
     """Run a program to its end, and return its exit code: 128 plus the signal's number if a signal ended it.
 
     It gets SIGTERM, SIGHUP and SIGINT that other processes send to this one. The terminal sends it Ctrl-C directly.
+    Without `reads_input`, its standard input is empty.
     """
     awaited = {signal.SIGCHLD, *_PASSED_ON}
     # Signals are blocked and awaited, because a handler cannot distinguish Ctrl-C from another process's SIGINT.
@@ -30,7 +31,10 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
         with (
             _terminal_restored(),
             subprocess.Popen(
-                words, env=environment, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                words,
+                stdin=None if reads_input else subprocess.DEVNULL,
+                env=environment,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
             ) as process,
         ):
             kill_at = float("inf")

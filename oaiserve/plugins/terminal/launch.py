@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from string import Template
@@ -19,22 +20,29 @@ from oaiserve.commands.client import client_for
 from oaiserve.commands.servers import running
 from oaiserve.commands.table import table
 from oaiserve.errors import StartupError
+from oaiserve.plugins.terminal import codex_exec
 from oaiserve.plugins.terminal.agents import AGENTS, Agent
 from oaiserve.plugins.terminal.foreground import run
 
 LEAN = "The server computes on a CPU, so {} gets a short prompt and few tools (all of them with --no-lean)."
+CHOSEN = "{title} uses {model} at {url}, the server that started last here. --url takes another."
 
 
 def command(
     tool: Annotated[str | None, Parameter(help=f"One of {', '.join(AGENTS)}. Without it, list them.")] = None,
     /,
-    *arguments: Annotated[str, Parameter(help="The tool's own, after --, as in: launch codex -- exec 'Fix the test'")],
+    *arguments: Annotated[
+        str,
+        Parameter(help="The tool's own, after --, as in: launch codex -- exec 'Fix the test'"),
+    ],
     url: str | None = None,
     model: str | None = None,
     lean: Annotated[bool | None, Parameter(negative="--no-lean")] = None,
     show: bool = False,
 ) -> int:
     """Start a coding tool that uses your server. The tool's own settings are not changed.
+
+    `codex exec` may write to this folder, unless you or your settings give it another sandbox.
 
     Parameters
     ----------
@@ -62,10 +70,16 @@ def command(
     agent = AGENTS[tool]
     client = client_for(url)
     served = client.model(model)
+    if url is None:
+        print(CHOSEN.format(title=agent.title, model=served.name, url=client.url), file=sys.stderr)
     if agent.lean is not None and (served.device == "cpu" if lean is None else lean):
         agent = agent.made_lean()
         if lean is None:
             print(LEAN.format(agent.title), file=sys.stderr)
+    is_exec = tool == "codex" and codex_exec.is_wanted(arguments)
+    if is_exec and not codex_exec.has_sandbox(arguments):
+        agent = replace(agent, arguments=(*agent.arguments, *codex_exec.MAY_WRITE))
+        print(codex_exec.NOTE, file=sys.stderr)
     values = {"url": client.url, "key": client.key, "model": served.name, "context": str(served.context)}
     values["output"] = str(served.context // 8)
     if show:
@@ -83,7 +97,8 @@ def command(
             values[variable] = str(path)
         files = {variable: values[variable] for variable in agent.files}
         environment = {**os.environ, **files, **_filled(agent, values)}
-        return run([program, *_arguments(agent, values), *arguments], environment)
+        words = [program, *_arguments(agent, values), *arguments]
+        return run(words, environment, reads_input=not is_exec or codex_exec.is_piped())
 
 
 def listing() -> str:

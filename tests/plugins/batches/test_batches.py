@@ -21,6 +21,8 @@ from oaiserve.engine.request import Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import runner, with_clock
+from oaiserve.routes.adaptations import HEADER
+from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
@@ -36,6 +38,23 @@ def client(url: str, key: str = "any") -> OpenAI:
 def sdk(served: Served) -> Iterator[OpenAI]:
     with client(served.url) as sdk:
         yield sdk
+
+
+def test_a_line_says_how_its_request_was_adapted(sdk: OpenAI) -> None:
+    lenient = line(2, messages=[{"role": "user", "content": [{"text": "Hi"}]}])
+    batch = ended(sdk, begin(sdk, line(1), lenient))
+    exact, adapted = (one["response"] for one in answers(sdk, batch.output_file_id))
+    assert exact.keys() == {"status_code", "request_id", "body"}
+    note = "messages[0].content[0]: has no type, and is read as text"
+    assert adapted == {**adapted, "status_code": 200, "headers": {"x-oaiserve-adapted": note}}
+
+
+def test_a_wish_that_a_batch_leaves_out_is_told(served: Served, sdk: OpenAI) -> None:
+    file = sdk.files.create(file=("in.jsonl", jsonl(line(1))), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    created = served.post("/v1/batches", **body, output_expires_after={"anchor": "created_at", "seconds": 3600})
+    assert created.headers[HEADER] == "output_expires_after: is left out: files stay until they are deleted"
+    ended(sdk, sdk.batches.retrieve(created.json()["id"]))
 
 
 def test_a_batch_is_answered_in_the_background_and_openais_client_reads_it(served: Served, sdk: OpenAI) -> None:
@@ -184,9 +203,10 @@ def test_a_batch_is_cancelled_with_what_it_has(served: Served, sdk: OpenAI) -> N
     batch = begin(sdk, *map(line, range(1, 41)))
     wait_for_answers(sdk, batch, 3)
     batch = sdk.batches.cancel(batch.id)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 3, 37)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 3, 0)
     assert not served.engine.open, "what was under way is aborted"
-    assert {one["error"]["code"] for one in answers(sdk, batch.error_file_id)} == {"batch_cancelled"}
+    assert batch.cancelling_at == batch.cancelled_at is not None
+    assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_cancelled"] * 37
     assert sdk.batches.cancel(batch.id) == batch
 
 
@@ -236,7 +256,7 @@ def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
 
 
 def test_a_server_without_batches_says_why() -> None:
-    with serving(Config("demo", ServerOptions(response_store_number=0))) as served:
+    with serving(Config("demo", of_plugins=(StoreOptions(response_store_number=0),))) as served:
         assert "--response-store-number 0" in served.http.get("/v1/batches").json()["error"]["message"]
 
 
@@ -271,7 +291,7 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
 
 
 def app_of(path: Path, engine: FakeEngine) -> Any:
-    return create_app(Config("org/demo", ServerOptions(response_store=path)), engine, FakeTelemetry())
+    return create_app(Config("org/demo", of_plugins=(StoreOptions(response_store=path),)), engine, FakeTelemetry())
 
 
 @settings(max_examples=8, deadline=None)
@@ -315,7 +335,7 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path
         batch = begin(two, *map(line, range(1, 8)))
         wait_for_answers(two, batch, 2)
         batch = two.batches.cancel(batch.id)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 5)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 0)
         wait_until(lambda: not engines[0].open)  # The first process sees the cancellation in the store.
         assert one.batches.retrieve(batch.id) == batch
 
@@ -339,14 +359,15 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None
     path = tmp_path / "responses.db"
     engine.script = waits_for(0)
     keys.write_text("a old\nb new\n")
-    options = ServerOptions(response_store=path, api_key_file=(keys,))
+    options = ServerOptions(api_key_file=(keys,))
+    config = Config("m", options, of_plugins=(StoreOptions(response_store=path),))
     with (
-        run_server(create_app(Config("m", options), engine, FakeTelemetry()), options) as url,
+        run_server(create_app(config, engine, FakeTelemetry()), options) as url,
         client(url, "old") as sdk,
     ):
         begin(sdk, line(1))
     keys.write_text("b new\n")
-    app = create_app(Config("m", options), engine, FakeTelemetry())
+    app = create_app(config, engine, FakeTelemetry())
     with run_server(app, options), closing(sqlite3.connect(path)) as database:
         query = "SELECT result FROM stored_lines"
         wait_until(lambda: database.execute(query).fetchone() != (None,))

@@ -3,15 +3,18 @@
 import asyncio
 import json
 from io import BytesIO
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from oaiserve.errors import InvalidRequest, NotFound, Overloaded
+from oaiserve.config import Config
+from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
+from oaiserve.plugin_loading import check, own_plugins
 from oaiserve.plugins.batches import store as batch_store
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
 from oaiserve.plugins.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits, StoreOptions
 from tests.databases import held_up, opened_databases
 
 
@@ -33,6 +36,10 @@ def batch_of(name: str) -> BatchObject:
         expires_at=0,
         request_counts=Counts(total=1),
     )
+
+
+def on_disk(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
 
 
 async def total_bytes(store: BatchStore) -> int:
@@ -123,6 +130,18 @@ async def test_a_file_that_is_deleted_under_its_batch_stays_readable_and_counted
     await store.close()
 
 
+async def test_nothing_on_the_disk_has_the_answers_of_a_batch_that_is_deleted(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path / "store", StoreLimits(1, 10**6, 3600.0))
+    one = Owned(batch_of("msgbatch_a"), "", await stored_file(store))
+    await store.add_batch(one, [Line(1, "a", 0, 2)])
+    await store.put(one, Result(1, b"an answer\n", BatchUsage()))
+    await store.end(one, "completed")
+    assert b"an answer" in on_disk(tmp_path)
+    assert await store.delete_batch("", one.batch.id)
+    assert b"an answer" not in on_disk(tmp_path)
+    await store.close()
+
+
 async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_store, "MOST_OPEN_BATCHES", 2)
     store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
@@ -165,3 +184,10 @@ async def test_a_page_of_a_list_reads_only_its_own_rows() -> None:
     await store.close()
     assert len({file.id for file in page + following}) == 4
     assert steps < 300, "it has nothing to do with the number of files"
+
+
+def test_a_lock_that_cannot_be_opened_stops_the_start_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "store-batches").mkdir()
+    config = Config("demo", of_plugins=(StoreOptions(response_store=tmp_path / "store"),))
+    with pytest.raises(StartupError, match="store-batches', next to --response-store, cannot be opened"):
+        check(own_plugins(), config)

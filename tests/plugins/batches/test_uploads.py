@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.concurrency import run_in_threadpool
 
+from oaiserve.config import Bytes
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.batches.form import UploadForm
@@ -30,7 +31,7 @@ from oaiserve.plugins.batches.objects import Line, LineError, LineReader
 from oaiserve.plugins.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake import receive as body
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits, StoreOptions
 from tests.serving import Serve, Served
 
 NAME = "Übersicht.jsonl"
@@ -196,7 +197,7 @@ def test_what_cannot_be_stored_is_refused_before_it_has_arrived(
 
 
 def test_a_file_that_finds_no_room_is_refused_before_it_has_arrived(serve: Serve) -> None:
-    assert announced(serve(response_store_bytes=2**20).url, b"")[0] == 400
+    assert announced(serve(of_plugins=(StoreOptions(response_store_bytes=Bytes(2**20)),)).url, b"")[0] == 400
 
 
 @pytest.mark.parametrize("coding", ["gzip", ""])

@@ -12,14 +12,16 @@ from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Finished, Usage
-from oaiserve.errors import Overloaded
+from oaiserve.errors import Overloaded, StartupError
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.keys import Right
-from oaiserve.plugin_loading import own_plugins, pages_of
+from oaiserve.plugin_loading import check, own_plugins, pages_of
 from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.plugins.keys.options import KeysOptions
 from oaiserve.routes.door.access import OpenPaths, right_for
 from oaiserve.routes.operation import operation_of
+from oaiserve.storage.store_options import StoreOptions
 from tests.batching import begin, line
 from tests.databases import opened_databases
 from tests.missing_plugins import is_served
@@ -32,6 +34,11 @@ from tests.waiting import wait_until
 RunServer = Callable[[], AbstractContextManager[Served]]
 
 
+def stored_in(file: Path) -> tuple[object, ...]:
+    """Return the settings of a server with stored keys in this file."""
+    return KeysOptions(stored_keys=True), StoreOptions(response_store=file)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> KeyTable:
     return KeyTable(tmp_path / "store")
@@ -40,8 +47,10 @@ def table(tmp_path: Path) -> KeyTable:
 @pytest.fixture
 def run(tmp_path: Path) -> RunServer:
     """Return a function that serves with the keys of the table."""
-    options = ServerOptions(stored_keys=True, response_store=tmp_path / "store", api_key=("listed",))
-    return lambda: serving(Config("org/demo", options, EngineOptions(lora_dir=tmp_path)))
+    listed = ServerOptions(api_key=("listed",))
+    return lambda: serving(
+        Config("org/demo", listed, EngineOptions(lora_dir=tmp_path), of_plugins=stored_in(tmp_path / "store"))
+    )
 
 
 @contextmanager
@@ -62,11 +71,22 @@ def limits(headers: Any) -> list[str]:
     return [headers[name] for name in names if name in headers]
 
 
+@pytest.mark.parametrize("is_path", [False, True])
+def test_a_key_may_have_a_model_by_its_name_or_its_path(is_path: bool, table: KeyTable, tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.touch()
+    config = Config(str(file), of_plugins=stored_in(tmp_path / "store"))
+    key = table.add("alice", {"models": [str(file) if is_path else "small"]})
+    with asking(lambda: serving(config), key) as served:
+        for name in ("small", str(file)):
+            assert served.complete(model=name).json()["model"] == "small"
+
+
 @pytest.mark.parametrize("is_child", [False, True])
 def test_a_server_without_stored_keys_says_how_to_create_one_once_for_all_of_its_processes(
     is_child: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config("demo", ServerOptions(stored_keys=True, response_store=tmp_path / "store"))
+    config = Config("demo", of_plugins=stored_in(tmp_path / "store"))
     app = create_app(config, FakeEngine(), FakeTelemetry(), is_child=is_child)  # type: ignore[arg-type]
 
     with run_server(app):
@@ -75,13 +95,19 @@ def test_a_server_without_stored_keys_says_how_to_create_one_once_for_all_of_its
     assert ("To create one: oaiserve keys add NAME" in caplog.text) == (not is_child)
 
 
+def test_stored_keys_without_their_file_stop_the_start() -> None:
+    config = Config("demo", of_plugins=(KeysOptions(stored_keys=True),))
+    with pytest.raises(StartupError, match="--stored-keys needs --response-store"):
+        check(own_plugins(), config)
+
+
 # -- roles ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_route_of_a_group_needs_the_right_of_that_group() -> None:
     is_open = OpenPaths(pages_of(own_plugins()).shown(None), guard_all=True)
     rights_of_group: dict[str, set[Right]] = {}
-    for route in routes(Config("demo", ServerOptions(stored_keys=True, response_store=Path("store")))):
+    for route in routes(Config("demo", of_plugins=stored_in(Path("store")))):
         group = operation.group if (operation := operation_of(route.endpoint)) is not None else ""
         if not is_open(route.path):
             rights_of_group.setdefault(group, set()).add(right_for(route.path))

@@ -8,10 +8,10 @@ import pytest
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.history import NO_RESULT, ORPHAN
-from tests.plugins.messages.test_messages import COUNT, TIME, said
+from tests.plugins.messages.asking import COUNT, TIME, said
 from tests.routes import asking
 from tests.routes.asking import HI, MESSAGES, answered, refused
-from tests.serving import Served
+from tests.serving import Serve, Served
 
 ASKED = {"role": "user", "content": "Who won?"}
 MORE = {"role": "user", "content": "By how much?"}
@@ -32,6 +32,22 @@ def prompt_of(served: Served, *turns: dict[str, Any], **body: Any) -> tuple[list
     assert answered(counted)["input_tokens"] == len(served.engine.tokenizer.encode(prompt))
     assert counted.headers.get(HEADER) == response.headers.get(HEADER)
     return [*map(dict, prompt.messages)], response.headers.get(HEADER, "")
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_tools_change_within_a_conversation(serve: Serve, role: str) -> None:
+    served = serve(template="{{ messages }}{{ tools }}<tool_call></think>")
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**TIME, "name": "get_date"}}}
+    removed = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_time"}}
+    body = {"model": "org/demo", "max_tokens": 8, "tools": [TIME]}
+    turn = {"role": role, "content": [said("Hi"), added, removed]}
+    response = served.post(MESSAGES, **body, messages=[turn, MORE], tool_choice={"type": "tool", "name": "get_date"})
+    answered(response)
+    assert [tool["function"]["name"] for tool in asking.submitted(served)[1].tools] == ["get_date"]
+    assert response.headers[HEADER] == (
+        "messages[0].content[1]: its tool is shown with the others, before the conversation; "
+        "messages[0].content[2]: its tool is left out of the whole prompt"
+    )
 
 
 def user(*blocks: Any) -> dict[str, Any]:
@@ -148,7 +164,7 @@ def test_files_are_refused_where_they_are_asked_about_and_left_out_elsewhere(
     served: Served, block: dict[str, Any], text: str
 ) -> None:
     body = {"model": "org/demo", "messages": [user(block, said("What is this?"))], "max_tokens": 8}
-    refused(served.post(MESSAGES, **body), "messages", "'messages[0].content[0]'")
+    refused(served.post(MESSAGES, **body), "messages", "'messages[0].content[0]")
     messages, notes = prompt_of(served, user(block), assistant(USE), user(result([block])))
     assert [message["content"] for message in messages] == [text, "", text]
     assert notes.count("is left out") == 2
@@ -218,7 +234,7 @@ def test_ids_that_recur_belong_to_the_last_call(served: Served) -> None:
 @pytest.mark.parametrize(
     ("given", "arguments", "note"),
     [
-        (None, "{}", ""),
+        (None, "{}", "messages[1].content[0].input: is missing, and read as empty"),
         ("x", '{"arguments":"x"}', ".input: is read as JSON; messages[1].content[0]: the arguments of a call are not"),
         ('{"zone": "u', '{"zone":"u"}', "are cut, and completed"),
         ([1], '{"arguments":[1]}', "messages[1].content[0]: the arguments of a call are no object"),

@@ -1,212 +1,29 @@
-"""Tests /v1/messages and its count of tokens: prompts that are those of chat, answers, streams, and errors."""
+"""Tests the requests of /v1/messages and its count of tokens: prompts that are those of chat, and errors."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, FinishReason, Request
+from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, Overloaded, Unavailable
-from oaiserve.facts.record import Outcome, ToolCallOutcome
+from tests.plugins.messages.asking import COUNT, TIME, TOOLS, USE, ask, said, streamed, thought, tool
 from tests.routes import asking
-from tests.routes.asking import (
-    CALL,
-    CHATML,
-    HI,
-    HYBRID,
-    MESSAGES,
-    PARAMETERS,
-    PIECES,
-    THOUGHT,
-    ZONE,
-    answered,
-    chatted,
-    refused,
-)
+from tests.routes.asking import CALL, HI, HYBRID, MESSAGES, PARAMETERS, answered, chatted, refused
 from tests.routes.doubles import fails, says
 from tests.serving import Serve, Served
 
-COUNT = f"{MESSAGES}/count_tokens"
-TIME = {"name": "get_time", "description": "The time.", "input_schema": PARAMETERS}
-STOP = {"name": "stop", "type": "custom", "input_schema": {"type": "object", "properties": {}}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
-TOOLS = [TIME, STOP]
 CHAT_TOOLS = [
     {"type": "function", "function": {"name": "get_time", "description": "The time.", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
 ]
-USE = {"type": "tool_use", "name": "get_time", "input": {"zone": "utc"}}
-BROKEN = '<tool_call>\n{"name": "get_time", "arguments": {"zone": utc}}\n</tool_call>'
-# Of the prompt's three tokens, two are in the prefix cache.
-USAGE = {"input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 0, "output_tokens": 2}
-CUT = '<tool_call>\n{"name": "get_time", "arguments": {"zo'
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def thought(text: str) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": text, "signature": ""}
-
-
-def tool(name: str) -> dict[str, str]:
-    return {"type": "tool", "name": name}
-
-
-def ask(served: Served, **body: Any) -> dict[str, Any]:
-    return answered(served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 64, **body}))
-
-
-def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream, except pings."""
-    response = served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 64, "stream": True, **body})
-    assert response.status_code == 200, response.text
-    *blocks, rest = response.text.split("\n\n")
-    assert rest == ""
-    named = [block.split("\n") for block in blocks]
-    events = [json.loads(data.removeprefix("data: ")) for _, data in named]
-    assert [name for name, _ in named] == [f"event: {event['type']}" for event in events]
-    return [event for event in events if event["type"] != "ping"]
-
-
-def gathered(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message that a client makes of a stream, and check that the blocks come one after the other."""
-    message = events[0]["message"]
-    blocks = []
-    is_open = False
-    assert [event["type"] for event in (events[0], *events[-2:])] == ["message_start", "message_delta", "message_stop"]
-    for event in events[1:-2]:
-        if event["type"] == "content_block_start":
-            assert not is_open
-            blocks.append(event["content_block"])
-        assert event["index"] == len(blocks) - 1
-        is_open = event["type"] != "content_block_stop"
-        if event["type"] == "content_block_delta":
-            delta = event["delta"]
-            block = blocks[-1]
-            kind = delta.pop("type").removesuffix("_delta")
-            assert kind in ("input_json", "signature", block["type"])
-            if kind == "input_json":
-                block["input"] = json.loads(delta["partial_json"])
-            else:
-                block[kind] += delta[kind]
-    assert not is_open
-    return {**message, "content": blocks, **events[-2]["delta"], "usage": events[-2]["usage"]}
 
 
 def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
     ask(served, **body)
     return asking.submitted(served)
-
-
-def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    assert message["id"].startswith("msg_")
-    blocks = [{**block} for block in message["content"]]
-    ids = [block.pop("id") for block in blocks if block["type"] == "tool_use"]
-    assert all(each.startswith("toolu_") for each in ids)
-    assert len(ids) == len(set(ids))
-    return {**message, "id": "msg", "content": blocks}
-
-
-# The answer.
-
-
-def test_a_whole_answer_has_the_documented_shape(served: Served) -> None:
-    assert without_ids(ask(served)) == {
-        "id": "msg",
-        "type": "message",
-        "diagnostics": None,
-        "role": "assistant",
-        "model": "org/demo",
-        "content": [{"type": "text", "text": "Hello world"}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": USAGE,
-    }
-    record = served.telemetry.next_record()
-    assert (record.operation, record.http_route, record.outcome) == ("messages", MESSAGES, Outcome.FINISHED)
-
-
-def test_a_stream_has_exactly_these_events(serve: Serve) -> None:
-    served = serve(template=HYBRID, script=says("<think>", "Hm", "</think>", "Well. ", *PIECES))
-    events = streamed(served, tools=TOOLS, stream_options={"include_timings": True})
-    assert [events[0]["message"][name] for name in ("content", "stop_reason")] == [[], None]
-    assert [events[0]["message"]["usage"][f"{name}input_tokens"] for name in ("", "cache_read_")] == [1, 2]
-    assert events[-2].pop("timings").keys() > {"cached_tokens"}
-    usage = {**USAGE, "output_tokens": 10, "output_tokens_details": {"thinking_tokens": 3}}
-
-    def of_block(index: int, start: dict[str, Any], *deltas: dict[str, Any]) -> list[dict[str, Any]]:
-        place = {"type": "content_block_delta", "index": index}
-        return [
-            {"type": "content_block_start", "index": index, "content_block": start},
-            *({**place, "delta": delta} for delta in deltas),
-            {"type": "content_block_stop", "index": index},
-        ]
-
-    signed = {"type": "signature_delta", "signature": ""}
-    call = {**USE, "id": events[8]["content_block"]["id"], "input": {}}
-    assert events[1:] == [
-        *of_block(0, thought(""), {"type": "thinking_delta", "thinking": "Hm"}, signed),
-        *of_block(1, said(""), {"type": "text_delta", "text": "Well. "}),
-        *of_block(2, call, {"type": "input_json_delta", "partial_json": ZONE}),
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": usage},
-        {"type": "message_stop"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks", "reason"),
-    [
-        ("", [], "end_turn"),
-        ("Hello there", [said("Hello there")], "end_turn"),
-        (f"<think>\nI think.</think>\n\nYes {CALL}\n{CALL}", [thought("I think."), said("Yes "), USE, USE], "tool_use"),
-        (f"So: {BROKEN} end", [said(f"So: {BROKEN} end")], "end_turn"),
-        ('Yes.\n```json\n{"name": "get_time", "arguments": {"zone": "utc"}}\n```', [said("Yes.\n"), USE], "tool_use"),
-        (f"{CALL} {BROKEN}", [USE, said(f" {BROKEN}")], "tool_use"),
-        (f"So: {CUT}", [said(f"So: {CUT}")], "max_tokens"),  # the answer was cut within a call
-        ("<think>I th", [thought("I th")], "max_tokens"),
-    ],
-)
-def test_a_stream_gathers_to_the_whole_answer_wherever_it_is_cut_in_pieces(
-    serve: Serve, text: str, blocks: list[dict[str, Any]], reason: str
-) -> None:
-    served = serve(template=HYBRID)
-    finish = FinishReason.LENGTH if reason == "max_tokens" else FinishReason.STOP
-    for pieces in (list(text) or [""], *([text[:at], text[at:]] for at in range(0, len(text), 3))):
-        served.engine.script = says(*pieces, finish=finish)
-        body = {"tools": TOOLS, "max_tokens": len(pieces)}
-        whole = without_ids(ask(served, **body))
-        assert (whole["content"], whole["stop_reason"]) == (blocks, reason)
-        assert without_ids(gathered(streamed(served, **body))) == whole
-        calls = [served.telemetry.next_record().tool_calls.get(ToolCallOutcome.CALLED, 0) for _ in range(2)]
-        assert calls == [blocks.count(USE)] * 2
-
-
-@pytest.mark.parametrize(
-    ("script", "max_tokens", "expected"),
-    [
-        (says("a", "b", finish=FinishReason.LENGTH), 2, ("max_tokens", None)),
-        (says("a", "b", finish=FinishReason.LENGTH), 3, ("model_context_window_exceeded", None)),
-        (says("a", stop_reason="END"), 9, ("stop_sequence", "END")),
-        (says("a", stop_reason=7), 9, ("end_turn", None)),
-        (says(CALL, stop_reason="END"), 9, ("tool_use", None)),
-    ],
-)
-def test_the_reason_why_it_stops(serve: Serve, script: Any, max_tokens: int, expected: tuple[str, str | None]) -> None:
-    served = serve(template=HYBRID, script=script)
-    body = {"max_tokens": max_tokens, "tools": TOOLS}
-    for answer in (ask(served, **body), gathered(streamed(served, **body))):
-        assert (answer["stop_reason"], answer["stop_sequence"]) == expected
-
-
-def test_reasoning_is_left_out_where_it_is_not_to_be_shown(serve: Serve) -> None:
-    served = serve(template=HYBRID, script=says(*THOUGHT))
-    answer = ask(served, thinking={"type": "adaptive", "display": "omitted"})
-    assert answer["content"] == [said("Yes.")]
-    assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": 7}
 
 
 # The prompt.
@@ -298,15 +115,6 @@ def test_a_choice_is_that_of_chat(serve: Serve, choice: dict[str, Any], chats: d
     others, prompt = chatted(served, tools=CHAT_TOOLS, **chats)
     assert (ours.params.grammar, our_prompt.tools) == (others.params.grammar, prompt.tools)
     assert our_prompt.template_kwargs == prompt.template_kwargs
-
-
-def test_a_forced_call_is_always_told_as_one(serve: Serve) -> None:
-    served = serve(template=CHATML, script=says(CALL))
-    answer = ask(served, tools=TOOLS, tool_choice=tool("get_time"))
-    assert (without_ids(answer)["content"], answer["stop_reason"]) == ([USE], "tool_use")
-    served.engine.script = says(CUT, finish=FinishReason.LENGTH)
-    answer = ask(served, tools=TOOLS, tool_choice={"type": "any"}, max_tokens=1)
-    assert (answer["content"], answer["stop_reason"]) == ([said(CUT)], "max_tokens")
 
 
 @pytest.mark.parametrize(

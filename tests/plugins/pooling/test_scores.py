@@ -75,6 +75,13 @@ def test_half_of_an_emoji_where_a_text_was_cut_is_replaced(scorer: Served, path:
     assert "outside the model's vocabulary" in response.json()["error"]["message"]
 
 
+def test_a_ranking_returns_each_document_as_it_came(scorer: Served) -> None:
+    documents = ["a", {"text": "b", "title": "B", "year": 1999}]
+    results = post(scorer, RERANK, query="q", documents=documents)["results"]
+    assert {one["index"]: one["document"] for one in results} == {0: {"text": "a"}, 1: documents[1]}
+    refused(scorer.post(RERANK, query="q", documents=["a", {"title": "B"}]), "documents", "documents[1].text")
+
+
 def test_a_reranker_with_a_template_reads_pairs_within_it(scorer: Served) -> None:
     scorer.engine.pooling = Pooling("score", 1, pair_template="<Q>{query}<D>{document}?")
     post(scorer, RERANK, query="{document}", documents=["a", "b{query}"])

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,11 +55,12 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_tool_is_told_the_server_its_model_and_the_key(
-    name: str, server: ScriptedServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+    name: str, server: ScriptedServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "its-key")
     with announced(server.url, "demo"):
         assert cli.main(["launch", name, "--", "run", "--fast"]) == 7
+    assert f"uses demo at {server.url}, the server that started last here" in capsys.readouterr().err
     arguments, environment, files = stubs.told()
     assert arguments[-2:] == ["run", "--fast"]
     new = {variable: value for variable, value in environment.items() if value != os.environ.get(variable)}
@@ -110,6 +112,47 @@ def test_a_tool_of_a_server_on_a_cpu_gets_short_prompts(
     assert not has_example("codex", "--no-lean")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings", "may_write"),
+    [
+        (["exec", "Fix the test"], "", True),
+        (["-m", "other", "e", "Fix the test"], 'model = "other"', True),
+        (["exec", "-s", "read-only", "Fix the test"], "", False),
+        (["exec", "--sandbox=danger-full-access", "Fix the test"], "", False),
+        (["exec", "-c", "sandbox_mode=read-only", "Fix the test"], "", False),
+        (["exec", "Fix the test"], 'sandbox_mode = "read-only"', False),
+        (["resume"], "", False),
+    ],
+)
+def test_codex_may_write_when_it_does_a_task_alone_unless_the_user_has_decided(
+    arguments: list[str],
+    settings: str,
+    may_write: bool,
+    server: ScriptedServer,
+    stubs: Stubs,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (stubs.home / ".codex").mkdir()
+    (stubs.home / ".codex" / "config.toml").write_text(settings)
+    assert cli.main(["launch", "codex", "--url", server.url, "--", *arguments]) == 7
+    started = stubs.told()[0]
+    assert started[-len(arguments) :] == arguments
+    assert ('sandbox_mode="workspace-write"' in started) is may_write
+    assert ("Codex may write to this folder." in capsys.readouterr().err) is may_write
+
+
+def test_codex_reads_only_what_a_shell_pipes_into_its_task(server: ScriptedServer, stubs: Stubs) -> None:
+    stub = stubs.home.parent / "bin" / "codex"
+    stub.write_text(f"#!{sys.executable}\nimport sys\nprint('read:', sys.stdin.read())\n")
+    command = [sys.executable, "-m", "oaiserve", "launch", "codex", "--url", server.url, "--", "exec", "Fix the test"]
+    piped = subprocess.run(command, input="a log", capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert piped.stdout == "read: a log\n"
+    ours, open_end = socket.socketpair()
+    with ours, open_end:
+        left_open = subprocess.run(command, stdin=ours, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert left_open.stdout == "read: \n"
+
+
 def test_tool_can_be_named_by_its_program(server: ScriptedServer, stubs: Stubs) -> None:
     assert cli.main(["launch", "qwen", "--url", server.url]) == 7
     assert stubs.told()[0][:2] == ["--auth-type", "openai"]
@@ -158,7 +201,11 @@ def test_a_signal_ends_the_tool_and_removes_its_files(
     (folder := tmp_path / "temporary").mkdir()
     command = [sys.executable, "-m", "oaiserve", "launch", "cline", "--url", server.url]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+
+    def receive() -> None:  # Under nohup, the tests ignore SIGHUP, and so would what they start.
+        signal.signal(number, signal.SIG_DFL)
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=receive) as process:
         assert process.stdout is not None
         tool = int(process.stdout.readline())
         assert [path.name for path in folder.glob("oaiserve-*/*")] == ["cline_provider_settings_path.json"]

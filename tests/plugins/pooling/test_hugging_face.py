@@ -1,0 +1,68 @@
+"""Tests /embed with Hugging Face's client."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient, constants
+
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import TextPrompt
+from tests.routes.asking import refused
+from tests.routes.doubles import pools
+from tests.serving import Served
+
+EMBED = "/embed"
+VECTORS = [[3.0, 0.0, 4.0, 0.0], [1.0, -1.0, 1.0, -1.0]]
+UNITS = [[0.6, 0.0, 0.8, 0.0], [0.5, -0.5, 0.5, -0.5]]
+
+
+@pytest.fixture
+def embedder(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # Offline, the client refuses this server, too.
+    served.engine.pooling = Pooling("embed", 4, dimensions=(2,), prompts={"query": "Q: "})
+    served.engine.script = pools(*VECTORS)
+    return served
+
+
+def features(served: Served, texts: str | list[str], **options: Any) -> np.ndarray[Any, Any]:
+    return InferenceClient(model=f"{served.url}{EMBED}", token="any").feature_extraction(texts, **options)
+
+
+def prompts_read(served: Served) -> list[TextPrompt]:
+    prompts = served.engine.submitted.get(timeout=60).prompts
+    return [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
+
+
+def test_a_text_or_several_have_a_row_each(embedder: Served) -> None:
+    np.testing.assert_allclose(features(embedder, ["a", "b"]), UNITS, rtol=1e-6)
+    assert [prompt.text for prompt in prompts_read(embedder)] == ["a", "b"]
+    record = embedder.telemetry.next_record()
+    assert (record.operation, record.http_route, record.prompt_tokens) == ("embeddings", EMBED, 6)
+    np.testing.assert_allclose(features(embedder, "a"), UNITS[:1], rtol=1e-6)
+
+
+def test_vectors_keep_their_length_and_are_cut(embedder: Served) -> None:
+    np.testing.assert_array_equal(features(embedder, ["a", "b"], normalize=False), VECTORS)
+    np.testing.assert_array_equal(features(embedder, ["a", "b"], normalize=False, dimensions=2), [[3, 0], [1, -1]])
+
+
+def test_a_prompt_comes_first_and_only_truncated_texts_have_a_limit(embedder: Served) -> None:
+    features(embedder, ["a", "b"], prompt_name="query")
+    assert [(prompt.text, prompt.most_tokens) for prompt in prompts_read(embedder)] == [("Q: a", None), ("Q: b", None)]
+    features(embedder, ["a", "b"], truncate=True, truncation_direction="right")
+    assert [prompt.most_tokens for prompt in prompts_read(embedder)] == [embedder.engine.max_model_len] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"inputs": []}, "inputs", "must not be an empty list"),
+        ({"inputs": ["a", ""]}, "inputs", "must not have an empty string, got one at index 1"),
+        ({"inputs": "a", "prompt_name": "x"}, "prompt_name", "this model's prompts are: 'query', got 'x'"),
+        ({"inputs": "a", "dimensions": 3}, "dimensions", "must be one of 2, got 3"),
+        ({"inputs": "a", "truncate": True, "truncation_direction": "left"}, "truncation_direction", "at their end"),
+    ],
+)
+def test_what_is_wrong_is_named(embedder: Served, body: dict[str, Any], param: str, says: str) -> None:
+    refused(embedder.post(EMBED, **body), param, says)
