@@ -33,7 +33,7 @@ from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.http.connections import Connections
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
+from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running, streams_of
 from oaiserve.routes import chat_completions as chat
 from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
@@ -76,7 +76,8 @@ def create_app(
     """
     parts = own_plugins() if plugins is None else plugins
     ring = keyring(parts, config)
-    pages = pages_of(parts).shown(None if config.server.shows_dashboard else debug.closed_route)
+    pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
+    streams = streams_of(parts, config) or LoopStreams
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -85,7 +86,7 @@ def create_app(
         app.state.serving = Serving(
             config=config,
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
+            streams=streams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
             telemetry=telemetry,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
@@ -222,7 +223,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
-    """Measure for ever how late the event loop wakes a sleeping task. Every stream is late by the same time."""
+    """Measure how late the event loop wakes a sleeping task, until cancelled. Every stream is late by the same time."""
     while True:
         before_ns = monotonic_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
@@ -232,14 +233,14 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
 def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages | None = None) -> list[BaseRoute]:
     """Return the routes of a server with these plug-ins and their pages, or with those of oaiserve."""
     parts = own_plugins() if plugins is None else plugins
-    shows_requests = config.server.shows_dashboard
+    shows_requests = config.shows_dashboard
     if pages is None:
         pages = pages_of(parts).shown(None if shows_requests else debug.closed_route)
     if config.engine.lora_dir is None:
         adapters_closed = models.switched_off
     else:
         adapters_closed = models.closed_route
-    adapters_open = config.engine.lora_dir is not None and config.server.is_private
+    adapters_open = config.engine.lora_dir is not None and config.is_private
     # /debug and some pages show everyone's requests. So they need an API key, a server for this machine only, or an
     # operator who opens them.
     protected_routes = [
@@ -270,9 +271,8 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
         *(protected_routes if shows_requests else closed_routes),
     ]
     table += routes_of(parts, config, {getattr(route, "path", "") for route in table})
-    server = config.server
     described = [route for route in table if isinstance(route, Route)]
-    is_open = OpenPaths(pages, guard_all=server.guard_all)
-    schema = published(described, version=__version__, needs_key=server.needs_key, is_open=is_open)
+    is_open = OpenPaths(pages, guard_all=config.server.guard_all)
+    schema = published(described, version=__version__, needs_key=config.needs_key, is_open=is_open)
     table.append(Route("/openapi.json", schema))
     return table

@@ -32,7 +32,7 @@ from cyclopts.config import Env
 from oaiserve import __version__
 from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.file_checks import check_files
-from oaiserve.commands.foreign_flags import OUR_FLAGS
+from oaiserve.commands.foreign_flags import OUR_COMMANDS, OUR_FLAGS, SHORT
 from oaiserve.commands.help import HelpFormatter
 from oaiserve.commands.listening import bind, obey_signals_as_first_process
 from oaiserve.commands.settings import add_options, changed, flags_of
@@ -159,7 +159,12 @@ def _with_each_name(argv: Sequence[str]) -> list[str]:
 
 
 def small_command(name: str, described: Command) -> App:
-    app = App(name=f"oaiserve {name}", version_flags=[], default_parameter=Parameter(negative=()))
+    app = App(
+        name=f"oaiserve {name}",
+        version_flags=[],
+        help_formatter=HelpFormatter(),
+        default_parameter=Parameter(negative=()),
+    )
     module = import_module(described.module)
     for each in getattr(module, "COMMANDS", ()):
         app.command(each)
@@ -194,12 +199,18 @@ def _bench(argv: list[str]) -> int:
 
 
 def _message_for(error: CycloptsError, name: str) -> str:
-    if isinstance(error, UnknownCommandError) and (error.unused_tokens or ())[:1] == ["diff"]:
-        return "The command 'diff' belongs to the load test: 'oaiserve bench diff' compares two recordings."
+    if isinstance(error, UnknownCommandError):
+        unknown = (error.unused_tokens or [""])[0]
+        if (command := OUR_COMMANDS.get(unknown)) is not None:
+            return f"Unknown command '{unknown}'. Here it is {command}."
     if isinstance(error, UnknownOptionError):
         option = unknown_option(error)
-        if option in OUR_FLAGS:
-            return f"Unknown option {option}. Here it is {OUR_FLAGS[option]}."
+        ours = OUR_FLAGS.get(SHORT.get(option, "--" + option.lstrip("-").replace("_", "-")))
+        if ours is not None:
+            answer = f"It is {ours}" if ours.startswith("not ") else f"Here it is {ours}"
+            if error.token.source == "cli":
+                return f"Unknown option {option}. {answer}."
+            return f"Unknown option '{option}' in {error.token.source}. {answer.replace('--', '')}."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         flag = error.token.keyword if error.token is not None else None
         return f"{flag or 'A setting'} is wrong: {error.__context__}"

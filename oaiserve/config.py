@@ -6,8 +6,9 @@ OptionError for a wrong value.
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
 CpuFeatures = Literal["native", "avx2"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-Quantize = Literal["none", "int8", "int4"]
+Quantize = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
@@ -35,6 +36,8 @@ Options = TypeVar("Options")
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
 _SLO = re.compile(r"(ttft|tpot):(?=.*[1-9])\d+(\.\d+)?(s|ms|us)")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # the end of the name of one file of several
+_IN_HUB_CACHE = re.compile(r"/models--([^/]+)/snapshots/[^/]+$")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
 
@@ -94,6 +97,10 @@ def check_choices(options: Any) -> None:
         check(value in allowed, flag_of(name), f"'{value}'", f"one of {', '.join(allowed)}")
 
 
+def check_seconds(name: str, seconds: float) -> None:
+    check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")
+
+
 def check_least(options: Any, **least: float) -> None:
     for name, bound in least.items():
         value = getattr(options, name)
@@ -117,8 +124,8 @@ class ListenerOptions:
     """PEM file with the certificate's private key, without a passphrase."""
 
     allowed_host: tuple[str, ...] = ()
-    """Host name that clients may use for this server, such as llm.example.com. Repeatable. Default: loopback names on a
-    loopback --host, else any name."""
+    """Host name of this server for clients, such as llm.example.com. Repeatable. Default: loopback names on a loopback
+    --host, else any."""
 
     trusted_proxy: tuple[str, ...] = ()
     """Address or network (10.0.0.0/8) of a proxy whose x-forwarded-for header is trusted. Repeatable."""
@@ -128,11 +135,10 @@ class ListenerOptions:
     text."""
 
     body_limit: Bytes | None = None
-    """Largest request body, such as 16MiB. Default: 8MiB, or 32MiB for a gateway and for models that read images or
-    sounds."""
+    """Largest request body. Default: 8MiB, or 32MiB for a gateway and for models that read images or sounds."""
 
     drain_timeout_seconds: int = 30
-    """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
+    """Seconds for running requests to finish after SIGTERM or Ctrl-C."""
 
     log_level: LogLevel = "info"
     """Lowest severity to log."""
@@ -148,8 +154,8 @@ class ServerOptions(ListenerOptions):
 
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
-    """Key that clients must send as "Authorization: Bearer KEY". Repeatable. Set it in the environment or in a file,
-    because other users of the machine see flags."""
+    """Key that clients must send as "Authorization: Bearer KEY". Repeatable. Other users of the machine see flags, so
+    set it in the environment or in a file."""
 
     api_key_file: tuple[Path, ...] = ()
     """File with one key per line: NAME KEY, or only KEY. Repeatable. Names appear in logs and traces; changes take
@@ -158,10 +164,6 @@ class ServerOptions(ListenerOptions):
     share_prefix_cache: bool = False
     """Share the prefix cache between API keys. By default, each key reuses only its own prompts."""
 
-    stored_keys: bool = False
-    """Require a key that `oaiserve keys` made in the file of --response-store, or one of --api-key and
-    --api-key-file."""
-
     guard_all: bool = False
     """Require a key on /health, /ready, /version, /metrics and /openapi.json, too."""
 
@@ -169,8 +171,8 @@ class ServerOptions(ListenerOptions):
     """Origin whose web pages may call this server, such as https://app.example.com, or * for any. Repeatable."""
 
     served_model_name: tuple[str, ...] = field(default=(), metadata=FREQUENT)
-    """Name of the model in the API. Default: MODEL as typed. After MODEL, the flag takes several names, of which
-    answers show the first."""
+    """Name of the model in the API. Default: that of its file, without .gguf, or of its folder, or the hub id. After
+    MODEL, the flag takes several names; answers show the first."""
 
     write_timeout_seconds: float = 60
     """Seconds until a client that stops reading is disconnected. 0: never."""
@@ -182,17 +184,17 @@ class ServerOptions(ListenerOptions):
     """Seconds that a connection stays open after an answer."""
 
     max_connections: int | None = None
-    """Maximum number of open connections. Default: 8192, or what the limit of open files permits."""
+    """Maximum open connections. Default: 8192, or what the limit of open files permits."""
 
     max_connections_per_address: int | None = None
-    """Maximum number of open connections from one address or IPv6 /64 network. 0: no limit. Default: half of
+    """Maximum open connections from one address or IPv6 /64 network. 0: no limit. Default: half of
     --max-connections."""
 
     stream_interval: int = 1
     """Tokens per event of a stream, unless the request sets it. The first token is always sent at once."""
 
     default_params: str | None = None
-    """Sampling parameters for requests that set none, such as temperature=0.7,top_p=0.8, or JSON. They override the
+    """Sampling parameters for requests that set none, such as temperature=0.7,top_p=0.8, or JSON, instead of the
     model's own."""
 
     progress_after_seconds: float = 1.0
@@ -214,24 +216,10 @@ class ServerOptions(ListenerOptions):
     Repeatable."""
 
     max_images: int = 16
-    """Maximum number of images in a request, including earlier turns, and of sounds."""
+    """Maximum images in a request with earlier turns; likewise sounds."""
 
     plugin: tuple[str, ...] = ()
-    """Plug-in to load, besides the installed ones: a module, or a file that ends in .py. Repeatable
-    (docs/plugins.md)."""
-
-    response_store: Path | None = None
-    """File that keeps the answers of /v1/responses across restarts. Servers on one machine may share it. Default:
-    memory."""
-
-    response_store_number: int = 10_000
-    """Maximum number of stored responses. Beyond it, the API key with the most loses its oldest. 0: store none."""
-
-    response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
-    """Maximum size of all stored responses with their input."""
-
-    response_store_seconds: float = 30 * 24 * 3600
-    """Seconds to store a response after its conversation last continued. Default: 30 days."""
+    """Plug-in to load: a module, or a file that ends in .py. Repeatable (docs/plugins.md)."""
 
     def __post_init__(self) -> None:
         check(bool(self.host), "--host", "empty", "an address or a name")
@@ -244,10 +232,6 @@ class ServerOptions(ListenerOptions):
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
         for key in self.api_key:  # the message must not contain the value
             check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
-        if self.guard_all and not self.needs_key:
-            raise OptionError("--guard-all needs an --api-key, an --api-key-file or --stored-keys.")
-        if self.stored_keys and self.response_store is None:
-            raise OptionError("--stored-keys needs --response-store, whose file has the keys.")
         for name in self.allowed_host:
             is_host = host_name(name) is not None
             check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
@@ -264,9 +248,8 @@ class ServerOptions(ListenerOptions):
         check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
         is_seconds = 0 <= self.progress_after_seconds < float("inf")
         check(is_seconds, "--progress-after-seconds", self.progress_after_seconds, "at least 0, and finite")
-        for name in ("header_timeout_seconds", "idle_timeout_seconds", "response_store_seconds"):
-            seconds = getattr(self, name)
-            check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")
+        for name in ("header_timeout_seconds", "idle_timeout_seconds"):
+            check_seconds(name, getattr(self, name))
         check_least(
             self,
             body_limit=1,
@@ -275,32 +258,8 @@ class ServerOptions(ListenerOptions):
             max_connections_per_address=0,
             stream_interval=1,
             max_images=0,
-            response_store_number=0,
-            response_store_bytes=1,
         )
         check_choices(self)
-
-    @property
-    def needs_key(self) -> bool:
-        return bool(self.api_key or self.api_key_file or self.stored_keys)
-
-    @property
-    def stores_responses(self) -> bool:
-        return self.response_store_number > 0
-
-    @property
-    def shares_prefix_cache(self) -> bool:
-        """Return whether all prompts share the prefix cache: if asked to, or with one key. A file may get a second."""
-        return self.share_prefix_cache or not (self.api_key_file or self.stored_keys or len(self.api_key) > 1)
-
-    @property
-    def is_private(self) -> bool:
-        """Return whether only users of this machine, or those with a key, can ask this server."""
-        return self.needs_key or is_loopback(self.host.lower())
-
-    @property
-    def shows_dashboard(self) -> bool:
-        return self.open_dashboard or self.is_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +280,7 @@ class EngineOptions:
     """Run the model in native code on a CPU, and with kernels and CUDA graphs on a GPU, instead of plain PyTorch."""
 
     cpu_features: CpuFeatures = "native"
-    """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, for the same answers as without them."""
+    """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX."""
 
     recheck: bool = False
     """Repeat what starts do once: on a CPU, probe native code, quantize weights and convert the tokenizer; on a GPU,
@@ -334,11 +293,11 @@ class EngineOptions:
     """On a GPU, run steps as CUDA graphs, which take some seconds at the start, and memory."""
 
     exact: bool = False
-    """Serve only if the same request always gets the same bytes. It is for a CPU."""
+    """On a CPU, serve only if the same request always gets the same bytes."""
 
     quantize: Quantize = field(default="none", metadata=FREQUENT)
-    """On a CPU, store unquantized weights in 8 or 4 bits, which saves memory and time. Answers change slightly with
-    int8, and a lot with int4 in small models."""
+    """Store unquantized weights in fewer bits, which saves memory and time: in int8 or int4 on a CPU, and in fp8 on a
+    GPU. Answers change slightly with 8 bits, and a lot with int4 in small models."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
     """Maximum disk space for weights made by --quantize, which later starts reuse from $OAISERVE_CACHE/quantized. 0
@@ -362,17 +321,18 @@ class EngineOptions:
     """Threads that run the model on a CPU. Default: one per available core, or one less from 4 cores on."""
 
     max_model_len: int | None = field(default=None, metadata=FREQUENT)
-    """Maximum number of tokens of prompt and answer together. Default: the model's context length."""
+    """Maximum tokens of prompt and answer together. Default: the model's context length."""
 
     default_max_tokens: int | None = None
-    """Maximum number of tokens of an answer whose request sets no limit. Default: the model's generation_config.json,
-    or else the rest of the context; 16 for /v1/completions."""
+    """Maximum tokens of an answer whose request sets no limit. Default: the model's generation_config.json, or else the
+    rest of the context; 16 for /v1/completions."""
 
     max_image_pixels: int = 16_000_000
-    """Maximum number of pixels of an image. JPEGs may have 4 times as many, and all images of a prompt 16 times."""
+    """Maximum pixels of an image. JPEGs may have 4 times as many, and all images of a prompt 16 times."""
 
     chat_template: Path | None = None
-    """Jinja file to use instead of the model's chat template."""
+    """Chat template to use instead of the model's own: a Jinja file, or one of chatml, deepseek, gemma, granite,
+    llama3, mistral, mistral-nemo, mistral-small, phi3, phi4, qwen and qwen3."""
 
     generation_config: bool = True
     """Take the defaults of sampling and of max_tokens from the model's generation_config.json or GGUF metadata."""
@@ -381,8 +341,8 @@ class EngineOptions:
     """Tokens per block of the KV cache."""
 
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that may be in use, including by other processes. The KV cache gets what the weights and
-    the largest step leave."""
+    """Share of a GPU's memory that may be in use, also by other processes. The KV cache gets what weights and the
+    largest step leave."""
 
     kv_cache_dtype: KVCacheDtype = "auto"
     """Number format of the KV cache. auto: the model's. int8: nearly twice as many tokens fit, on a CPU with native
@@ -396,11 +356,11 @@ class EngineOptions:
     for 65536 tokens or 8 full requests, but at most a quarter of the free memory."""
 
     max_running: int = field(default=256, metadata=FREQUENT)
-    """Maximum number of sequences in one batch."""
+    """Maximum sequences in one batch."""
 
     max_step_tokens: int | None = None
-    """Maximum number of tokens in one step, at least --max-running. Fewer mean steadier streams, more mean faster
-    prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if higher."""
+    """Maximum tokens in one step, at least --max-running. Fewer: steadier streams. More: faster prefills. Default: 512
+    on a CPU, 2048 on a GPU, or --max-running if higher."""
 
     prefill_max_requests: int | None = field(default=None, metadata=NO_FLAG)
     """Maximum number of sequences that prefill in one step. Default: no limit but that of the tokens."""
@@ -417,7 +377,7 @@ class EngineOptions:
     """For one of several models, the names of settings that it has from the general ones: it may have no use for
     them."""
 
-    hang_seconds: float = field(default=60, metadata=NO_FLAG)
+    watchdog_seconds: float = field(default=60, metadata=NO_FLAG)
     """Seconds without progress (or 20 times the expected time, if that is more) after which the watchdog reports a
     hang."""
 
@@ -432,11 +392,13 @@ class EngineOptions:
     """Reuse computed KV blocks for requests that begin with the same tokens."""
 
     prefix_cache_dir: Path | None = None
-    """Folder that keeps the prefix cache across restarts, on a CPU with native code. It must be private to this
-    user."""
+    """Private folder that keeps the prefix cache across restarts, on a CPU with native code."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
     """Maximum disk space for --prefix-cache-dir. The least recently used blocks are removed."""
+
+    kv_offload: Bytes | None = None
+    """Host memory for KV blocks that a GPU's prefix cache evicts. Later prompts get them back."""
 
     media: bool = True
     """Read images, if the model can. --no-media saves the memory of its vision tower."""
@@ -445,10 +407,10 @@ class EngineOptions:
     """llama.cpp's mmproj file, which reads images for a GGUF file. Default: one in the same folder."""
 
     max_waiting: int = 1024
-    """Maximum number of waiting sequences (n for each prompt of a request). Further requests get a 429."""
+    """Maximum waiting sequences (n for each prompt). Further requests get a 429."""
 
     queue_timeout_seconds: float = 0
-    """Seconds that a request may wait to be scheduled; then it gets a 503. 0: no limit."""
+    """Seconds that a request may wait in the queue; then it gets a 503. 0: no limit."""
 
     request_timeout_seconds: float = 0
     """Seconds that a request may take in total; then it gets a 408, or an error in its stream. 0: no limit."""
@@ -465,7 +427,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         check_choices(self)
         if self.quantize != "none" and not self.compile:
-            raise OptionError(f"--quantize {self.quantize} needs --compile: only native code can do it.")
+            what = "kernels" if self.quantize == "fp8" else "native code"
+            raise OptionError(f"--quantize {self.quantize} needs --compile: only {what} can do it.")
         for adapter in self.lora:
             name, sign, folder = adapter.partition("=")
             check(bool(name.strip() and sign and folder), "--lora", f"'{adapter}'", "NAME=FOLDER")
@@ -480,11 +443,12 @@ class EngineOptions:
             block_size=1,
             kv_blocks=1,
             kv_cache_memory=1,
+            kv_offload=1,
             max_running=1,
             max_step_tokens=1,
             prefill_max_requests=1,
             itl_target_seconds=0.001,
-            hang_seconds=1,
+            watchdog_seconds=1,
             cost_per_hour=0,
             quantized_cache=0,
             max_waiting=0,
@@ -532,7 +496,9 @@ class EngineOptions:
                 ("--device cpu", not is_int8 and self.device == "cpu", why),
                 ("--no-compile", is_int8 and in_eager, why),
             )
-        if self.quantize != "none":
+        if self.quantize == "fp8":
+            _refuse("--quantize fp8", ("--device cpu", self.device == "cpu", "it is for a GPU"))
+        elif self.quantize != "none":
             _refuse(
                 f"--quantize {self.quantize}",
                 ("--device cuda", on_gpu, "it is for a CPU"),
@@ -543,7 +509,11 @@ class EngineOptions:
                 "--prefix-cache-dir",
                 ("--no-prefix-cache", not self.prefix_cache, "it is for the blocks of that cache"),
                 ("--no-compile", in_eager, "it needs the native step"),
+                ("--kv-offload", self.kv_offload is not None, "there is one tier below the prefix cache"),
             )
+        if self.kv_offload is not None:
+            without = not self.prefix_cache
+            _refuse("--kv-offload", ("--no-prefix-cache", without, "it is for the blocks of that cache"))
 
     def step_tokens(self, default: int) -> int:
         return self.max_step_tokens or max(default, self.max_running)
@@ -582,7 +552,9 @@ class Config:
     of_plugins: tuple[object, ...] = ()  # settings of plug-ins that are not all defaults
 
     def __post_init__(self) -> None:
-        for name in self.model_names:
+        if self.server.guard_all and not self.needs_key:
+            raise OptionError("--guard-all needs API keys, such as those of --api-key or --api-key-file.")
+        for name in self.accepted_names:
             if name in self.engine.adapters:
                 raise OptionError(f"--lora names an adapter '{name}', which is the name of the model itself.")
 
@@ -590,13 +562,63 @@ class Config:
         """Return the settings of a plug-in, which are in `Plugin.options`."""
         return next((each for each in self.of_plugins if isinstance(each, kind)), None) or kind()
 
+    def having(self, options: object) -> Config:
+        """Return these settings with other ones of a plug-in."""
+        others = (each for each in self.of_plugins if type(each) is not type(options))
+        return replace(self, of_plugins=(*others, options))
+
+    @property
+    def _needs_key_of_plugin(self) -> bool:
+        return any(getattr(each, "needs_key", False) for each in self.of_plugins)
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.server.api_key or self.server.api_key_file or self._needs_key_of_plugin)
+
+    @property
+    def shares_prefix_cache(self) -> bool:
+        """Return whether all prompts share the prefix cache: if asked to, or with one key. Other sources of keys may
+        get a second one."""
+        server = self.server
+        has_several = server.api_key_file or len(server.api_key) > 1 or self._needs_key_of_plugin
+        return server.share_prefix_cache or not has_several
+
+    @property
+    def is_private(self) -> bool:
+        """Return whether only users of this machine, or those with a key, can ask this server."""
+        return self.needs_key or is_loopback(self.server.host.lower())
+
+    @property
+    def shows_dashboard(self) -> bool:
+        return self.server.open_dashboard or self.is_private
+
     @property
     def model_name(self) -> str:
         return self.model_names[0]
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.server.served_model_name)) or (self.model,)
+        return tuple(dict.fromkeys(self.server.served_model_name)) or (name_of(self.model),)
+
+    @property
+    def accepted_names(self) -> tuple[str, ...]:
+        """Return the names that requests may use: those in the API, and MODEL as typed if the name comes from it."""
+        if self.server.served_model_name:
+            return self.model_names
+        return tuple(dict.fromkeys((*self.model_names, self.model)))
+
+
+@cache
+def name_of(model: str) -> str:
+    """Return the name of a model whose user gives it none: that of its file or folder, or else its hub id."""
+    path = Path(model)
+    if path.suffix == ".gguf" and path.is_file():
+        return _SHARD.sub("", path.stem)
+    if not (model and path.is_dir()):
+        return model
+    folder = os.path.abspath(model)
+    cached = _IN_HUB_CACHE.search(folder)
+    return cached[1].replace("--", "/", 1) if cached else os.path.basename(folder)
 
 
 WITHOUT_FLAG = {each.name for each in fields(EngineOptions) if not each.metadata.get("has_flag", True)}

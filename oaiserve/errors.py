@@ -128,8 +128,8 @@ class ContextLengthExceeded(InvalidRequest):
         is_exact: bool = True,
         has_answer: bool = True,
     ) -> None:
-        """Say how long the prompt is, which came in the field `param`, at the place `where` in it; without `is_exact`,
-        it has at least this many tokens. Without `has_answer`, the prompt may take the whole context."""
+        """The prompt came in the field `param`, at the place `where` in it. Without `is_exact`, `prompt_tokens` is a
+        lower bound. Without `has_answer`, the prompt may take the whole context."""
         least = "" if is_exact else "at least "
         room = ", which leaves no room for an answer" if has_answer else ""
         super().__init__(
@@ -187,12 +187,22 @@ class RequestTimeout(ClientError):
 
 
 class DeadlineMissed(RequestTimeout):
-    """The request has not kept a deadline of its own, so that nobody waits for its answer any more."""
+    """The request has missed its own deadline, so that nobody waits for its answer."""
 
     code = "deadline_missed"
 
     def headers(self) -> dict[str, str]:
         return {"x-should-retry": "false"}  # the SDK would only send the same too late again
+
+
+class TimeLimitExceeded(RequestTimeout):
+    """The answer takes longer than --request-timeout-seconds. It would take as long again."""
+
+    type = "timeout"
+    code = "request_timeout"
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
 
 
 class SlowReader(ClientError):
@@ -264,7 +274,7 @@ class LoopDetected(APIError):
 
 
 class Unavailable(APIError):
-    """The server loads, drains, or has no engine any more."""
+    """The server is loading or draining, or its engine has failed."""
 
     status = 503
     code = "service_unavailable"

@@ -22,7 +22,7 @@ def switch_often() -> None:
 
 @contextmanager
 def switch_interval(seconds: float) -> Iterator[None]:
-    """Let threads that wait for the interpreter's lock have it after this time, in the block."""
+    """Within the block, let a thread that waits for the interpreter's lock have it after this time."""
     before_seconds = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
     try:

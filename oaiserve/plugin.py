@@ -11,10 +11,10 @@ error is logged with the plug-in's name, and the server goes on without that par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from oaiserve.errors import StartupError
 
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
     from oaiserve.engine.decoder.families.family import Family
     from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
     from oaiserve.engine.engine import Engine
+    from oaiserve.engine.event_streams import LoopStreams
     from oaiserve.engine.sampling_rule import Rule
-    from oaiserve.engine.start.request import Way
+    from oaiserve.engine.start.request import LoadMedia, Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.facts.metric import Metric
     from oaiserve.facts.record import RequestRecord
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
     from oaiserve.routes.dialects.family import CallFamily
     from oaiserve.routes.pages import Pages
 
-__all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
+__all__ = ["PUBLIC_MODULES", "AskReplicas", "Command", "Plugin", "StartupError", "engine_of"]
+
+# Sends a GET of a path to all replicas of a gateway, with the API key of a request. Returns the bodies of the answers
+# that come in time, by the numbers of the replicas, or a refusal if all replicas refuse.
+AskReplicas: TypeAlias = "Callable[[Request, str], Awaitable[Mapping[int, bytes] | Response]]"
 
 PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.plugin",
@@ -65,12 +71,16 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.engine.decoder.facts",
     "oaiserve.engine.decoder.families.family",
     "oaiserve.engine.decoder.sources.gguf.architecture",
+    "oaiserve.engine.encoder",
+    "oaiserve.engine.event_streams",
     "oaiserve.engine.logprobs",
+    "oaiserve.engine.media",
     "oaiserve.engine.pooling",
     "oaiserve.engine.request",
     "oaiserve.engine.start.parts",
     "oaiserve.engine.start.request",
     "oaiserve.engine.start.task",
+    "oaiserve.engine.text.tokenizer",
     "oaiserve.errors",
     "oaiserve.explain.commands",
     "oaiserve.explain.step_cost",
@@ -78,9 +88,11 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.facts.record",
     "oaiserve.facts.times",
     "oaiserve.facts.trace",
+    "oaiserve.facts.turn",
     "oaiserve.hosts",
     "oaiserve.http.codings",
     "oaiserve.http.connections",
+    "oaiserve.http.data_url",
     "oaiserve.http.fair_turns",
     "oaiserve.http.keys",
     "oaiserve.http.refusals",
@@ -94,6 +106,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.routes.answer.respond",
     "oaiserve.routes.answer.shape",
     "oaiserve.routes.answer.sse",
+    "oaiserve.routes.chat.call_arguments",
     "oaiserve.routes.chat.constraints",
     "oaiserve.routes.chat.contents",
     "oaiserve.routes.chat.conversation",
@@ -112,6 +125,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.routes.intake.body_types",
     "oaiserve.routes.intake.decode",
     "oaiserve.routes.intake.invalid",
+    "oaiserve.routes.intake.last_turn",
     "oaiserve.routes.intake.media",
     "oaiserve.routes.intake.object_types",
     "oaiserve.routes.intake.parameters",
@@ -130,6 +144,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.storage.group_commit",
     "oaiserve.storage.private",
     "oaiserve.storage.store",
+    "oaiserve.storage.store_options",
     "oaiserve.telemetry",
     "oaiserve.wire.address",
     "oaiserve.wire.continuation",
@@ -137,7 +152,6 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.wire.report",
     "oaiserve.wire.routing_decision",
     "oaiserve.wire.surrogates",
-    "oaiserve.wire.upstream",
 )
 
 
@@ -167,7 +181,8 @@ class Plugin:
     options: Mapping[str, type] = field(default_factory=dict)
     """Settings of `oaiserve serve`, by the titles of their groups in the help: dataclasses like those in `config.py`,
     frozen, with a default and a docstring for each field. A field is a flag, a variable OAISERVE_... and a key of the
-    config file. `config.of(TYPE)` returns the settings of a server."""
+    config file. `config.of(TYPE)` returns the settings of a server. Several plug-ins may have the same ones. If they
+    have a property `needs_key` that is true, clients need an API key."""
 
     tables: Collection[str] = ()
     """Names of tables of the config file that the plug-in reads by itself, from `config.file`."""
@@ -188,19 +203,28 @@ class Plugin:
     """Called once, when the server starts, with its settings. The routes need an API key as the server's own routes do.
     They cannot have the path of one of those."""
 
+    front_routes: Callable[[Config], Iterable[BaseRoute]] | None = None
+    """Called like `routes`, also by a gateway, which answers these routes itself. They use nothing but requests to
+    `scope["app"]`, which a gateway passes on."""
+
     pages: Callable[[], Pages] | None = None
     """Called once, when a server starts: pages for browsers, and their files, which need no API key. A server names in
-    its answers only pages that there are. `oaiserve route` has those of oaiserve's own plug-ins."""
+    its answers only pages that there are. Views, and parts of them, need oaiserve's plug-in `pages`, which serves them.
+    `oaiserve route` has those of oaiserve's own plug-ins."""
 
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
     What it sets in `app.state` is for the plug-in's routes, except for `app.state.files`, from which requests read
-    images by `file_id`."""
+    images and texts by `file_id`."""
 
     is_in_front: bool = False
     """With several models, each has a process with the plug-in's routes and lifespan. If this is true, the gateway in
     front of them has both, too, and answers these routes itself. It has `app.state.backend`, but no
     `app.state.serving`."""
+
+    gateway_routes: Callable[[AskReplicas, Config], Iterable[BaseRoute]] | None = None
+    """Called once, when a gateway starts: routes that it makes from what its replicas answer. `oaiserve route` has
+    those of oaiserve's own plug-ins."""
 
     metrics: Sequence[Metric] = ()
     """What it adds to /metrics. Its lifespan calls `app.state.serving.telemetry.show` with each metric and a function
@@ -210,6 +234,11 @@ class Plugin:
     """Called with the record of each ended request, after its answer, on the telemetry thread. The record is shared, so
     it must not be changed."""
 
+    streams: Callable[[Config], Callable[..., LoopStreams] | None] | None = None
+    """Called once, when the server starts: a subclass of `LoopStreams`, which sees each request to the engine and all
+    of its events on the event loop, or None. Only one plug-in may bring some. No error in its methods is caught: the
+    clients of a step would wait for its events in vain."""
+
     dialects: Sequence[CallFamily] = ()
     """Ways in which models write tool calls. With `--tool-call-parser auto`, a chat template that has all `signs` of
     one of these selects it, before any of oaiserve."""
@@ -217,6 +246,10 @@ class Plugin:
     starts: Callable[[], Iterable[Way]] | None = None
     """Called once, before the model is loaded. The ways to start a model are asked in order whether they accept it,
     before those of oaiserve. One that has accepted it returns the model with what computes its steps."""
+
+    media: LoadMedia | None = None
+    """Called before the text model of a multimodal model is loaded, with the request to start it and the file of
+    --mmproj, if there is one. Returns what reads its images and sounds, or None."""
 
     sampling_rules: Callable[[Tokenizer], Iterable[Rule]] | None = None
     """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -18,9 +19,8 @@ from oaiserve import __version__
 from oaiserve.config import EngineOptions, OptionError, ServerOptions, TelemetryOptions, flag_of
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
-from oaiserve.explain.commands import settings_in
 from oaiserve.http.keys import Keyring
-from oaiserve.plugin import Command, Plugin
+from oaiserve.plugin import AskReplicas, Command, Plugin
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
-    from oaiserve.engine.start.request import Way
+    from oaiserve.engine.encoder import Media
+    from oaiserve.engine.event_streams import LoopStreams
+    from oaiserve.engine.start.request import LoadMedia, StartRequest, Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.routes.pages import Pages
 
@@ -43,7 +45,20 @@ VARIABLE = "OAISERVE_PLUGIN"
 OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
 # Folders of oaiserve/plugins, each of which may be missing
-OURS = ("batches", "gateway", "keys", "messages", "pages", "pooling", "ray", "responses", "terminal")
+OURS = (
+    "batches",
+    "gateway",
+    "inspector",
+    "keys",
+    "media",
+    "messages",
+    "pages",
+    "pooling",
+    "ray",
+    "responses",
+    "runs",
+    "terminal",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +152,6 @@ def server_for(
     return None
 
 
-def find_with(modules: Iterable[str], file: Path | None) -> Found:
-    """Find the plug-ins with the settings of a config file, as `find` does. Raises OptionError and StartupError."""
-    return find(modules, {} if file is None else tables_in(settings_in(file)))
-
-
 def options_of(plugins: Iterable[Plugin]) -> list[tuple[str, type]]:
     """Return the settings of the plug-ins, with the titles of their groups. Raises StartupError if a field has the name
     of another setting."""
@@ -149,6 +159,8 @@ def options_of(plugins: Iterable[Plugin]) -> list[tuple[str, type]]:
     options: list[tuple[str, type]] = []
     for plugin in plugins:
         for title, kind in plugin.options.items():
+            if (title, kind) in options:
+                continue
             for each in fields(kind):
                 if each.name in names:
                     raise StartupError(
@@ -281,6 +293,26 @@ def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
     return ways
 
 
+def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
+    """Return what asks the plug-ins in turn to load what reads images and sounds, or None if no plug-in can."""
+    loading = [(plugin.name, plugin.media) for plugin in plugins if plugin.media is not None]
+
+    def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:
+        for name, load_it in loading:
+            try:
+                media = load_it(request, mmproj)
+            except StartupError:
+                raise
+            except Exception:
+                logger.exception("Plug-in '%s' could not load what reads images and sounds, and reads none", name)
+                continue
+            if media is not None:
+                return media
+        return None
+
+    return load_media if loading else None
+
+
 def own_plugins() -> list[Plugin]:
     """Return the plug-ins of oaiserve whose folders are there, without settings."""
     found = (_ours(name, {}) for name in OURS)
@@ -304,10 +336,9 @@ def check(plugins: Iterable[Plugin], config: Config) -> None:
 
 def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
     """Return the keys that a server accepts, or None if it needs none. Raises StartupError."""
-    server = config.server
-    if not server.needs_key:
+    if not config.needs_key:
         return None
-    ring = Keyring(server.api_key, server.api_key_file)
+    ring = Keyring(config.server.api_key, config.server.api_key_file)
     for plugin in plugins:
         if plugin.keys is None:
             continue
@@ -319,8 +350,8 @@ def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
             raise
         except Exception:
             logger.exception("Plug-in '%s' could not bring its keys, and they are not accepted", plugin.name)
-    if server.stored_keys and not ring.sources:
-        raise StartupError("--stored-keys needs the plug-in 'keys'. 'oaiserve plugins' lists those that are there.")
+    if not (config.server.api_key or config.server.api_key_file or ring.sources):
+        raise StartupError("Clients need an API key, but no plug-in brought the keys. The log says why.")
     return ring
 
 
@@ -333,7 +364,9 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
         if plugin.pages is None:
             continue
         try:
-            pages = pages.and_those(plugin.pages())
+            added = plugin.pages()
+            added.check(pages)
+            pages = pages.and_those(added)
         except StartupError:
             raise
         except Exception:
@@ -341,15 +374,21 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
     return pages
 
 
-def routes_of(plugins: Iterable[Plugin], config: Config, taken: Collection[str]) -> list[BaseRoute]:
-    """Return the routes of the plug-ins. Raises StartupError if one has a path that is taken."""
+def routes_of(
+    plugins: Iterable[Plugin], config: Config, taken: Collection[str], *, ask: AskReplicas | None = None
+) -> list[BaseRoute]:
+    """Return the routes of the plug-ins: with `ask` those that a gateway of replicas answers, or else those of a
+    server. Raises StartupError if one has a path that is taken."""
     paths = set(taken)
     routes: list[BaseRoute] = []
     for plugin in plugins:
-        if plugin.routes is None:
-            continue
+        makers = [plugin.front_routes]
+        if ask is None:
+            makers.append(plugin.routes)
+        elif plugin.gateway_routes is not None:
+            makers.append(partial(plugin.gateway_routes, ask))
         try:
-            added = list(plugin.routes(config))
+            added = [route for make in makers if make is not None for route in make(config)]
         except StartupError:
             raise
         except Exception:
@@ -362,6 +401,27 @@ def routes_of(plugins: Iterable[Plugin], config: Config, taken: Collection[str])
         routes += added
         paths.update(getattr(route, "path", "") for route in added)
     return routes
+
+
+def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopStreams] | None:
+    """Return the streams of requests that a plug-in brings in place of the engine's. Raises StartupError if two do."""
+    brought: dict[str, Callable[..., LoopStreams]] = {}
+    for plugin in plugins:
+        if plugin.streams is None:
+            continue
+        try:
+            streams = plugin.streams(config)
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its streams, and has none", plugin.name)
+            continue
+        if streams is not None:
+            brought[plugin.name] = streams
+    if len(brought) > 1:
+        first, second, *_ = brought
+        raise StartupError(f"Plug-ins '{first}' and '{second}' both bring streams of requests. Turn one off.")
+    return next(iter(brought.values()), None)
 
 
 @asynccontextmanager

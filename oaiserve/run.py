@@ -11,12 +11,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from oaiserve import interpreter, plugin_loading
 from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands import banner as banners
 from oaiserve.commands import model_banner
 from oaiserve.commands.banner import Banner
@@ -28,8 +30,13 @@ from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import DeviceLost
 from oaiserve.http.connections import allowed_connections
+from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
+from oaiserve.system_memory import give_back, keep_freed, share_arenas
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +52,12 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     times.since_begin("command line")
     interpreter.begin_load()
     interpreter.switch_often()
+    share_arenas()
     # Otherwise torch looks for plugins for other devices in all installed packages.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    # Torch's threads would spin while they wait for each other. If other programs use the cores, a step of a 0.5B model
+    # in plain PyTorch takes minutes then, because the thread that has work waits for a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with times.part("import of the log"):
         from oaiserve.telemetry import logs
 
@@ -68,20 +79,56 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         from oaiserve.telemetry import check_tracing
 
         check_tracing()
-    logger.info("Loading %s ...", model_banner.short_name(config))
+    logger.info("Loading %s ...", config.model_name)
+    with Doing(f"Loading {config.model_name}", lambda: times.current, logger.info, has_bar=ready is None):
+        engine = _engine(config, times, plugins)
+        with times.part("server"):
+            from oaiserve.app import create_app, server_telemetry
+
+            connections = allowed_connections(config.server)
+            telemetry = server_telemetry(config, engine, connections, log_limit, plugins)
+            is_child = sock.family == socket.AF_UNIX
+            app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
+    interpreter.end_load()
+    give_back()  # memory that the start has freed
+    keep_freed()
+    logger.debug("Start, in ms since the process began: %s", times)
+    task: Task = "generate" if engine.pooling is None else engine.pooling.task
+    if task == "generate":
+        for problem in sampling_defaults(config, engine.default_params).ignored:
+            logger.warning("A default in the model's files is not used. %s", problem)
+    facts = model_banner.engine_facts(config, engine)
+    use: model_banner.Use = "complete" if task == "generate" and engine.tokenizer.chat_template is None else task
+    on_ready: Banner | Callable[[], None] = model_banner.of_server(
+        config, sock.getsockname()[1], use, facts, has_pages=bool(app.state.pages.links)
+    )
+    if ready is not None:
+        logger.info("%s", "; ".join(facts.values()))
+        on_ready = ready
+    with nullcontext() if ready is not None else announced(url, config.model_name):
+        run_until_signal(
+            app, config, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
+        )
+    if engine.failure is None:
+        return 0
+    return 1
+
+
+def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> Engine:
+    """Load the model. Raises StartupError."""
     if config.model == "demo":
         if not demo.is_fetched():
-            from oaiserve.engine.start.plan import compile_early
+            with times.part("start of the compiler"):
+                from oaiserve.engine.start.plan import compile_early
 
-            compile_early(config.engine, "bfloat16")  # the type in the demo's files
-        demo.fetched()  # while Ctrl-C still removes a partial download
+                compile_early(config.engine, "bfloat16")  # the type in the demo's files
+        times.run("files of the demo", demo.fetched)  # while Ctrl-C still removes a partial download
     # Until the server handles signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
     # ignores it, and Python would end while threads run native code.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, leave if os.getpid() == 1 else signal.SIG_DFL)
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
-        from oaiserve.system_memory import give_back, keep_freed
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -92,43 +139,15 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     with times.part("model"):
         plugin_loading.add_models(plugins)
         try:
-            engine = Engine.from_pretrained(
+            return Engine.from_pretrained(
                 config.model,
                 config.engine,
                 times=times,
                 meanwhile=import_server,
                 rules=partial(plugin_loading.rules_of, plugins),
                 ways=partial(plugin_loading.ways_of, plugins),
+                load_media=plugin_loading.media_of(plugins),
             )
         except DeviceLost as error:
             logger.warning("%s The server starts again without kernels of its own", error)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    with times.part("server"):
-        from oaiserve.app import create_app, server_telemetry
-
-        connections = allowed_connections(config.server)
-        telemetry = server_telemetry(config, engine, connections, log_limit, plugins)
-        is_child = sock.family == socket.AF_UNIX
-        app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
-    interpreter.end_load()
-    give_back()  # memory that the start has freed
-    keep_freed()
-    logger.debug("Start, in ms since the process began: %s", times)
-    task: Task = "generate" if engine.pooling is None else engine.pooling.task
-    if task == "generate":
-        for problem in sampling_defaults(config, engine.default_params).ignored:
-            logger.warning("A default in the model's files is not used. %s", problem)
-    facts = model_banner.engine_facts(config, engine)
-    on_ready: Banner | Callable[[], None] = model_banner.of_server(
-        config, sock.getsockname()[1], task, facts, has_pages=bool(app.state.pages.links)
-    )
-    if ready is not None:
-        logger.info("%s", "; ".join(facts.values()))
-        on_ready = ready
-    with nullcontext() if ready is not None else announced(url, config.model_name):
-        run_until_signal(
-            app, config.server, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
-        )
-    if engine.failure is None:
-        return 0
-    return 1

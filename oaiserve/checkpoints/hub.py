@@ -113,6 +113,12 @@ def local_source(model: str | Path) -> ModelSource:
     return fetched(source)
 
 
+def in_cache(source: ModelSource) -> ModelSource:
+    """Return the copy of a hub's model in the hub's cache. Raises StartupError if there is none that is complete."""
+    repository, _, named = source.location.partition(":")
+    return _cached(_Request(repository, named, with_media=False))
+
+
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
     """Return the place of a hub's model on this machine, see `local_source`. With `with_media`, the file that reads
     images for a GGUF file is next to it, if the repository has one."""

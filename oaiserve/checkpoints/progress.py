@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any, ClassVar, Self
 
 from tqdm import tqdm
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS = 2.0
 LINE_SECONDS = 5.0  # between two lines
 DRAW_SECONDS = 0.1  # between two drawings of a bar
+LOOK_SECONDS = 0.5  # between two looks at long work
+MOST_LINE_SECONDS = 60.0  # between two lines on long work
 
 
 class Progress(tqdm):  # type: ignore[misc]
@@ -30,7 +33,7 @@ class Progress(tqdm):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._is_shown = False
+        self.is_shown = False
         is_hidden = log.level > logging.INFO or (log.level == logging.NOTSET and not self._is_terminal)
         between_seconds = DRAW_SECONDS if self._is_terminal else LINE_SECONDS
         ours: dict[str, Any] = {"delay": SILENT_SECONDS, "mininterval": between_seconds, "miniters": 1, "leave": False}
@@ -43,20 +46,20 @@ class Progress(tqdm):  # type: ignore[misc]
         if msg is None and (not hasattr(self, "start_t") or self._time() < self.start_t + self.delay):
             return False
         if self._is_terminal:
-            self._is_shown = True
+            self.is_shown = True
             return bool(super().display(msg, pos))
         if msg is None and self.n:  # tqdm passes "" to clear a line
-            self._is_shown = True
+            self.is_shown = True
             print(self, file=sys.stderr, flush=True)
         return False
 
     def clear(self, nolock: bool = False) -> None:
-        if self._is_terminal and self._is_shown:
+        if self._is_terminal and self.is_shown:
             super().clear(nolock)
 
     def close(self) -> None:
-        if self._is_shown and not self.disable:
-            self._is_shown = False
+        if self.is_shown and not self.disable:
+            self.is_shown = False
             if not self._is_terminal and self.n != self.last_print_n:
                 print(self, file=sys.stderr, flush=True)
             # Otherwise tqdm leaves a bar on the screen that was drawn after a line of the log.
@@ -89,6 +92,66 @@ class Elapsed:
         if self._bar is not None:
             self._bar.close()
             self._is_shown.release()
+
+
+class Doing:
+    """Says which part of long work runs: a bar in a terminal, else lines of the log, at growing intervals. The first is
+    due after SILENT_SECONDS. It is silent while another bar is shown."""
+
+    def __init__(
+        self,
+        what: str,
+        part: Callable[[], str],
+        say: Callable[[str], object],
+        *,
+        has_bar: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`part` returns the part that runs now, and `say` writes a line. Without `has_bar`, a terminal gets lines, as
+        it should where several processes write to it."""
+        self._what = what
+        self._part = part
+        self._say = say
+        self._clock = clock
+        self._began = clock()
+        self._due = SILENT_SECONDS  # of the next line, since the beginning
+        self._bar: Progress | None = None
+        if has_bar and sys.stderr.isatty():
+            bar = Progress(desc=what, bar_format="{desc} ... {elapsed}")
+            self._bar = None if bar.disable else bar
+        self._has_ended = Event()
+        self._thread = Thread(target=self._look_often, name="doing", daemon=True)
+
+    def look(self) -> None:
+        """Draw the bar, or write a line if one is due."""
+        with Progress.get_lock():
+            # tqdm's own bars have no such attribute, and bars that are being made have none yet.
+            others = [bar for bar in Progress._instances if bar is not self._bar and getattr(bar, "is_shown", False)]
+        part = self._part()
+        doing = f"{self._what}: {part}" if part else self._what
+        seconds = self._clock() - self._began
+        if self._bar is not None and others:
+            self._bar.clear()
+        elif self._bar is not None:
+            self._bar.set_description_str(doing, refresh=False)
+            self._bar.refresh()
+        elif seconds >= self._due and not others:
+            self._say(f"{doing} ({seconds:.0f} s)")
+            self._due = seconds + min(seconds, MOST_LINE_SECONDS)
+
+    def _look_often(self) -> None:
+        while not self._has_ended.wait(LOOK_SECONDS):
+            self.look()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+        if self._bar is not None:
+            self._bar.close()
 
 
 def show_transformers_progress() -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.screen import Screen
 
 _LABEL_WIDTH = 10
@@ -46,8 +46,8 @@ def address(server: ServerOptions, port: int) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def places(server: ServerOptions, url: str, page: str, *, has_pages: bool) -> dict[str, str]:
+def places(config: Config, url: str, page: str, *, has_pages: bool) -> dict[str, str]:
     if not has_pages:
         return {"API": f"{url}/v1"}
     closed = "closed: give --api-key to open it for clients with a key, or --open-dashboard for all"
-    return {"API": f"{url}/v1", page: f"{url}/" if server.shows_dashboard else closed}
+    return {"API": f"{url}/v1", page: f"{url}/" if config.shows_dashboard else closed}

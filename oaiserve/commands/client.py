@@ -68,10 +68,10 @@ class Client:
         with self.open(path, body, content_type=content_type) as answer:
             return json.load(answer)
 
-    def text(self, path: str, accept: str = "text/plain") -> str:
+    def text(self, path: str, accept: str = "text/plain", *, seconds: float = SHORT_SECONDS) -> str:
         """Return the text at a path, which the server answers at once. Raises NoAnswer."""
         try:
-            with self.open(path, accept=accept, seconds=SHORT_SECONDS) as answer:
+            with self.open(path, accept=accept, seconds=seconds) as answer:
                 return answer.read().decode(errors="replace")
         except (OSError, HTTPException) as error:
             raise NoAnswer(f"{self.url} does not answer to its end: {error}.") from error
@@ -98,7 +98,7 @@ class Client:
         there is none."""
         listed = self.models()
         for each in listed:
-            if each.name == name or (name is None and each.task == "generate"):
+            if name in each.names or (name is None and each.task == "generate"):
                 return each
         wanted = "that writes text" if name is None else f"'{name}'"
         names = ", ".join(each.name for each in listed)

@@ -18,10 +18,10 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.models import stored_models
 from oaiserve.commands.table import size
 from oaiserve.engine.executors.native import prebuilt
-from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.screen import Screen
 from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
+from oaiserve.system_cpus import usable_cpus
 from oaiserve.system_memory import container_bytes, free_bytes
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes

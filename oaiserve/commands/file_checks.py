@@ -9,6 +9,7 @@ from pathlib import Path
 
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.engine.text.builtin_templates import NAMES, template_file
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.http.keys import Keyring, exposure
@@ -31,7 +32,10 @@ def check_files(server: ServerOptions, engine: EngineOptions, telemetry: Telemet
 
         read_response_template(server.response_template)
     check_tls(server.tls_certificate, server.tls_key)
-    _check_readable("--chat-template", engine.chat_template)
+    if engine.chat_template is not None:
+        _check_readable(
+            "--chat-template", template_file(engine.chat_template), f" Give a Jinja file, or one of {', '.join(NAMES)}."
+        )
     for name, folder in engine.adapters.items():
         try:
             read_adapter(folder)
@@ -47,12 +51,12 @@ def check_files(server: ServerOptions, engine: EngineOptions, telemetry: Telemet
         raise StartupError(f"--record-requests is '{recording}', which is a folder, and must be a file.")
 
 
-def _check_readable(flag: str, path: Path | None) -> None:
+def _check_readable(flag: str, path: Path | None, instead: str = "") -> None:
     try:
         if path is not None:
             path.open("rb").close()
     except OSError as error:
-        raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+        raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.{instead}") from error
 
 
 def check_tls(certificate: Path | None, key: Path | None) -> None:

@@ -1,4 +1,5 @@
-"""The flags of vLLM, SGLang and llama.cpp's server, and removed ones, with what takes their place here."""
+"""The flags of vLLM, SGLang, llama.cpp's server and uvicorn, Ollama's commands, and removed ones, with what takes their
+place here."""
 
 from __future__ import annotations
 
@@ -18,14 +19,20 @@ OUR_FLAGS = {
     "--chunked-prefill-size": "--max-step-tokens",
     "--context-length": "--max-model-len",
     "--ctx-size": "--max-model-len",
+    "--embeddings": "--task embed",
     "--enable-auto-tool-choice": "not needed; --tool-call-parser none turns it off",
     "--enable-lora": "--lora or --lora-dir",
     "--enable-prefix-caching": "--prefix-cache, which is on",
     "--enforce-eager": "--no-compile",
+    "--hf-repo": _MODEL,
+    "--jinja": "not needed: chat templates are in Jinja",
     "--kv-cache-memory-bytes": "--kv-cache-memory",
     "--kv-blocks": "--kv-cache-memory",
+    "--limit-concurrency": "--max-connections",
     "--lora-modules": "--lora",
     "--lora-paths": "--lora",
+    "--flash-attn": "not needed",
+    "--forwarded-allow-ips": "--trusted-proxy",
     "--front-ends": _REPLICAS,
     "--max-num-batched-tokens": "--max-step-tokens",
     "--max-num-seqs": "--max-running",
@@ -36,6 +43,7 @@ OUR_FLAGS = {
     "--frequency-penalty": f"{_SAMPLING} frequency_penalty=0.5",
     "--max-waiting-tokens": "--max-waiting",
     "--min-p": f"{_SAMPLING} min_p=0.05",
+    "--n-gpu-layers": "not needed: a GPU has the whole model. --device cpu uses none",
     "--n-predict": "--default-max-tokens",
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--num-gpu-blocks-override": "--kv-cache-memory",
@@ -55,9 +63,32 @@ OUR_FLAGS = {
     "--temp": f"{_SAMPLING} temperature=0.7",
     "--tensor-parallel-size": _PARALLEL,
     "--threads": "--cpu-threads",
+    "--timeout-graceful-shutdown": "--drain-timeout-seconds",
+    "--timeout-keep-alive": "--idle-timeout-seconds",
     "--top-k": f"{_SAMPLING} top_k=40",
     "--top-p": f"{_SAMPLING} top_p=0.95",
     "--tp": _PARALLEL,
     "--tp-size": _PARALLEL,
     "--uvicorn-log-level": "--log-level",
+    "--workers": _REPLICAS,
+}
+
+# What llama.cpp's server has for short
+SHORT = {
+    "-a": "--alias",
+    "-c": "--ctx-size",
+    "-fa": "--flash-attn",
+    "-hf": "--hf-repo",
+    "-m": "--model",
+    "-n": "--n-predict",
+    "-ngl": "--n-gpu-layers",
+    "-np": "--parallel",
+    "-t": "--threads",
+}
+
+OUR_COMMANDS = {
+    "create": "oaiserve serve with --default-params and --chat-template",
+    "diff": "oaiserve bench diff, which compares two recordings",
+    "run": "oaiserve chat, or oaiserve serve with its chat page",
+    "show": "oaiserve list, or oaiserve doctor MODEL",
 }

@@ -26,6 +26,7 @@ class HelpFormatter(DefaultFormatter):
             shown = (each for each in panel.entries if each.positional_label or not self._only.isdisjoint(each.names))
             panel = panel.copy(entries=[_short(entry) for entry in shown])
         if panel.format == "parameter":
+            panel = panel.copy(entries=[_with_one_value(entry) for entry in panel.entries])
             self.column_specs = _columns(console.width, panel.entries)
         else:
             self.column_specs = None
@@ -35,6 +36,13 @@ class HelpFormatter(DefaultFormatter):
 def _short(entry: HelpEntry) -> HelpEntry:
     text = " ".join(entry.description.primary_renderable.markup.split())
     return entry.copy(description=_NEXT_SENTENCE.split(text)[0])
+
+
+def _with_one_value(entry: HelpEntry) -> HelpEntry:
+    """Show a repeatable flag with the one value that it takes: a second word after it would be a model to serve."""
+    if entry.positional_label or not entry.metavar:
+        return entry
+    return entry.copy(metavar=entry.metavar.removesuffix("..."))
 
 
 def _columns(width: int, entries: list[HelpEntry]) -> tuple[ColumnSpec, ...]:

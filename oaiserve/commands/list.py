@@ -9,8 +9,8 @@ from oaiserve.commands.table import size, table
 def command() -> int:
     """List the models on this disk.
 
-    The list has the demo, the models in the Hugging Face hub's cache, and those elsewhere that you have served.
-    REMEMBERED is the day of the model's first start. Later starts reuse what it found out, and are faster.
+    The list shows the demo, the models in the Hugging Face hub's cache, and files elsewhere that you have served.
+    REMEMBERED is the day of the model's first start, which stored what makes later starts faster.
     """
     models = stored_models()
     if not models:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.file_checks import refused_certificate
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.errors import StartupError
 from oaiserve.http.connections import Connections
 from oaiserve.screen import Screen
@@ -70,7 +70,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 
 def run_until_signal(
     app: Callable[..., Awaitable[None]],
-    options: ServerOptions,
+    config: Config,
     sock: socket.socket,
     connections: Connections,
     banner: Banner | Callable[[], None],
@@ -82,22 +82,23 @@ def run_until_signal(
     from oaiserve.http.server import Server
 
     trusts_peers = sock.family == socket.AF_UNIX  # in a private folder, where only the gateway can connect
-    server = Server(app, options, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
+    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` relies on this.
             signal.signal(number, server.handle_exit)
-    listen(options, sock, banner)
+    listen(config, sock, banner)
     server.run(sockets=[sock])
 
 
-def listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
+def listen(config: Config, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
     """Listen, and print the banner, log it as JSON, or call the function instead. Raises StartupError if another
     process listens on the port."""
     from oaiserve.telemetry.logs import resolved
 
-    if options.open_dashboard and not options.is_private:
+    options = config.server
+    if options.open_dashboard and not config.is_private:
         logger.warning(
             "--open-dashboard lets everyone who can reach %s see all requests, but not their text", options.host
         )

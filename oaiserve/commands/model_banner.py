@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from oaiserve import __version__
+from oaiserve.checkpoints import demo
 from oaiserve.commands.banner import Banner, address, places
 from oaiserve.commands.models import model_at
 from oaiserve.commands.table import size
 from oaiserve.config import Config
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.pooling import Task
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
+from oaiserve.system_cpus import default_threads
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine  # its import is slow
 
 _LONG_NAME = 40  # characters from which on the example request leaves out the model
-# An example for each task: a path, and a body without its model.
-_EXAMPLES: dict[Task, tuple[str, str]] = {
+_PAGES = {"generate": "Chat", "complete": "Page"}  # label of the address of the first page; others have the API page
+Use: TypeAlias = Task | Literal["complete"]  # to complete texts: a model that generates, without a chat template
+# An example for each use: a path, and a body without its model.
+_EXAMPLES: dict[Use, tuple[str, str]] = {
     "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
+    "complete": ("/v1/completions", '"prompt": "Once upon a time", "max_tokens": 50'),
     "embed": ("/v1/embeddings", '"input": ["A cat sleeps.", "A dog barks."]'),
     "score": ("/v1/rerank", '"query": "What sleeps?", "documents": ["A dog barks.", "A cat sleeps."]'),
 }
 
 
-def short_name(config: Config) -> str:
-    """Return the model's name for people: its file's name, if no other was given."""
-    is_path = config.model_name == config.model and Path(config.model).exists()
-    if is_path:
-        return Path(config.model).name
-    return config.model_name
-
-
-def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str], *, has_pages: bool = True) -> Banner:
+def of_server(config: Config, port: int, use: Use, facts: Mapping[str, str], *, has_pages: bool = True) -> Banner:
     url = address(config.server, port)
-    if config.server.needs_key:
+    if config.needs_key:
         key = " -H 'authorization: Bearer '$OPENAI_API_KEY"
     else:
         key = ""
-    path, body = _EXAMPLES[task]
+    path, body = _EXAMPLES[use]
     if len(config.model_name) > _LONG_NAME:
         model = ""
     else:
         model = f'"model": "{config.model_name}", '
     example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
-    shown = places(config.server, url, "Chat" if task == "generate" else "Live page", has_pages=has_pages)
-    if short_name(config) != config.model_name:
-        facts = {"Name": f"{config.model_name} in requests, unless --served-model-name gives another", **facts}
+    shown = places(config, url, _PAGES.get(use, "API page"), has_pages=has_pages)
     closing = "Ctrl-C stops the server."
-    if task == "generate":
+    if use == "generate":
         closing = f"To use it from a coding tool, see 'oaiserve launch'. {closing}"
     return Banner(
-        f"oaiserve {__version__} serves {short_name(config)} at {url}/v1", {**facts, **shown}, example, closing
+        f"oaiserve {__version__} serves {config.model_name} at {url}/v1", {**facts, **shown}, example, closing
     )
 
 
@@ -62,6 +55,10 @@ def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
         facts["Sampling"] = f"{sampling_defaults(config, engine.default_params)}, unless a request sets others"
+        if engine.tokenizer.chat_template is None:
+            facts["No chat"] = engine.tokenizer.why_no_chat
+    if config.model == "demo":
+        facts["This demo"] = f"is very small. {demo.advice()}"
     if engine.adapters.served:
         facts["Adapters"] = ", ".join(adapter.name for adapter in engine.adapters.served)
     return facts
@@ -72,10 +69,7 @@ def _model(config: Config, engine: Engine) -> str:
         return config.model_name
     model = model_at(config.model, engine.path)
     form, family = model.described()
-    if config.model == "demo" or Path(config.model).exists():
-        name = engine.path.name
-    else:
-        name = config.model
+    name = engine.path.name if config.model == "demo" else config.model
     limits = f"up to {engine.max_model_len:,} tokens a request"
     return f"{name} ({family}), {form.strip()}, {size(model.num_bytes)}, {limits}"
 

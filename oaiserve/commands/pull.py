@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from oaiserve.checkpoints import demo, hub
+from oaiserve.checkpoints.progress import Doing
 
 
 def command(model: str, /) -> int:
@@ -17,6 +18,7 @@ def command(model: str, /) -> int:
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("oaiserve").setLevel(logging.INFO)
-    path = demo.fetched() if model == "demo" else hub.local_source(model).path
+    with Doing(f"Fetching {model}", lambda: "", logging.getLogger("oaiserve").info):
+        path = demo.fetched() if model == "demo" else hub.local_source(model).path
     print(f"{model} is on this disk: {path}")
     return 0

@@ -12,16 +12,29 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGTERM, Signals
+from typing import NamedTuple
 
 from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
-from oaiserve.plugin_loading import Found, find_with
+from oaiserve.explain.commands import settings_in
+from oaiserve.plugin_loading import Found, find, tables_in
 from oaiserve.wire.address import Address
 
 READY = b"+"
 MOST_REASON_BYTES = 4096  # longest error of a start that is passed on
 MOST_PATH_BYTES = 107  # longest path of a Unix socket
 GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class Activity(NamedTuple):
+    """What a process does, according to the kernel."""
+
+    is_stopped: bool = False  # by a signal
+    is_traced: bool = False  # by a debugger
+    is_runnable: bool = False  # Its main thread, which has the event loop, computes or waits for a CPU.
+    main_seconds: float = 0.0  # CPU time of that thread
+    cpu_seconds: float = 0.0  # CPU time of all threads, and of child processes that have ended
 
 
 class ServerProcess:
@@ -66,6 +79,10 @@ class ServerProcess:
         self._writer.close()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
@@ -77,8 +94,31 @@ class ServerProcess:
     @property
     def num_bytes(self) -> int:
         """Return the memory of the process: its private memory, and its share of memory that others use, too."""
-        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+    def activity(self) -> Activity:
+        """Return what the process does. Raises OSError once it has ended."""
+        folder = Path(f"/proc/{self.pid}")
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        main, whole = (
+            (path / "stat").read_text().rpartition(")")[2].split() for path in (folder / "task" / folder.name, folder)
+        )
+        state = main[0]
+        is_traced = int(status["TracerPid"]) != 0
+        main_ticks = sum(map(int, main[11:13]))
+        all_ticks = sum(map(int, whole[11:15]))
+        return Activity(
+            state == "T" and not is_traced,
+            is_traced,
+            state == "R",
+            main_ticks / TICKS_PER_SECOND,
+            all_ticks / TICKS_PER_SECOND,
+        )
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
 
     async def end(self, drain_seconds: float) -> None:
         """End the process in order, or kill it if it takes longer than its drain timeout and GOODBYE_SECONDS."""
@@ -88,7 +128,7 @@ class ServerProcess:
             async with asyncio.timeout(drain_seconds + GOODBYE_SECONDS):
                 await self.ended()
         except TimeoutError:
-            self._process.kill()
+            self.kill()
             await self.ended()
 
 
@@ -111,10 +151,6 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Found, Cal
     If it cannot start, the other process gets the reason. The arguments are the file descriptors of the link to that
     process, of the listening socket and of the settings, and the model's name, for `ps`."""
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
-        file.seek(0)
-        found = find_with(*pickle.load(file))  # No other process can write this file, which has no name.
-        config: Config = pickle.load(file)
 
     def end_with_the_parent() -> None:
         link.recv(1)  # The parent sends nothing: this returns when its end is closed.
@@ -122,6 +158,11 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Found, Cal
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     try:
+        with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
+            file.seek(0)
+            modules, path = pickle.load(file)  # No other process can write this file, which has no name.
+            found = find(modules, {} if path is None else tables_in(settings_in(path)))
+            config: Config = pickle.load(file)
         return serve(config, listening, found, lambda: link.sendall(READY))
     except (OptionError, StartupError) as error:
         link.sendall(" ".join(str(error).split()).encode()[:MOST_REASON_BYTES])

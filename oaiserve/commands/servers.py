@@ -1,7 +1,7 @@
 """The servers of this user on this machine, each of which keeps a small file while it runs.
 
-A server holds a lock on its file, which the system releases when the process ends, however that happens. So a file that
-nobody holds is of a server that is gone.
+A server holds a lock on its file, which the system releases when the process ends, however that happens. So a file
+without a lock belongs to a server that has ended.
 """
 
 from __future__ import annotations

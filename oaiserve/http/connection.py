@@ -16,7 +16,7 @@ import httptools
 from oaiserve.config import ServerOptions
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal, client_of
+from oaiserve.http.connections import CONNECTION, UPGRADE, WRITE_TIMED_OUT, Refusal, client_of
 from oaiserve.http.uvicorn_parts import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MOST_HEAD_BYTES = 64 * 1024  # limit of a request line with its headers, and of the trailers of a body
@@ -84,6 +84,9 @@ class Connection(HttpToolsProtocol):
         self._reading = Reading.NOTHING
         self._has_begun = False  # whether a first request has begun
         self._running: RequestResponseCycle | None = None  # the current or the last request
+        self._wanted_protocol = ""  # the one for which the current request asks, in lower case
+        self._raw: Callable[[bytes], None] | None = None  # receives the client's data in another protocol
+        self._on_drain: Callable[[], None] = lambda: None  # called at a shutdown, in another protocol
         self._is_deaf = False  # whether further data is discarded, because the connection will be closed
         self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
         self._parsing_ns = 0  # parsing time of the data with the client's mistake
@@ -91,7 +94,7 @@ class Connection(HttpToolsProtocol):
         # The size so far of the current head, or of the trailers of the current body.
         self._num_headers = 0
         self._head_bytes = 0
-        # Bytes since the parser last completed something. Without a limit, one header could go on for ever.
+        # Bytes since the parser last completed something. Without a limit, one header could go on without end.
         self._has_progressed = False
         self._unused_bytes = 0
 
@@ -119,6 +122,7 @@ class Connection(HttpToolsProtocol):
         self._on_lost()
 
     def shutdown(self) -> None:
+        self._on_drain()
         if self._last_words_timer is not None:
             self._last_words_timer.cancel()
             self._say_them()
@@ -191,6 +195,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        if self._raw is not None:
+            self._raw(data)
+            return
         self._has_progressed = False
         began_ns = monotonic_ns()
         try:
@@ -214,8 +221,9 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         """Pass the data to the parser.
 
-        After a request for another protocol, the parser takes no more data. This server speaks only HTTP, which permits
-        ignoring such a request. So a new parser reads it as plain HTTP with a body.
+        After a request for another protocol, the parser takes no more data. A new parser reads it as plain HTTP with a
+        body, so that it passes all checks of requests. Its route may change the protocol then, and most don't, which
+        HTTP permits.
         """
         while True:
             try:
@@ -225,6 +233,8 @@ class Connection(HttpToolsProtocol):
                 method = self.parser.get_method()
                 if method == b"CONNECT":
                     raise MethodNotAllowed("CONNECT is not allowed: this server is no proxy.") from None
+                wanted = next((value for name, value in self.headers if name == b"upgrade"), b"")
+                self._wanted_protocol = wanted.decode("latin-1").strip().lower()
                 head = [b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())]
                 head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
                 self.parser = httptools.HttpRequestParser(self)
@@ -265,6 +275,9 @@ class Connection(HttpToolsProtocol):
         if encodings not in ([], [b"chunked"]):
             # A proxy may have read another length, so that it would see a request where this server sees a body.
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
+        if self._wanted_protocol:
+            self.scope["extensions"] = {**self._extensions, UPGRADE: self._upgrade(self._wanted_protocol)}
+            self._wanted_protocol = ""
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
@@ -281,6 +294,26 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             self._reading = Reading.NOTHING
 
+    def _upgrade(self, protocol: str) -> dict[object, object]:
+        def take(to: Callable[[bytes], None], on_drain: Callable[[], None]) -> None:
+            assert self._running is not None
+            self._running.chunked_encoding = False
+            self._raw = to
+            self._on_drain = on_drain
+
+        def write(data: bytes) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(data)
+
+        return {
+            "protocol": protocol,
+            "take": take,
+            "write": write,
+            "drain": self.flow.drain,
+            "pause": self.flow.pause_reading,
+            "resume": self.flow.resume_reading,
+        }
+
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _awaits_body(self) -> bool:
@@ -295,7 +328,9 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._wait is Wait.GOODBYE:
             return
-        if self.pipeline:
+        if self._raw is not None:
+            self._say_goodbye()
+        elif self.pipeline:
             self.flow.resume_reading()
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:

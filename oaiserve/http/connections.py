@@ -29,6 +29,11 @@ FEWEST_CONNECTIONS = 8
 # has cut the connection for that.
 CONNECTION = "oaiserve.http.connection"
 WRITE_TIMED_OUT = "oaiserve.write_timed_out"
+# Present if the request asks for another protocol: a mapping of `protocol`, in lower case, and of functions. Before it
+# answers with the status 101, a route calls `take(to, on_drain)`: the client's further data is passed to the first
+# function, and the second is called when the server shuts down. `write`, `drain`, `pause` and `resume` are those of the
+# connection, which ends with the empty body of the answer.
+UPGRADE = "oaiserve.http.upgrade"
 
 
 class Refusal(StrEnum):

@@ -116,10 +116,10 @@ class Task:
     work: Work[Any]
     done: Callable[[Any], None]  # takes the work's result
     failed: Callable[[APIError], None]
-    dropped: Callable[[], None]  # nobody wants it any more
+    dropped: Callable[[], None]  # called when the work is no longer wanted
     is_unwanted: Callable[[], bool]
     name: str  # for the log
-    rest: float = 0  # if it is large: for how many times as long as a piece has taken the thread rests afterwards
+    rest: float = 0  # if it is large: how long the thread rests after a piece, in multiples of the piece's CPU time
     is_begun: bool = False
     is_long: bool = False  # its next piece
     has_been_long: bool = False
@@ -209,8 +209,8 @@ class TurnWorkers:
             with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
                 os.nice(LONG_NICENESS)
         while (task := self._take(lane)) is not None:
-            began_ns = monotonic_ns()
             rest = task.rest if lane is self._large else 0
+            began_ns = thread_time_ns()  # not the time of the clock, which passes while other threads have the core
             if not self._run_piece(task):
                 following = self._lane_of(task)
                 with self._lock:
@@ -222,7 +222,7 @@ class TurnWorkers:
                     self._refuse(task)
             del task  # or else its prompts would be kept until the next one comes
             if rest:
-                time.sleep(rest * (monotonic_ns() - began_ns) / 1e9)
+                time.sleep(rest * (thread_time_ns() - began_ns) / 1e9)
 
     def _lane_of(self, task: Task) -> _Lane:
         if task.is_long:
@@ -254,10 +254,10 @@ class TurnWorkers:
         if task.is_unwanted():
             self._end(task, task.dropped)
             return True
+        if not task.is_begun and task.num_bytes >= MUCH_BYTES:
+            take(task.num_bytes)  # Only the first pieces copy the body, and this takes milliseconds.
         self._begin(task)
         task.has_been_long |= task.is_long
-        if task.num_bytes >= MUCH_BYTES:
-            take(task.num_bytes)
         try:
             task.is_long = next(task.work) is LONG
         except StopIteration as stop:

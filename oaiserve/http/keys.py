@@ -128,7 +128,7 @@ class Keyring:
         self._gather()
 
     async def stay_fresh(self) -> None:
-        """Refresh keys that may change, for ever. Files may be slow, so a worker thread reads them."""
+        """Refresh keys that may change, until cancelled. Files may be slow, so a worker thread reads them."""
         while self._files or self.sources:
             await asyncio.sleep(INTERVAL_SECONDS)
             await asyncio.to_thread(self.refresh)

@@ -72,12 +72,34 @@ class Listener:
                 self._turn_away(client)
 
     def _turn_away(self, client: socket.socket) -> None:
-        with client:
-            if self._refusal is None:
-                return
-            try:
-                client.send(self._refusal())  # These few bytes always fit into the kernel's empty buffer.
-                client.shutdown(socket.SHUT_WR)
-                client.recv(MOST_BYTES_READ)  # Closing with unread data might discard the answer.
-            except OSError:
-                pass  # The client has gone, or has sent nothing yet.
+        if self._refusal is None:
+            client.close()
+        else:
+            send_last(client, self._refusal())
+
+
+def send_last(client: socket.socket, answer: bytes) -> None:
+    """Send an answer of a few bytes, and close the connection."""
+    with client:
+        try:
+            client.send(answer)  # It always fits into the kernel's empty buffer.
+            client.shutdown(socket.SHUT_WR)
+            client.recv(MOST_BYTES_READ)  # Closing with unread data might discard the answer.
+        except OSError:
+            pass  # The client has gone, or has sent nothing yet.
+
+
+async def speaks_http(client: socket.socket, limit_seconds: float) -> bool:
+    """Return whether a client begins without TLS: with a letter, and not with the first byte of a handshake.
+
+    Raises OSError if nothing arrives in time.
+    """
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(client, readable.set)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await readable.wait()
+    finally:
+        loop.remove_reader(client)
+    return client.recv(1, socket.MSG_PEEK).isalpha()

@@ -18,10 +18,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from oaiserve.config import ServerOptions
-from oaiserve.errors import Unavailable
+from oaiserve.errors import InvalidRequest, Unavailable
 from oaiserve.http.connection import Connection, closing_answer
 from oaiserve.http.connections import Connections, Refusal
-from oaiserve.http.listener import Listener
+from oaiserve.http.listener import Listener, send_last, speaks_http
 from oaiserve.http.proxies import TrustedProxies
 from oaiserve.http.uvicorn_parts import STARTUP_FAILURE
 
@@ -72,6 +72,7 @@ class Server(uvicorn.Server):
         self._tls_options: dict[str, Any] = {}
         self._beginning: set[asyncio.Task[None]] = set()  # connections during their handshake
         self._is_closed = False
+        self._has_warned_of_http = False
         self._on_drain = on_drain
         self._failure = failure
 
@@ -129,14 +130,26 @@ class Server(uvicorn.Server):
         )
         loop = asyncio.get_running_loop()
         try:
+            if self.config.ssl and await speaks_http(client, self._options.header_timeout_seconds):
+                self._refuse_http(client, address)
             transport, _ = await loop.connect_accepted_socket(lambda: connection, client, **self._tls_options)
         except OSError as error:  # This includes ssl.SSLError.
             log.debug("A connection has failed before its first request: %s", error)
+            client.close()
             self.connections.count(Refusal.HANDSHAKE)
             on_lost()
         else:
             if self._is_closed:
                 transport.close()
+
+    def _refuse_http(self, client: socket.socket, address: str) -> None:
+        """Answer a client that speaks HTTP without TLS in its own language, and raise OSError."""
+        error = InvalidRequest("This port speaks HTTPS. Begin the URL with https://.")
+        send_last(client, closing_answer(error, self.server_state.default_headers))
+        if not self._has_warned_of_http:
+            self._has_warned_of_http = True
+            log.warning("%s sent HTTP to this port, which speaks HTTPS: its URL must begin with https://", address)
+        raise ConnectionAbortedError("it speaks HTTP without TLS")
 
     async def on_tick(self, counter: int) -> bool:
         """End the server if there is a failure. uvicorn calls this ten times a second."""

@@ -32,7 +32,7 @@ class SharedLimit:
         self.total = 0
 
     def take(self, client: str, number: int) -> bool:
-        """Take this number, or return False if there is no room. If nothing is taken yet, any number may be."""
+        """Take this number, or return False if there is no room. The first to take some may exceed the limit."""
         if not number:
             return True
         with self._lock:

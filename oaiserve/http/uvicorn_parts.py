@@ -29,7 +29,7 @@ USED: dict[type, frozenset[str]] = {
             *("response_started", "send", "transport", "waiting_for_100_continue"),
         )
     ),
-    FlowControl: frozenset(("pause_reading", "resume_reading")),
+    FlowControl: frozenset(("drain", "pause_reading", "resume_reading")),
     Server: frozenset(
         (
             *("config", "force_exit", "handle_exit", "lifespan", "on_tick", "server_state", "should_exit"),

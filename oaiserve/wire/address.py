@@ -14,6 +14,7 @@ class Address(NamedTuple):
     host: str  # for the header Host, with the port
     tls_name: str | None = None  # the name in its certificate; None: plain HTTP
     path: Path | None = None  # the Unix socket's path, in place of IP address and port
+    label: str = ""  # shown to operators in place of the name
 
     @property
     def name(self) -> str:
@@ -23,5 +24,5 @@ class Address(NamedTuple):
         return f"{ip}:{self.port}"
 
     @classmethod
-    def of_socket(cls, path: Path) -> Address:
-        return cls("", 0, "localhost", path=path)
+    def of_socket(cls, path: Path, label: str = "") -> Address:
+        return cls("", 0, "localhost", path=path, label=label)

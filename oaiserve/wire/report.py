@@ -23,7 +23,7 @@ MOST_KEYS = 1024
 MOST_MODELS = 1024  # in one report
 MOST_NAME_CHARACTERS = 256  # characters of each name
 MOST_REPORT_BYTES = 2**20
-# Marks the requests of a router. From a peer that is no trusted proxy, it is dropped.
+# Marks the requests of a router. It is dropped if it comes from a peer that is not a trusted proxy.
 ROUTER_HEADER = "x-oaiserve-router"
 
 Place = TypeVar("Place")
@@ -41,7 +41,7 @@ class ReplicaReport:
     """The report of one replica at one moment."""
 
     replica: str  # the name by which requests are sent to it
-    incarnation: str  # id of its process: a restarted one holds nothing any more
+    incarnation: str  # id of its process. After a restart, its cache is empty.
     number: int  # number of the report; a later one has a higher number
     # Means since the previous report: momentary numbers vary so much that routers would only follow chance.
     num_open: float  # requests that it has accepted and not finished, including waiting ones
@@ -53,6 +53,7 @@ class ReplicaReport:
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
     step_seconds: float = 0.0  # mean time of a step since the report before
     models: tuple[str, ...] = ()  # names of its model and adapters; none: not stated
+    aliases: tuple[str, ...] = ()  # names that requests may use, too, and that lists don't have
 
     @property
     def is_full(self) -> bool:
@@ -77,17 +78,28 @@ class Report(msgspec.Struct):
     is_hung: bool = False  # The engine makes no progress.
     # Names of its model and adapters; none if there are too many for a report.
     models: Annotated[tuple[ModelName, ...], msgspec.Meta(max_length=MOST_MODELS)] = ()
+    # Names that requests may use, too, such as the path of the model's file.
+    aliases: Annotated[tuple[ModelName, ...], msgspec.Meta(max_length=MOST_MODELS)] = ()
 
     def __post_init__(self) -> None:
         if len(self.keys) % 8:
             raise ValueError("the keys are not integers of 64 bits")
 
     @classmethod
-    def of(cls, report: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
+    def of(
+        cls,
+        report: ReplicaReport,
+        *,
+        is_ready: bool,
+        is_hung: bool,
+        models: tuple[str, ...],
+        aliases: tuple[str, ...] = (),
+    ) -> Report:
         if len(models) > MOST_MODELS or any(len(name) > MOST_NAME_CHARACTERS for name in models):
-            models = ()  # so routers send it requests for any model
+            models = aliases = ()  # so routers send it requests for any model
         own = {name: getattr(report, name) for name in cls.__struct_fields__ if hasattr(report, name)}
-        own |= {"keys": report.keys.tobytes(), "models": models}
+        short_aliases = tuple(name for name in aliases if len(name) <= MOST_NAME_CHARACTERS)
+        own |= {"keys": report.keys.tobytes(), "models": models, "aliases": short_aliases}
         # Estimates have no bound of their own, and one that routers refuse would take the rest of the report with it.
         own["step_seconds"] = min(MOST_SECONDS, report.step_seconds)
         return cls(**own, is_ready=is_ready, is_hung=is_hung)
@@ -102,6 +114,7 @@ class Report(msgspec.Struct):
             array("Q", self.keys),
             step_seconds=self.step_seconds,
             models=self.models,
+            aliases=self.aliases,
         )
 
 

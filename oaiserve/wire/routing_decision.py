@@ -12,6 +12,7 @@ DECISION_HEADER = "x-oaiserve-route"
 # These reach a child process only from its gateway, which has checked the key.
 OWNER_HEADER = "x-oaiserve-owner"  # the digest of the request's API key
 BACKGROUND_HEADER = "x-oaiserve-background"  # the request can wait: it is a line of a batch
+FORWARDED_HEADER = "x-oaiserve-forwarded"  # a proxy in front of the gateway has sent the request
 # A child process sends this with a refusal, for which its gateway charges the client.
 REFUSAL_CPU_HEADER = "x-oaiserve-refusal-cpu-ns"
 _FORMS = {
@@ -21,6 +22,7 @@ _FORMS = {
     "num_holders": (int, r"\d{1,9}"),
     "load": (float, r"-?\d{1,9}\.\d{1,3}"),
     "bound": (float, r"-?\d{1,9}\.\d{1,3}"),
+    "held_share": (float, r"[01]\.\d{3}"),
 }
 _PATTERN = re.compile("; ".join(f"{name}=({pattern})" for name, (_, pattern) in _FORMS.items()), re.ASCII)
 
@@ -43,11 +45,13 @@ class Decision(NamedTuple):
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
     load: float  # load of the replica, with the request
     bound: float  # limit of its load at that moment
+    held_share: float = 0.0  # share of the prompt in the longest known beginning that any replica holds
 
 
 def as_text(decision: Decision, *, names_replica: bool = True) -> str:
     """Return a decision as text, with the names and values of its fields. Clients get it without the replica's name."""
-    shown = {**decision._asdict(), "load": f"{decision.load:.3f}", "bound": f"{decision.bound:.3f}"}
+    rounded = {name: f"{getattr(decision, name):.3f}" for name in ("load", "bound", "held_share")}
+    shown = decision._asdict() | rounded
     if not names_replica:
         del shown["replica"]
     return "; ".join(f"{name}={value}" for name, value in shown.items())
@@ -59,3 +63,8 @@ def of_text(text: str) -> Mapping[str, str | int | float]:
     if match is None:
         return {}
     return {name: kind(value) for (name, (kind, _)), value in zip(_FORMS.items(), match.groups(), strict=True)}
+
+
+def held_elsewhere(routing: Mapping[str, str | int | float]) -> float:
+    """Return which share of a prompt another replica holds, if that is more than what the chosen one holds; else 0."""
+    return 0.0 if routing.get("reason") == Reason.PREFIX else float(routing.get("held_share", 0.0))

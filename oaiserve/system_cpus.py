@@ -1,0 +1,59 @@
+"""The default number of threads on a CPU, and the largest sensible one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+_FEW_CORES = 4
+
+
+def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
+    """Return one thread for each core of this process, within the quota of its cgroup.
+
+    From 4 cores on, it is one thread less, which leaves a core to the event loop, the tokenizers and telemetry. The
+    hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
+    which the process may run; by default, the system is asked. `root` is the folder that has sys/.
+    """
+    cores = len({_siblings(cpu, root) for cpu in (allowed_cpus() if cpus is None else cpus)})
+    if (quota := _quota(root)) is not None:
+        cores = min(cores, max(1, int(quota)))
+    if cores < _FEW_CORES:
+        return cores
+    return cores - 1
+
+
+def usable_cpus(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
+    """Return on how many CPUs this process may run at once: all hardware threads of its cores, within its quota."""
+    number = len(allowed_cpus() if cpus is None else cpus)
+    quota = _quota(root)
+    if quota is None:
+        return number
+    return min(number, max(1, math.ceil(quota)))
+
+
+def allowed_cpus() -> Collection[int]:
+    """Return the CPUs on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _siblings(cpu: int, root: Path) -> str:
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(root: Path) -> float | None:
+    """Return how many CPUs the cgroup (v2) allows the process to use, or None if it sets no limit."""
+    try:
+        limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        if limit == "max":
+            return None
+        return int(limit) / int(period)
+    except (OSError, ValueError):
+        return None
