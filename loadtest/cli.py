@@ -21,15 +21,15 @@ from loadtest.engine_experiment import open_engine
 from loadtest.engine_target import EngineRun
 from loadtest.errors import UsageError
 from loadtest.experiment import Experiment, OnSamples, make_report, open_experiment
-from loadtest.find_max import RateResult, Trial, find_max, render_result, render_search
 from loadtest.html import render_html
 from loadtest.http_target import HttpOptions
 from loadtest.measure import Slos, parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
-from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
-from loadtest.report import errors_of, render
+from loadtest.prompts import Workload
+from loadtest.report import disagrees, render
 from loadtest.sample import Sample
+from loadtest.search import RateSearch, Search
 from loadtest.targets import Target, arrivals_in_process, given_flags, refuse_idle_flags
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
@@ -71,43 +71,6 @@ class RunOptions:
         for flag, value, least in (("--repeats", self.repeats, 1), ("--warmup", self.warmup, 0)):
             if value < least:
                 raise UsageError(f"{flag} is {value}, but must be at least {least}.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """The options of a search for the highest rate."""
-
-    slo: str
-    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, itl
-    (for 95 % of its gaps), latency."""
-
-    first_rate: float = 1.0
-    """First rate to try, in requests per second."""
-
-    attainment: float = 0.95
-    """Share of the requests that must be good, between 0 and 1."""
-
-    precision: float = 0.1
-    """End the search when the rate that holds and the rate that fails are this close, as a share."""
-
-    trial_seconds: float = 10.0
-    """Send at each rate for at least this long, with more than --num-requests if needed: queues take time to grow."""
-
-    most_trials: int = 3
-    """Most runs at a rate that is neither clearly good nor clearly bad."""
-
-    warmup: int = 4
-    """Requests before each run that are not measured."""
-
-    calibrate: bool = True
-    """First measure the most that this client can do, against a server without a model."""
-
-    json: Path | None = None
-    """Write the search to this file as JSON."""
-
-    def __post_init__(self) -> None:
-        if not (self.first_rate > 0 and 0 < self.attainment < 1 and self.precision > 0 and self.most_trials >= 1):
-            raise UsageError("--first-rate, --precision and --most-trials must be more than 0, --attainment below 1.")
 
 
 def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
@@ -156,6 +119,7 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
     ) -> int:
         """Send requests to a server, or to the engine in process, and report latencies, throughput, and whether the
         figures can be trusted."""
+        workload = workload.seeded()
         given = given_flags(argv)
         refuse_idle_flags(given, run.target, workload, engine)
         slos = parse_slos(run.slo)
@@ -175,7 +139,7 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
         http: Annotated[HttpOptions, _flags("Server", 3)] = HttpOptions(),  # noqa: B008 - frozen
     ) -> int:
         """Find the highest rate (poisson) at which the server keeps its SLOs."""
-        return _find_max(search, workload, http)
+        return _find_max(search, workload.seeded(), http)
 
     @app.command(name="compare")
     def compare_(a: Path, b: Path, /) -> int:
@@ -273,40 +237,21 @@ def _run(
 
 
 def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
-    _check_writable(("--json", search.json))
+    _check_writable(("--json", search.json), ("--html", search.html))
+    slos = parse_slos(search.slo)
+    plan = search.plan(workload)
     line = ProgressLine()
-    with open_experiment(workload, http, parse_slos(search.slo), search.warmup, search.calibrate) as experiment:
-
-        def measure(rate: float, number: int) -> Trial:
-            num_requests = max(workload.num_requests or DEFAULT_NUM_REQUESTS, round(rate * search.trial_seconds))
-            experiment.workload = replace(experiment.workload, num_requests=num_requests)
-            title = f"trial {number + 1}, {rate:.4g} requests/s"
-            point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, title, line.show)
-            run = point["runs"][0]
-            metrics = run["metrics"]
-            problem = ""
-            if metrics["num_ok"] == 0:
-                problem = "; ".join([f"no request succeeded at {rate:.4g} requests/s", *errors_of([run])])
-            elif run["client"]["verdict"] == "invalid":
-                reasons = run["client"]["reasons"]
-                problem = "; ".join([f"the client could not send {rate:.4g} requests/s as it should", *reasons])
-            return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, problem)
-
-        def show(result: RateResult) -> None:
+    with open_experiment(workload, http, slos, search.warmup, search.calibrate) as experiment:
+        rates = RateSearch(experiment, plan, search, slos, line)
+        try:
+            bracket = rates.run()
+        finally:
             line.clear()
-            print(render_result(result), flush=True)
-
-        bracket = find_max(
-            measure,
-            search.first_rate,
-            attainment=search.attainment,
-            precision=search.precision,
-            most_trials=search.most_trials,
-            on_result=show,
-        )
-    print(render_search(bracket, search.slo, search.attainment), end="")
-    content = asdict(bracket) | {"search": _json_options(search)}
-    _write("--json", search.json, lambda: json.dumps(content, indent=1) + "\n")
+    settings = experiment.settings | {"workload": _json_options(workload), "slos": slos, "repeats": 1}
+    outcome = asdict(bracket) | {"search": _json_options(search)}
+    _write("--json", search.json, lambda: json.dumps(outcome, indent=1) + "\n")
+    points = [rates.points[rate] for rate in sorted(rates.points)]
+    _write("--html", search.html, lambda: render_html(make_report("http", points, **settings), bracket))
     return 1 if bracket.problem else 0
 
 
@@ -336,10 +281,6 @@ def publish(report: dict[str, Any], run: RunOptions) -> int:
     _write("--html", run.html, lambda: render_html(report))
     bad = [point["label"] for point in report["points"] if point["verdict"] == "invalid" or disagrees(point)]
     return 3 if run.strict and bad else 0
-
-
-def disagrees(point: dict[str, Any]) -> bool:
-    return any(run.get("server", {}).get("check", {}).get("status") == "disagree" for run in point["runs"])
 
 
 def _write(flag: str, path: Path | None, content: Callable[[], str], mode: str = "w") -> None:

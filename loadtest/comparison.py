@@ -17,6 +17,7 @@ from oaiserve.errors import StartupError
 Report = dict[str, Any]  # or a part of one
 
 SCHEMA = "oaiserve-loadtest/1"
+CHANCE = {"load_average", "seed"}  # differ between any two runs
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
     *("total_tokens_per_second", "goodput_per_second"),
@@ -48,7 +49,7 @@ def compare(a: Report, b: Report) -> str:
         new = point_b["summary"]
         lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
         rows = [_row(name, old[name], new[name]) for name in SHOWN if name in old and name in new]
-        lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
+        lines.append(table([["", "A", "B", "B / A", "95 %"], *rows]))
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -72,9 +73,7 @@ def _differences(a: Report, b: Report) -> Iterator[str]:
         old = a.get(part)
         new = b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
-            for key in sorted(
-                key for key in (old.keys() | new.keys()) - {"load_average"} if old.get(key) != new.get(key)
-            ):
+            for key in sorted(key for key in (old.keys() | new.keys()) - CHANCE if old.get(key) != new.get(key)):
                 yield f"different: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
         elif old != new and part != "engine":
             yield f"DIFFERENT: {part} is {old} in A, {new} in B"

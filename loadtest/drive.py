@@ -9,6 +9,7 @@ from operator import add
 from time import monotonic_ns
 from typing import TypeVar
 
+from loadtest.measure import Slos, is_good
 from loadtest.sample import Sample
 
 CallT = TypeVar("CallT")
@@ -20,7 +21,7 @@ class Progress:
     num_sent: int = 0
     num_ended: int = 0
     num_failed: int = 0
-    num_events: int = 0
+    num_missed: int = 0  # those that failed or missed a limit
 
     def __add__(self, other: Progress) -> Progress:
         return Progress(*map(add, astuple(self), astuple(other)))
@@ -32,6 +33,7 @@ class Sending:
 
     samples: list[Sample] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
+    limits: Slos = field(default_factory=dict)  # what a good request keeps
 
     async def run(self, run_call: RunCall[CallT], call: CallT, intended_ns: int) -> None:
         self.progress.num_sent += 1
@@ -39,7 +41,9 @@ class Sending:
         self.samples += samples
         self.progress.num_ended += 1
         self.progress.num_failed += any(sample.error is not None for sample in samples)
-        self.progress.num_events += sum(len(sample.event_ns) for sample in samples)
+        self.progress.num_missed += sum(
+            not is_good(sample, self.limits) for sample in samples if not sample.is_abandoned
+        )
 
 
 async def send_on_schedule(

@@ -70,7 +70,7 @@ class EngineExperiment:
         on_progress: OnProgress,
         on_samples: OnSamples = lambda label, samples: None,
     ) -> dict[str, Any]:
-        seed = self._workload.seed + 1000 * self._num_runs
+        seed = self._workload.seed_of_run(self._num_runs)
         self._num_runs += 1
         result = self._target.run(arrivals, seed, partial(on_progress, title))
         on_samples(title, result.samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.tables import interval, ms, number, times_table
+from loadtest.tables import interval, ms, number, table, times_rows
 
 TIMES = {
     "send_lag": "Submit lag",
@@ -23,17 +23,22 @@ TIMES = {
 def render_engine(point: dict[str, Any], engine: dict[str, Any]) -> str:
     """Return the report of a point. With several runs, each figure is the mean over them."""
     runs = point["runs"]
-    rows = [*_settings(engine), *_counts(runs), *_submits(point, engine), *_rates(point)]
+    rows = engine_rows(point, engine)
     width = max(len(title) for title, _ in rows)
     lines = [
         f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}",
         *(f"{title.ljust(width)}  {value}" for title, value in rows),
         "",
-        times_table(point["summary"], TIMES),
+        table(times_rows(point["summary"], TIMES)),
     ]
     if len(runs) > 1:
         lines.append("95 %: intervals over the runs")
     return "\n".join(lines)
+
+
+def engine_rows(point: dict[str, Any], engine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings, counts and rates of a point by their titles."""
+    return [*_settings(engine), *_counts(point["runs"]), *_submits(point, engine), *_rates(point)]
 
 
 def _settings(engine: dict[str, Any]) -> list[tuple[str, str]]:

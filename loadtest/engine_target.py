@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHOW_NS = 500_000_000  # between two looks at the progress
 BURST_SWITCH_SECONDS = 0.005  # as Python itself has it
-LEAST_QUIET_NS = 20_000_000  # before a submit, the progress is not shown, which could delay it
+LEAST_QUIET_NS = 20_000_000  # This long before a submit, no progress is shown, which could delay it.
 # Lines of --requests may have these fields in process, too.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p"}
 
@@ -283,7 +283,6 @@ class Answers:
             if isinstance(event, self._chunk):
                 if event.token_ids:
                     self._samples[event.request_id].event_ns.append(at_ns)
-                    self.progress.num_events += 1
             elif isinstance(event, self._terminal):
                 self._finish(self._samples[event.request_id], at_ns, event)
 

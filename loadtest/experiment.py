@@ -61,7 +61,9 @@ def open_experiment(
     """Open an experiment: its processes and its connection to the server. Raises UsageError if no server answers."""
     url = http.url.rstrip("/").removesuffix("/v1")
     http = replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
-    client = httpx.Client(base_url=http.url, headers=http.headers(), trust_env=False, timeout=30)
+    client = httpx.Client(
+        base_url=http.url, headers=http.headers(), verify=http.tls_context(), trust_env=False, timeout=30
+    )
     with client, Workers(http.processes) as workers:
         experiment = HttpExperiment(client, workload, http, workers, slos, num_warmup)
         if calibrate:
@@ -91,6 +93,11 @@ class HttpExperiment:
         try:
             self.side = join.inspect_server(client)
         except httpx.HTTPError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise UsageError(
+                    f"--url is {http.url}, whose certificate is not trusted: {error}. Give the certificate, or that of "
+                    "its authority, with --ca-certificate or SSL_CERT_FILE."
+                ) from error
             raise UsageError(f"--url is {http.url}, where no server answers: {error}.") from error
         self.workload = workload
         self.http = http if http.model is not None else replace(http, model=self._first_model())
@@ -103,7 +110,8 @@ class HttpExperiment:
     @property
     def settings(self) -> dict[str, Any]:
         """The part of the report about the server and the requests to it, without secrets."""
-        return {"http": {key: value for key, value in asdict(self.http).items() if key not in ("api_key", "header")}}
+        left_out = ("api_key", "header", "ca_certificate")
+        return {"http": {key: value for key, value in asdict(self.http).items() if key not in left_out}}
 
     def _first_model(self) -> str:
         response = self._client.get("/v1/models")
@@ -130,8 +138,12 @@ class HttpExperiment:
             runs.append(run)
         return make_point(label, arrivals, runs)
 
+    def stop(self) -> None:
+        """End the run early. Call it from `on_progress`."""
+        self._workers.stop()
+
     def _run(self, arrivals: Arrivals, title: str, on_progress: OnProgress) -> tuple[dict[str, Any], list[Sample]]:
-        seed = self.workload.seed + 1000 * self._num_runs
+        seed = self.workload.seed_of_run(self._num_runs)
         self._num_runs += 1
         calls, offsets = plan(self.workload, arrivals, seed)
         if self.http.endpoint == "completions" and any("messages" in call.body for call in calls):
@@ -145,6 +157,7 @@ class HttpExperiment:
             offsets,
             warmup=warmup[: self._num_warmup],
             ask_timings=self.side.has_timings,
+            slos=self._slos,
         )
         at_rest = self.side.scrape()
         before = {}
@@ -160,6 +173,8 @@ class HttpExperiment:
                     until_end.enter_context(watch)
 
             samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
+        if offsets is not None:
+            offsets = offsets[: sum(sample.turn == 0 for sample in samples)]  # `stop` leaves the rest unsent
         after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples))
         shares_cores = is_here(self.http.url) and len(os.sched_getaffinity(0)) <= FEW_CORES
         run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling, shares_cores=shares_cores)

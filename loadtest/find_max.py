@@ -2,15 +2,19 @@
 
 A rate holds when the share of good requests is, with 95 % confidence, at least the required one. It fails when the
 share is lower with the same confidence, or when requests pile up. If neither is certain, the rate is measured again;
-a rate that stays undecided counts as failed.
+a rate that stays undecided counts as failed. So does a rate with so many misses that no further trial could let it
+hold: its trial stops at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loadtest.intervals import wilson_interval
+from oaiserve.facts.times import duration
 
 MOST_DOUBLINGS = 20
 
@@ -23,6 +27,35 @@ class Trial:
     num_judged: int
     oversaturated: bool = False
     problem: str = ""  # why it says nothing about the rate, and the search has to end
+    num_failed: int = 0
+    missed: Mapping[str, int] = field(default_factory=dict)  # answers that missed a limit, by its metric
+    p95: Mapping[str, float] = field(default_factory=dict)  # seconds, of the metrics with a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many requests decide about a rate."""
+
+    attainment: float
+    num_requests: int  # least number in a trial
+    trial_seconds: float  # shortest trial
+    most_trials: int
+    turns: int = 1  # of a conversation, which counts as one request in the other numbers
+
+    def requests_of_trial(self, rate: float) -> int:
+        return max(self.num_requests, round(rate * self.trial_seconds))
+
+    def judged_in_trial(self, rate: float) -> int:
+        """Return the most requests that a trial can judge: each turn of its conversations."""
+        return self.requests_of_trial(rate) * self.turns
+
+    def most_misses(self, rate: float) -> int:
+        """Return the most misses in all trials of a rate with which it may still hold; -1 if it can never hold."""
+        return most_misses(self.judged_in_trial(rate) * self.most_trials, self.attainment)
+
+    def seconds_at(self, rate: float) -> float:
+        """Return how long all trials of a rate take to send."""
+        return self.requests_of_trial(rate) / rate * self.most_trials
 
 
 @dataclass(slots=True)
@@ -36,53 +69,76 @@ class RateResult:
     low: float  # ends of the 95 % interval of the share of good requests
     high: float
     reason: str
+    num_failed: int = 0
+    missed: Mapping[str, int] = field(default_factory=dict)
+    p95: Mapping[str, float] = field(default_factory=dict)  # seconds, in the last trial
 
 
 @dataclass(slots=True)
 class Bracket:
     """The result of a search: `holds` is the highest rate that holds, `fails` the lowest that fails; None if there was
-    no such rate."""
+    no such rate. `attainment` is the share of requests that a rate must keep within the limits."""
 
+    attainment: float
     holds: float | None = None
     fails: float | None = None
     steps: list[RateResult] = field(default_factory=list)
     problem: str = ""  # why the search ended early
 
 
+Measure = Callable[[float, int, int], Trial]  # takes a rate, the number of its trial, and the misses that it may have
+
+
+def least_requests(attainment: float) -> int:
+    """Return how many requests, all of them good, show that a rate holds."""
+    return next(number for number in itertools.count(1) if most_misses(number, attainment) >= 0)
+
+
+def most_misses(num_requests: int, attainment: float) -> int:
+    """Return the most misses among `num_requests` with which a rate holds; -1 if these are too few for any rate."""
+    holds = (wilson_interval(num_requests - misses, num_requests)[0] >= attainment for misses in itertools.count())
+    return sum(itertools.takewhile(bool, holds)) - 1
+
+
 def find_max(
-    measure: Callable[[float, int], Trial],
+    measure: Measure,
     first_rate: float,
+    plan: Plan,
     *,
-    attainment: float = 0.95,
     precision: float = 0.1,
-    most_trials: int = 3,
     on_result: Callable[[RateResult], None] = lambda result: None,
 ) -> Bracket:
     """Return a bracket around the highest rate that holds; its ends are within `precision` (as a share) of each other.
-    `measure(rate, number)` tries a rate; `number` counts the trials of all rates."""
-    bracket = Bracket()
-    count = 0
+    Trials are numbered over all rates."""
+    bracket = Bracket(plan.attainment)
+    numbers = itertools.count()
 
     def try_rate(rate: float) -> bool:
-        nonlocal count
-        good = judged = 0
-        for _ in range(most_trials):
-            trial = measure(rate, count)
-            count += 1
+        most = plan.most_misses(rate)
+        good = judged = failed = 0
+        missed: Counter[str] = Counter()
+        for _ in range(plan.most_trials):
+            trial = measure(rate, next(numbers), most - (judged - good))
             if trial.problem:
                 bracket.problem = trial.problem
                 return False
             good += trial.num_good
             judged += trial.num_judged
+            failed += trial.num_failed
+            missed.update(trial.missed)
             low, high = wilson_interval(good, judged)
-            reason = "piles up" if trial.oversaturated else "holds" if low >= attainment else "misses"
-            if reason != "misses" or high < attainment:
+            reason = "piles up" if trial.oversaturated else "holds" if low >= plan.attainment else "misses"
+            if reason != "misses" or high < plan.attainment:
+                break
+            if judged - good > most:
+                reason = "dropped"
                 break
         else:
             reason = "undecided"
         holds = reason == "holds"
-        bracket.steps.append(RateResult(rate, holds, good, judged, low, high, reason))
-        on_result(bracket.steps[-1])
+        result = RateResult(rate, holds, good, judged, low, high, reason, failed, dict(missed), dict(trial.p95))
+        bracket.steps.append(result)
+        on_result(result)
         if holds:
             bracket.holds = rate
         else:
@@ -105,20 +161,54 @@ def find_max(
     return bracket
 
 
-def render_result(result: RateResult) -> str:
-    """Return the result of one rate as a line of text."""
+def render_plan(plan: Plan, slo: str, first_rate: float, max_seconds: float) -> str:
+    """Return the goal of the search, the requests of a decision and the longest duration, as text."""
+    least = least_requests(plan.attainment)
+    num_requests = plan.judged_in_trial(first_rate)
+    total = num_requests * plan.most_trials
+    most = plan.most_misses(first_rate)
     return (
-        f"{result.rate:9.4g} requests/s: {result.reason:9} {result.num_good} of {result.num_judged} good "
-        f"({result.low:.1%} .. {result.high:.1%})"
+        f"Searching for the highest rate at which {share(plan.attainment)} of the requests keep {slo}.\n"
+        f"A decision needs at least {least} requests. A rate holds after {num_requests} without a miss, or after up to "
+        f"{total} with at most {most};\nit is dropped at miss {most + 1}. At {first_rate:.4g} requests/s that takes at "
+        f"most {_seconds(plan.seconds_at(first_rate))}, and the whole search at most {_seconds(max_seconds)} "
+        "(--max-seconds).\n"
     )
 
 
-def render_search(bracket: Bracket, slo: str, attainment: float) -> str:
+def render_result(result: RateResult) -> str:
+    """Return the result of one rate as a line of text, with the limits that were missed."""
+    misses = [
+        f"{metric} missed by {number}" + (f" (p95 {_seconds(result.p95[metric])})" if metric in result.p95 else "")
+        for metric, number in result.missed.items()
+        if number
+    ]
+    misses += [f"{result.num_failed} failed"] if result.num_failed else []
+    return (
+        f"{result.rate:9.4g} requests/s: {result.reason:9} {result.num_good} of {result.num_judged} good "
+        f"({result.low:.1%} .. {result.high:.1%})" + (": " if misses else "") + ", ".join(misses)
+    )
+
+
+def render_search(bracket: Bracket, slo: str) -> str:
     """Return the answer of the search as text."""
     lines = []
     if bracket.problem:
         lines.append(f"Ended early: {bracket.problem}.")
+    lines.append(f"{slo} for {share(bracket.attainment)} of the requests: {answer(bracket)}.")
+    return "\n".join(lines) + "\n"
+
+
+def answer(bracket: Bracket) -> str:
     holds = f"{bracket.holds:.4g} requests/s" if bracket.holds is not None else "no rate that was tried"
     fails = f"{bracket.fails:.4g} does not" if bracket.fails is not None else "no limit was found above"
-    lines.append(f"{slo} for {attainment:.0%} of the requests: {holds} holds, {fails}.")
-    return "\n".join(lines) + "\n"
+    return f"{holds} holds, {fails}"
+
+
+def share(value: float) -> str:
+    """Return a share as a percentage, without digits that it does not need: 95%, 99.9%."""
+    return f"{value * 100:.6g}%"
+
+
+def _seconds(seconds: float) -> str:
+    return duration(seconds * 1e9)

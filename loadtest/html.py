@@ -2,134 +2,262 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from loadtest.report import render
-from loadtest.tables import ms
+from loadtest.client_health import VERDICTS
+from loadtest.engine_summary import TIMES as ENGINE_TIMES
+from loadtest.engine_summary import engine_rows
+from loadtest.find_max import Bracket, answer, share
+from loadtest.plots import Bar, Series, lines, stacks
+from loadtest.report import (
+    TIMES,
+    client_lines,
+    count_lines,
+    disagrees,
+    has_slo,
+    is_in_process,
+    made_with,
+    problems,
+    rate_rows,
+    server_line,
+    server_rows,
+    steady_lines,
+    subject,
+    sweep_rows,
+)
+from loadtest.tables import Rows, number, times_rows
+from oaiserve.facts.times import PHASES, duration
 
-_WIDTH = 640
-_HEIGHT = 280
-_LEFT = 64
-_RIGHT = 16
-_BOTTOM = 44
-_COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")
-# Time spent waiting has warm colors, work has cold ones, and time outside all phases is grey. Phases that are not
-# listed take the colors above in turn.
-_PHASE_COLORS = {
-    "receive": "#c9a227",
-    "tokenize_wait": "#c43b58",
-    "tokenize": "#b04fc4",
-    "encode_media": "#7a8c1e",
-    "queue": "#d8733b",
-    "prefill": "#3b7dd8",
-    "decode": "#3ba55d",
-    "network + client": "#8a949e",
+STYLE = Path(__file__).with_name("report.css")
+NETWORK = "network + client"
+FIRST_PART = "to first token"
+REST = "after it"
+# The server's phases have their own colours in the style.
+_COLORS = {name: name for name in PHASES} | {NETWORK: "quiet", FIRST_PART: "prefill", REST: "decode"}
+_QUANTILES = (("p50", "decode"), ("p95", "prefill"), ("p99", "queue"))  # and their colours
+_POINT_COLORS = ("decode", "prefill", "queue", "respond", "tokenize", "encode_media", "tokenize_wait", "receive")
+_VERDICTS = {
+    "valid": "The client kept up, so its figures can be trusted.",
+    "suspect": "The client may have disturbed what it measured.",
+    "invalid": "The client did not send what it should have. Don't use these figures.",
 }
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2126; --paper: #fff; --line: #c8ced4; }
-@media (prefers-color-scheme: dark) { :root { --ink: #dfe4e8; --paper: #14181c; --line: #444c54; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2em auto;
-  max-width: 1340px; padding: 0 1em; }
-pre { overflow-x: auto; font-size: 13px; }
-figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 0 1em 1.5em 0; }
-figcaption { font-weight: 600; }
-svg { max-width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 11px; }
-.legend { font-size: 13px; max-width: 640px; } .legend span { margin-right: .8em; white-space: nowrap; }
-.axis { stroke: var(--ink); } .grid { stroke: var(--line); stroke-width: .5; }
-"""
-
-Series = tuple[str, list[tuple[float, float]]]  # label, points
+_BINS = 24
+GOOD = 0.95  # share of good requests from which the verdict is green
+POOR = 0.5  # below this it is red
 
 
-def render_html(report: dict[str, Any]) -> str:
-    """Return the whole page."""
+def render_html(report: dict[str, Any], bracket: Bracket | None = None) -> str:
+    """Return the whole page. `bracket` is the result of a search, whose rates are the points of the report."""
     points = report["points"]
-    cdf = [(p["label"], _cdf([r["ttft"] for run in p["runs"] for r in run["requests"]])) for p in points]
-    figures = [plot("TTFT: share of requests within", "seconds", "share", cdf)]
+    machine = report["environment"]
+    parts = [
+        f"<h1>Load test of {escape(subject(report))}</h1>",
+        f'<p class="note">{escape(report["created"])}, {machine["cpus"]} CPUs, '
+        f"load average {machine['load_average']:.1f}, {escape(made_with(report))}</p>",
+        _verdict(report, bracket),
+    ]
     if len(points) > 1:
-        curves = [(name, _curve(points, f"latency_{name}")) for name in ("p50", "p99")]
-        figures.append(plot("Latency against throughput", "completion tokens/s", "seconds", curves, dots=True))
-    else:
-        runs = points[0]["runs"] if points else []
-        dots = [
-            (f"run {i + 1}", [(r["intended"], r["latency"]) for r in run["requests"] if r["latency"] is not None])
-            for i, run in enumerate(runs)
-        ]
-        figures.append(plot("Latency of each request", "sent at, seconds", "seconds", dots, dots=True, lines=False))
+        parts += [_table(sweep_rows(points), "Points"), _plots(_sweep_plots(report))]
     for point in points:
-        figures.append(phases_plot(point))
-        queues = [(name, _gauge(point, name)) for name in ("running", "waiting")]
-        figures.append(plot(f"Requests at the server: {point['label']}", "seconds", "requests", queues, dots=True))
-    usage = [(p["label"], _gauge(p, "kv_cache_usage")) for p in points]
-    figures.append(plot("KV cache in use at the server", "seconds", "share", usage, dots=True))
+        parts.append(_point(point, report))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>Load test</h1>"
-        f"<pre>{escape(render(report))}</pre>{''.join(figures)}</body></html>\n"
+        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 
-def _cdf(values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Return the points of the empirical distribution as steps, beginning with 0 at the smallest value."""
-    ordered = sorted(value for value in values if value is not None)
-    return [(value, (i + up) / len(ordered)) for i, value in enumerate(ordered) for up in (0, 1)]
+def _verdict(report: dict[str, Any], bracket: Bracket | None) -> str:
+    """Return the headline: the rate that a search found, the share of good requests, or whether the figures can be
+    trusted."""
+    points = report["points"]
+    if bracket is not None:
+        headline = "No rate holds" if bracket.holds is None else f"{bracket.holds:.4g} requests/s"
+        kept = f"For {share(bracket.attainment)} of the requests: {_limits(report)}."
+        details = [f"{kept} {_capitalized(answer(bracket))}."]
+        details += [f"Ended early: {bracket.problem}."] if bracket.problem else []
+        name = "invalid" if bracket.holds is None else "suspect" if bracket.problem else "valid"
+        return _headline(name, headline, details)
+    name = max((point["verdict"] for point in points), key=VERDICTS.index)
+    disagreeing = [point["label"] for point in points if disagrees(point)]
+    details = [_VERDICTS[name]]
+    if name != "valid":
+        doubted = next(point for point in points if point["verdict"] == name)
+        details += [f"{doubted['label']}: {line}" for line in client_lines(doubted) if line.startswith("because ")]
+    if disagreeing:
+        name = max(name, "suspect", key=VERDICTS.index)
+        details.append(f"Server and client disagree: {', '.join(disagreeing)}.")
+    headline = _capitalized(name)
+    if has_slo(points[0]) and len(points) == 1:
+        good = points[0]["summary"]["slo_attainment"]["mean"]
+        headline = f"{share(round(good, 3))} good"
+        details.insert(0, f"Share of the requests that kept {_limits(report)}.")
+        name = max(name, "valid" if good >= GOOD else "suspect" if good >= POOR else "invalid", key=VERDICTS.index)
+    return _headline(name, headline, details)
 
 
-def _curve(points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+def _limits(report: dict[str, Any]) -> str:
+    return ", ".join(f"{metric} within {duration(limit * 1e9)}" for metric, limit in report["slos"].items())
+
+
+def _headline(verdict: str, headline: str, details: Sequence[str]) -> str:
+    below = "".join(f"<p>{escape(line)}</p>" for line in details)
+    text = f'<p class="large">{escape(headline)}</p>{below}'
+    return f'<section class="verdict {verdict}" aria-label="Verdict">{text}</section>'
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sweep_plots(report: dict[str, Any]) -> list[str]:
+    """Return the plots of several points: times, goodput and phases by the rate, or by the number of users."""
+    points = report["points"]
+    by_rate = points[0]["arrivals"]["rate"] is not None
+    x_title = "requests/s sent" if by_rate else "users"
+    at = [point["arrivals"]["rate" if by_rate else "concurrency"] for point in points]
+    figures = []
+    for metric, title in (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("latency", "Latency")):
+        curves = [Series(name, color, _by(at, points, f"{metric}_{name}")) for name, color in _QUANTILES]
+        limit = (report.get("slos") or {}).get(metric)
+        figures.append(lines(f"{title} by load", x_title, "seconds", curves, limit=limit))
+    rates = [Series("answered", "respond", _by(at, points, "requests_per_second"))]
+    if has_slo(points[0]):
+        rates.append(Series("good", "decode", _by(at, points, "goodput_per_second")))
+    figures.append(lines("Goodput" if len(rates) > 1 else "Requests answered", x_title, "requests/s", rates))
+    tokens = [Series("completion tokens", "decode", _by(at, points, "completion_tokens_per_second"))]
+    figures.append(lines("Throughput", x_title, "tokens/s", tokens))
+    means = [_mean_phases(_answered(point["runs"])) for point in points]
+    if any(means):
+        names = list(dict.fromkeys(name for phases in means for name in phases))
+        bars = [Bar(i, i + 1, phases) for i, phases in enumerate(means)]
+        parts = {name: (name.replace("_", " "), _COLORS.get(name, "receive")) for name in names}
+        ticks = [f"{value:.3g}" for value in at]
+        figures.append(stacks("Phases by load", x_title, "seconds, mean", bars, parts, ticks))
+    return figures
+
+
+def _by(at: Sequence[float], points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     return [
-        (p["summary"]["completion_tokens_per_second"]["mean"], p["summary"][name]["mean"])
-        for p in points
-        if name in p["summary"]
+        (x, point["summary"][name]["mean"]) for x, point in zip(at, points, strict=True) if name in point["summary"]
     ]
 
 
-def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
+def _point(point: dict[str, Any], report: dict[str, Any]) -> str:
+    runs = point["runs"]
+    summary = point["summary"]
+    label = f"{point['label']}: {point['verdict']}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
+    parts = [f'<p class="problem">{escape(line)}</p>' for line in problems(runs)]
+    parts += [_tiles(point), _plots(_point_plots(point))]
+    if is_in_process(report):
+        rows = [["", ""], *map(list, engine_rows(point, report["engine"]))]
+        parts += [
+            _table(rows, f"Settings, counts and rates, {point['label']}"),
+            _table(times_rows(summary, ENGINE_TIMES), f"Times, {point['label']}"),
+        ]
+    else:
+        parts += [
+            _table(times_rows(summary, TIMES), f"Times, {point['label']}"),
+            _table(rate_rows(point), f"Rates, {point['label']}"),
+        ]
+        parts.append(_list([*count_lines(runs), *steady_lines(runs[0]["metrics"]["steady"])]))
+    parts.append(f"<details><summary>The client: {point['verdict']}</summary>{_list(client_lines(point))}</details>")
+    if "server" in runs[-1]:
+        rows = server_rows(point)
+        parts.append(f"<h3>{escape(_capitalized(server_line(point)))}</h3>")
+        parts.append(_table(rows, f"Times of the server, {point['label']}") if len(rows) > 1 else "")
+    is_open = " open" if len(report["points"]) == 1 else ""
+    head = f"<summary><h2>{escape(label)}</h2></summary>"
+    return f'<details class="point"{is_open}>{head}{"".join(parts)}</details>'
+
+
+def _tiles(point: dict[str, Any]) -> str:
+    summary = point["summary"]
+    tiles = [("Requests/s", number(summary["requests_per_second"]["mean"]), "answered")]
+    if has_slo(point):
+        kept = share(round(summary["slo_attainment"]["mean"], 3))
+        tiles.append(("Goodput", number(summary["goodput_per_second"]["mean"]), f"requests/s, {kept} good"))
+    tiles.append(("Tokens/s", number(summary["completion_tokens_per_second"]["mean"]), "written"))
+    for metric, title in (("ttft", "First token"), ("tpot", "Per output token"), ("latency", "Whole answer")):
+        if f"{metric}_p50" in summary:
+            p50, p99 = (duration(summary[f"{metric}_{name}"]["mean"] * 1e9) for name in ("p50", "p99"))
+            tiles.append((title, p50, f"p99 {p99}"))
+    cells = (
+        f'<div><dt>{escape(title)}</dt><dd class="value">{escape(value)}</dd><dd class="more">{escape(more)}</dd></div>'
+        for title, value, more in tiles
+    )
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def _point_plots(point: dict[str, Any]) -> list[str]:
+    runs = point["runs"]
+    requests = _answered(runs)
+    first = Series("share of the requests", "prefill", _cdf([r["ttft"] for r in requests]))
+    each = [
+        Series(f"run {i + 1}", _POINT_COLORS[i % len(_POINT_COLORS)], [(r["intended"], r["latency"]) for r in answered])
+        for i, answered in enumerate(_answered([run]) for run in runs)
+    ]
+    queues = [Series(name, color, _gauge(point, name)) for name, color in (("running", "decode"), ("waiting", "queue"))]
+    usage = [Series("used", "prefill", _gauge(point, "kv_cache_usage"))]
+    return [
+        _phases_by_time(requests),
+        lines("Time to first token: share within", "seconds", "share", [first], dots=False),
+        lines("Latency of each request", "sent at, seconds", "seconds", each, curves=False),
+        lines("Requests at the server", "seconds", "requests", queues, dots=False),
+        lines("KV cache in use", "seconds", "share", usage, dots=False),
+    ]
+
+
+def _phases_by_time(requests: Sequence[dict[str, Any]]) -> str:
     """Plot the mean duration of each phase by time of sending, stacked. The phases are the server's if it reports them,
     else the client's two: to the first token, and after it."""
-    requests = [r for run in point["runs"] for r in run["requests"] if r["latency"] is not None]
-    if not requests:
+    means = _mean_phases(requests)
+    if not means:
         return ""
-    over_network = "server" in point["runs"][0]
-    rows = [(r["intended"], _phases(r, over_network)) for r in requests]
-    names = list(dict.fromkeys(name for _, phases in rows for name in phases))
-    width = max(t for t, _ in rows) / num_bins or 1.0
-    bins: list[list[dict[str, float]]] = [[] for _ in range(num_bins)]
-    for t, phases in rows:
-        bins[min(num_bins - 1, int(t / width))].append(phases)
-    stacks = [[sum(p.get(n, 0.0) for p in b) / len(b) if b else 0.0 for n in names] for b in bins]
-    x, y, frame = _axes(width * num_bins, max(map(sum, stacks)), "sent at, seconds", "seconds")
-    colors = [_PHASE_COLORS.get(name, _COLORS[j % len(_COLORS)]) for j, name in enumerate(names)]
-    shapes = []
-    for i, stack in enumerate(stacks):
-        base = 0.0
-        for name, color, value in zip(names, colors, stack, strict=True):
-            left = x(i * width)
-            right = x((i + 1) * width)
-            top = y(base + value)
-            if value > 0:
-                shapes.append(
-                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{y(base) - top:.1f}" '
-                    f'fill="{color}"><title>{escape(name.replace("_", " "))}: {value:.4g} s</title></rect>'
-                )
-            base += value
-    means = [sum(phases.get(name, 0.0) for _, phases in rows) / len(rows) for name in names]
-    labels = [f"{name.replace('_', ' ')} {ms(mean)} ms" for name, mean in zip(names, means, strict=True)]
-    return _figure(f"Where the time goes: {point['label']}", frame + "".join(shapes), labels, colors)
+    width = max(request["intended"] for request in requests) / _BINS or 1.0
+    bins: list[list[dict[str, Any]]] = [[] for _ in range(_BINS)]
+    for request in requests:
+        bins[min(_BINS - 1, int(request["intended"] / width))].append(request)
+    bars = [Bar(i * width, (i + 1) * width, _mean_phases(each)) for i, each in enumerate(bins)]
+    parts = {
+        name: (f"{name.replace('_', ' ')} {duration(mean * 1e9)}", _COLORS.get(name, "receive"))
+        for name, mean in means.items()
+    }
+    return stacks("Where the time goes", "sent at, seconds", "seconds, mean", bars, parts)
 
 
-def _phases(request: dict[str, Any], over_network: bool) -> dict[str, float]:
+def _mean_phases(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
+    each = [_phases(request) for request in requests]
+    names = dict.fromkeys(name for phases in each for name in phases)
+    return {name: sum(phases.get(name, 0.0) for phases in each) / len(each) for name in names}
+
+
+def _phases(request: dict[str, Any]) -> dict[str, float]:
     """Return the server's phases, and over the network also the rest of the latency. If the server reports none, return
     the two phases that the client sees."""
     phases: dict[str, float] = request["phases"]
     if len(phases) > 1:
-        rest = {"network + client": max(0.0, request["latency"] - sum(phases.values()))}
-        return phases | rest if over_network else phases
-    return {"to first token": request["ttft"], "after it": request["latency"] - request["ttft"]}
+        rest = {NETWORK: max(0.0, request["latency"] - sum(phases.values()))}
+        return phases | rest if request["over_network"] else phases
+    return {FIRST_PART: request["ttft"], REST: request["latency"] - request["ttft"]}
+
+
+def _answered(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        request | {"over_network": "server" in run}
+        for run in runs
+        for request in run["requests"]
+        if request["latency"] is not None
+    ]
+
+
+def _cdf(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the points of the empirical distribution as steps, beginning with 0 at the smallest value."""
+    ordered = sorted(values)
+    return [(value, (i + up) / len(ordered)) for i, value in enumerate(ordered) for up in (0, 1)]
 
 
 def _gauge(point: dict[str, Any], name: str) -> list[tuple[float, float]]:
@@ -138,78 +266,22 @@ def _gauge(point: dict[str, Any], name: str) -> list[tuple[float, float]]:
     return [(row["at"], row[name]) for row in rows if row[name] is not None]
 
 
-def plot(
-    title: str, x_title: str, y_title: str, series: Sequence[Series], *, dots: bool = False, lines: bool = True
-) -> str:
-    """Return a plot as an HTML figure with an SVG in it; empty if no series has points."""
-    drawn = [(label, points) for label, points in series if points]
-    if not drawn:
-        return ""
-    x, y, frame = _axes(
-        max(px for _, points in drawn for px, _ in points), max(py for _, points in drawn for _, py in points),
-        x_title, y_title,
-    )  # fmt: skip
-    shapes = []
-    for i, (label, points) in enumerate(drawn):
-        color = _COLORS[i % len(_COLORS)]
-        if lines:
-            path = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in points)
-            shapes.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        if dots:
-            shapes += [
-                f'<circle cx="{x(px):.1f}" cy="{y(py):.1f}" r="3" fill="{color}">'
-                f"<title>{escape(label)}: {px:.4g}, {py:.4g}</title></circle>"
-                for px, py in points
-            ]
-    return _figure(title, frame + "".join(shapes), [label for label, _ in drawn], _COLORS)
+def _plots(figures: Sequence[str]) -> str:
+    return f'<div class="plots">{"".join(figures)}</div>'
 
 
-def _axes(
-    x_max: float, y_max: float, x_title: str, y_title: str
-) -> tuple[Callable[[float], float], Callable[[float], float], str]:
-    """Return two functions from values to pixels, and the SVG of the axes. Both axes begin at 0; the vertical one ends
-    at a round number."""
-    x_max = x_max or 1.0
-    y_max = y_max or 1.0
-    x_step = _round_step(x_max)
-    y_step = _round_step(y_max)
-    y_max = y_step * math.ceil(y_max / y_step - 1e-9)
-
-    def x(value: float) -> float:
-        return _LEFT + value / x_max * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - value / y_max * (_HEIGHT - _BOTTOM - 10)
-
-    parts = []
-    for i in range(int(y_max / y_step + 1e-9) + 1):
-        py = y(i * y_step)
-        value = i * y_step
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{value:,.10g}</text>')
-    for i in range(int(x_max / x_step + 1e-9) + 1):
-        value = i * x_step
-        parts.append(f'<text x="{x(value):.1f}" y="{_HEIGHT - 28}" text-anchor="middle">{value:,.10g}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(0):.1f}" y2="{y(0):.1f}"/>')
-    parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_title)}</text>')
-    parts.append(
-        f'<text transform="translate(12 {_HEIGHT / 2}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>'
+def _table(rows: Rows, title: str) -> str:
+    """Return a table that scrolls by itself where it is too wide, also by keyboard."""
+    head, *body = ([escape(cell) for cell in row] for row in rows)
+    top = "".join(f'<th scope="col">{cell}</th>' if cell else "<td></td>" for cell in head)
+    below = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in body
     )
-    return x, y, "".join(parts)
-
-
-def _round_step(most: float) -> float:
-    """Return the distance between the marks of an axis that ends at `most`: 1, 2 or 5 times a power of ten, so that
-    there are three to seven marks."""
-    power: float = 10.0 ** math.floor(math.log10(most / 3))
-    return power * max(factor for factor in (1, 2, 5) if factor == 1 or power * factor <= most / 3)
-
-
-def _figure(title: str, content: str, labels: Sequence[str], colors: Sequence[str]) -> str:
-    legend = " ".join(
-        f'<span><b style="color:{colors[i % len(colors)]}">&#9632;</b> {escape(label)}</span>'
-        for i, label in enumerate(labels)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}"><table>'
+        f"<thead><tr>{top}</tr></thead><tbody>{below}</tbody></table></div>"
     )
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{escape(title)}"'
-    svg = f"<svg {box}>{content}</svg>"
-    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<div class="legend">{legend}</div></figure>'
+
+
+def _list(items: Sequence[str]) -> str:
+    return f'<ul class="lines">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'

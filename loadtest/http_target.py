@@ -12,6 +12,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Literal
 
@@ -57,6 +58,9 @@ class HttpOptions:
     api_key: str | None = None
     """Sent as "Authorization: Bearer KEY". Default: $OPENAI_API_KEY."""
 
+    ca_certificate: Path | None = None
+    """PEM file with the certificates to trust for https. Default: $SSL_CERT_FILE, or else the system's."""
+
     timeout_seconds: float = 600.0
     """Time after which a request counts as failed."""
 
@@ -78,6 +82,8 @@ class HttpOptions:
             raise UsageError(f"--trace-share is {self.trace_share:g}, but must be between 0 and 1.")
         if self.scrape_seconds < 0:
             raise UsageError(f"--scrape-seconds is {self.scrape_seconds:g}, but must be at least 0.")
+        if self.ca_certificate is not None:
+            self.tls_context()
         for header in self.header:
             if ":" not in header:
                 raise UsageError(f"--header is '{header}', but must be like 'name: value'.")
@@ -87,6 +93,18 @@ class HttpOptions:
             extra = None
         if not isinstance(extra, dict):
             raise UsageError(f"--extra-body is '{self.extra_body}', but must be a JSON object.")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the certificates to trust. Raises UsageError if their file cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_certificate)
+        except ssl.SSLError as error:
+            reason = "which has no certificate in PEM format"
+            raise UsageError(f"--ca-certificate is '{self.ca_certificate}', {reason}.") from error
+        except OSError as error:
+            raise UsageError(
+                f"--ca-certificate is '{self.ca_certificate}', which cannot be read: {error.strerror}."
+            ) from error
 
     def headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "oaiserve-loadtest"}
@@ -197,7 +215,8 @@ class HttpTarget:
             "/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions"
         )
         self._headers = options.headers()
-        self._ssl_context = ssl.create_default_context() if options.url.startswith("https") else None
+        self._ssl_context = options.tls_context() if options.url.startswith("https") else None
+        self.is_stopped = False  # Requests whose tasks are cancelled from now on count as abandoned by the client.
         self._clients: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []  # each client once for every further stream that it may take
 
@@ -274,6 +293,10 @@ class HttpTarget:
                     await self._read(response, sample, prepared.call, messages)
                 finally:
                     await response.aclose()
+        except asyncio.CancelledError:
+            if not self.is_stopped:
+                raise
+            sample.is_abandoned = True
         except TimeoutError:
             sample.error = "timeout"
         except tuple(_ERROR_KINDS) as error:

@@ -17,6 +17,8 @@ from loadtest.metrics_page import Metrics, parse_metrics
 from loadtest.sample import Sample
 
 SETTLE_SECONDS = 2.0  # longest wait for a server's metrics to catch up with its answers
+READ_AGAIN_TOKENS = "oaiserve_prompt_tokens_read_again_total"
+READ_AGAIN_SECONDS = "oaiserve_prompt_read_again_seconds_total"
 UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill")
 
 
@@ -142,7 +144,23 @@ def join(
     }
     means = {name: seconds / count if count else None for name, (count, seconds) in changes.items()}
     joined |= {"dialect": dialect.name, "num_requests": changes["duration"][0], "means": means}
+    joined |= {"read_again": read_again(before, after)} if dialect.name == "oaiserve" else {}
     return joined | {"check": _compare(samples, ok, joined, loop_lag_seconds)}
+
+
+def read_again(before: Metrics, after: Metrics) -> dict[str, Any]:
+    """Return the prompt tokens that oaiserve computed although an earlier prompt had computed them, by reason, and the
+    seconds that this took."""
+    tokens: dict[str, int] = {}
+    seconds = 0.0
+    for (name, labels), value in after.items():
+        change = value - before.get((name, labels), 0.0)
+        if name == READ_AGAIN_TOKENS and change:
+            reason = dict(labels)["reason"]
+            tokens[reason] = tokens.get(reason, 0) + round(change)
+        elif name == READ_AGAIN_SECONDS:
+            seconds += change
+    return {"tokens": tokens, "seconds": seconds}
 
 
 def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:

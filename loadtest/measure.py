@@ -39,8 +39,8 @@ def measure(samples: Sequence[Sample], limits: Slos | None = None) -> dict[str, 
     completion = sum(sample.num_tokens for sample in ok)
     prompt = sum(sample.prompt_tokens for sample in ok)
     judged = [sample for sample in samples if not sample.is_abandoned]
-    good = {name: sum(_meets(sample, {name: limit}) for sample in judged) for name, limit in (limits or {}).items()}
-    all_good = sum(_meets(sample, limits or {}) for sample in judged)
+    good = {name: sum(is_good(sample, {name: limit}) for sample in judged) for name, limit in (limits or {}).items()}
+    all_good = sum(is_good(sample, limits or {}) for sample in judged)
     streamed = [sample for sample in ok if sample.is_stream and sample.event_ns]
     num_events = sum(len(sample.event_ns) for sample in streamed)
     num_reads = sum(len(set(stream)) for sample in streamed for stream in sample.streams)
@@ -84,12 +84,7 @@ def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
         "ttft": (sample.ttft_ns for sample in ok),
         "ttft_from_send": (sample.ttft_ns - sample.send_lag_ns for sample in ok),
         "tpot": (sample.tpot_ns for sample in ok if sample.tpot_ns is not None),
-        "itl": (
-            later - earlier
-            for sample in ok
-            for stream in sample.streams
-            for earlier, later in itertools.pairwise(stream)
-        ),
+        "itl": (gap_ns for sample in ok for gap_ns in _gaps_ns(sample)),
         "latency": (sample.latency_ns for sample in ok),
         "latency_from_send": (sample.latency_ns - sample.send_lag_ns for sample in ok),
     }
@@ -152,7 +147,12 @@ def _num_whole_sessions(samples: Sequence[Sample]) -> int:
     return len({sample.index for sample in samples} - failed) if any(sample.turn for sample in samples) else 0
 
 
-def _meets(sample: Sample, limits: Slos) -> bool:
+def _gaps_ns(sample: Sample) -> list[int]:
+    return [later - earlier for stream in sample.streams for earlier, later in itertools.pairwise(stream)]
+
+
+def is_good(sample: Sample, limits: Slos) -> bool:
+    """Return whether a request was answered within the limits."""
     if not sample.is_ok:
         return False
     return slos.kept(
@@ -160,7 +160,7 @@ def _meets(sample: Sample, limits: Slos) -> bool:
         ttft=sample.ttft_ns / 1e9,
         latency=sample.latency_ns / 1e9,
         tpot=None if sample.tpot_ns is None else sample.tpot_ns / 1e9,
-        gaps=[(later - earlier) / 1e9 for stream in sample.streams for earlier, later in itertools.pairwise(stream)],
+        gaps=[gap_ns / 1e9 for gap_ns in _gaps_ns(sample)] if "itl" in limits else (),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
@@ -35,13 +36,17 @@ class NullServer:
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, host, port, limit=2**26, backlog=1024)
+    async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self._server = await asyncio.start_server(self._serve, host, port, limit=2**26, backlog=1024, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def serve_forever(self) -> None:
         assert self._server is not None
         await self._server.serve_forever()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,7 +1,8 @@
-"""Show the progress of a run: one line that is rewritten on a terminal, or a line every ten seconds in a log."""
+"""Show the progress of a run: a bar that is redrawn on a terminal, or a line every ten seconds in a log."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,21 +10,40 @@ from contextlib import contextmanager
 from time import monotonic
 
 from loadtest.drive import Progress
+from oaiserve.facts.times import duration
 
 LOG_SECONDS = 10.0
 TICK_SECONDS = 0.5
+BAR_CHARACTERS = 12
+
+
+def bar(share: float) -> str:
+    full = round(min(1.0, share) * BAR_CHARACTERS)
+    return "[" + "#" * full + "." * (BAR_CHARACTERS - full) + "]"
 
 
 class ProgressLine:
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._last = monotonic()
+        self._title = ""
+        self._began = 0.0
 
     def show(self, title: str, progress: Progress, total: int) -> None:
-        text = f"{title}: {progress.num_sent} of {total} sent, {progress.num_sent - progress.num_ended} in flight"
+        """Show the progress of the run with this title."""
+        if title != self._title:
+            self._title = title
+            self._began = monotonic()
+        text = f"{progress.num_ended}/{total}, {progress.num_sent - progress.num_ended} in flight"
+        if progress.num_missed > progress.num_failed:
+            text += f", {progress.num_missed - progress.num_failed} missed"
         if progress.num_failed:
             text += f", {progress.num_failed} failed"
-        self._write(f"{text}, {progress.num_events} events")
+        if 0 < progress.num_ended < total:
+            left = (monotonic() - self._began) * (total / progress.num_ended - 1)
+            text += f", {duration(max(1, round(left)) * 1e9)} left"
+        share = progress.num_ended / max(1, total)
+        self._write(f"{title} {bar(share)} {text}" if self._is_terminal else f"{title}: {text}")
 
     @contextmanager
     def while_waiting(self, title: str, tick_seconds: float = TICK_SECONDS) -> Iterator[None]:
@@ -50,7 +70,8 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         if self._is_terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # A longer line would wrap, and stay.
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
         elif monotonic() - self._last >= LOG_SECONDS:
             self._last = monotonic()
             print(text, file=sys.stderr, flush=True)

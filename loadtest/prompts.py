@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ leader light voice wife police mind price report decision son view relationship 
 building
 """.split()  # noqa: SIM905 - shorter to read
 DEFAULT_NUM_REQUESTS = 100
+MOST_SEEDS = 1_000_000
+SEEDS_BETWEEN_RUNS = 1000
 # Common vocabularies have these ids, and no special token is among them.
 FIRST_ID = 100
 LAST_ID = 10_000
@@ -37,7 +40,7 @@ class Workload:
 
     num_requests: int | None = None
     """Requests of a run (conversations, with --turns). Default: as many as --requests or, in an open loop,
-    --duration-seconds give; else 100."""
+    --duration-seconds give; else 100, or in a search as many as a decision needs."""
 
     max_new_tokens: str = "64"
     """Tokens of an answer: a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, choice:A:B:..."""
@@ -85,8 +88,9 @@ class Workload:
     slow_share: float = 0.0
     """Share of the requests whose client reads slowly, 0 to 1."""
 
-    seed: int = 0
-    """Seed of prompts, lengths and arrival times. The same seed gives the same ones."""
+    seed: int | None = None
+    """Seed of prompts, lengths and arrival times. The same seed gives the same ones. Default: a new one, which the
+    report names."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (
@@ -109,6 +113,15 @@ class Workload:
             raise UsageError("--unique-prompts needs a --prompt; random prompts are unique anyway.")
         length_sampler("--input-len", self.input_len)
         length_sampler("--max-new-tokens", self.max_new_tokens)
+
+    def seeded(self) -> Workload:
+        """Return these options with a seed. A new one keeps a second run from finding its prompts in the prefix
+        cache."""
+        return replace(self, seed=secrets.randbelow(MOST_SEEDS)) if self.seed is None else self
+
+    def seed_of_run(self, number: int) -> int:
+        """Return the seed of the run with this number, so that no run repeats the prompts of an earlier one."""
+        return (self.seed or 0) + SEEDS_BETWEEN_RUNS * number
 
 
 @dataclass(frozen=True, slots=True)

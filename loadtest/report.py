@@ -9,9 +9,9 @@ from typing import Any
 from loadtest.client_health import VERDICTS
 from loadtest.engine_summary import render_engine
 from loadtest.measure import LEAST_STEADY, distribution
-from loadtest.tables import interval, ms, number, table, times_table
+from loadtest.tables import Rows, interval, ms, number, table, times_rows
 
-_TIMES = {
+TIMES = {
     "send_lag": "Send lag",
     "ttft": "TTFT",
     "tpot": "TPOT",
@@ -25,24 +25,24 @@ def render(report: dict[str, Any]) -> str:
     machine = report["environment"]
     blocks = [
         f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
-        f"load average {machine['load_average']:.1f}\nwith {_versions(machine)}"
+        f"load average {machine['load_average']:.1f}\nwith {made_with(report)}"
     ]
     for point in report["points"]:
         if is_in_process(report):
-            blocks += [render_engine(point, report["engine"]), "\n".join(_problems(point["runs"]))]
+            blocks += [render_engine(point, report["engine"]), "\n".join(problems(point["runs"]))]
         else:
             blocks.append(_metrics(point))
         blocks += [_client(point), _server(point)]
     if len(report["points"]) > 1:
-        head, *rows = sweep_rows(report["points"])
-        blocks.append(table(head, rows))
+        blocks.append(table(sweep_rows(report["points"])))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _versions(machine: dict[str, Any]) -> str:
-    """Return what the client runs on: its times depend on that, too."""
-    versions = {"Python": machine["python"], **machine["versions"]}
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+def made_with(report: dict[str, Any]) -> str:
+    """Return the versions of the client, on which its times depend, and the seed of its prompts."""
+    machine = report["environment"]
+    parts = {"Python": machine["python"], **machine["versions"], "--seed": report["workload"]["seed"]}
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
 
 def is_in_process(report: dict[str, Any]) -> bool:
@@ -58,17 +58,35 @@ def subject(report: dict[str, Any]) -> str:
 
 def _metrics(point: dict[str, Any]) -> str:
     runs = point["runs"]
-    summary = point["summary"]
-    first = runs[0]["metrics"]
-    lines = [f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}"]
+    lines = [f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}", *count_lines(runs)]
+    lines += problems(runs)
+    lines += ["", table(rate_rows(point)), "", table(times_rows(point["summary"], TIMES))]
+    lines += steady_lines(runs[0]["metrics"]["steady"])
     lines.append(
+        "95 %: intervals over the repeats" if len(runs) > 1 else "one run has no intervals: use --repeats for some"
+    )
+    return "\n".join(lines)
+
+
+def count_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return lines on the requests and tokens of a point."""
+    first = runs[0]["metrics"]
+    return [
+        *_read_again(runs),
         f"requests {sum(r['metrics']['num_requests'] for r in runs)}, ok {sum(r['metrics']['num_ok'] for r in runs)}, "
         f"abandoned {sum(r['metrics']['num_abandoned'] for r in runs)}, "
         f"prompt tokens {first['prompt_tokens']:,} ({first['cached_tokens']:,} cached), "
         f"completion tokens {first['completion_tokens']:,} (from {first['token_counts_from']})"
-        + (" in the first run" if len(runs) > 1 else "")
-    )
-    lines += _problems(runs)
+        + (" in the first run" if len(runs) > 1 else ""),
+    ]
+
+
+def has_slo(point: dict[str, Any]) -> bool:
+    return bool(point["runs"][0]["metrics"]["slo_attainment"].keys() - {"all"})
+
+
+def rate_rows(point: dict[str, Any]) -> Rows:
+    summary = point["summary"]
     rates = (
         ("requests/s", "requests_per_second"),
         ("completion tokens/s", "completion_tokens_per_second"),
@@ -81,18 +99,28 @@ def _metrics(point: dict[str, Any]) -> str:
     rows = [
         [title, number(summary[name]["mean"]), interval(summary[name], number)]
         for title, name in rates
-        if name in summary
-        and (first["slo_attainment"].keys() != {"all"} or name not in ("goodput_per_second", "slo_attainment"))
+        if name in summary and (has_slo(point) or name not in ("goodput_per_second", "slo_attainment"))
     ]
-    head = ("", "mean", "95 %" if len(runs) > 1 else "")
-    lines += ["", table(head, rows), "", times_table(summary, _TIMES), *_steady(first["steady"])]
-    lines.append(
-        "95 %: intervals over the repeats" if len(runs) > 1 else "one run has no intervals: use --repeats for some"
-    )
-    return "\n".join(lines)
+    return [["", "mean", "95 %" if len(point["runs"]) > 1 else ""], *rows]
 
 
-def _problems(runs: Sequence[dict[str, Any]]) -> list[str]:
+def _read_again(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line on the prompt tokens that the server read again in all runs, or none if there are none."""
+    shares = [again for run in runs if (again := (run.get("server") or {}).get("read_again"))]
+    tokens: Counter[str] = Counter()
+    for again in shares:
+        tokens.update(again["tokens"])
+    if not tokens:
+        return []
+    prompt = sum(run["metrics"]["prompt_tokens"] for run in runs)
+    number_again = sum(tokens.values())
+    took = sum(again["seconds"] for again in shares)
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in tokens.most_common())
+    share = number_again / max(1, prompt)
+    return [f"read again: {number_again:,} of {prompt:,} prompt tokens ({share:.0%}), in {took:.1f} s ({reasons})"]
+
+
+def problems(runs: Sequence[dict[str, Any]]) -> list[str]:
     errors = [f"ERROR {error}" for error in errors_of(runs)]
     return errors + [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
 
@@ -110,7 +138,7 @@ def errors_of(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _steady(steady: dict[str, Any] | None) -> list[str]:
+def steady_lines(steady: dict[str, Any] | None) -> list[str]:
     """Return a line about the steady state of the first run, if it has enough requests."""
     if steady is None or steady["num_requests"] < LEAST_STEADY:
         return []
@@ -123,50 +151,54 @@ def _steady(steady: dict[str, Any] | None) -> list[str]:
 
 
 def _client(point: dict[str, Any]) -> str:
+    return "\n".join([f"client: {point['verdict']}", *(f"  {line}" for line in client_lines(point))])
+
+
+def client_lines(point: dict[str, Any]) -> list[str]:
     """Return the lines about the client's health, from the run with the worst verdict."""
     run = max(point["runs"], key=lambda run: VERDICTS.index(run["client"]["verdict"]))
     client = run["client"]
     metrics = run["metrics"]
     lag = metrics["distributions"]["send_lag"]
-    lines = [f"client: {client['verdict']}", *(f"  because {reason}" for reason in client["reasons"])]
-    lines += [f"  note: {note}" for note in client.get("notes", ())]  # older reports have none
+    lines = [f"because {reason}" for reason in client["reasons"]]
+    lines += [f"note: {note}" for note in client.get("notes", ())]  # older reports have none
     if lag:
         lines.append(
-            f"  send lag p50 {ms(lag['p50'])} ms, p99 {ms(lag['p99'])} ms, max {ms(lag['max'])} ms; "
+            f"send lag p50 {ms(lag['p50'])} ms, p99 {ms(lag['p99'])} ms, max {ms(lag['max'])} ms; "
             f"sent late: {client['late_share']:.1%}"
         )
     if client["offered_requests_per_second"] is not None:
         lines.append(
-            f"  offered {number(client['offered_requests_per_second'])} requests/s, "
+            f"offered {number(client['offered_requests_per_second'])} requests/s, "
             f"achieved {number(client['achieved_requests_per_second'])}"
         )
     for process in client["processes"]:
         loop = process["loop_lag_seconds"]
         lines.append(
-            f"  process: CPU {process['cpu_share']:.0%} of a core, "
+            f"process: CPU {process['cpu_share']:.0%} of a core, "
             + (f"loop lag p99 {ms(loop['p99'])} ms, max {ms(loop['max'])} ms, " if loop else "")
             + f"gc {ms(process['gc_seconds'])} ms, {process['peak_memory_bytes'] / 2**20:.0f} MiB"
             + (f", {process['num_connections']} connections" if loop else "")
         )
     if metrics["tokens_per_event"] is not None:
         lines.append(
-            f"  tokens per event {metrics['tokens_per_event']:.2f}, events per read {metrics['events_per_read']:.2f}"
+            f"tokens per event {metrics['tokens_per_event']:.2f}, events per read {metrics['events_per_read']:.2f}"
         )
     if gauges := run.get("server", {}).get("gauges"):
         lines.append(_gauge_reads(gauges, metrics["window_seconds"]))
     if client["ceiling"] is not None:
         limits = client["ceiling"]
         lines.append(
-            f"  ceiling: {limits['event_cpu_seconds'] * 1e6:.1f} us a streamed event "
+            f"ceiling: {limits['event_cpu_seconds'] * 1e6:.1f} us a streamed event "
             f"({0.1 / limits['event_cpu_seconds']:,.0f} per second and 10 % of a core), "
             f"{limits['request_cpu_seconds'] * 1e6:.0f} us a request; used in this run: {client['load_of_ceiling']:.0%}"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
     """Return a line about the cost of reading the server's gauges during the run."""
-    text = f"  server's gauges: read {gauges['num_reads']} times by a process that sends nothing"
+    text = f"server's gauges: read {gauges['num_reads']} times by a process that sends nothing"
     if gauges["num_reads"]:
         text += (
             f" (CPU {gauges['cpu_seconds'] / seconds:.1%} of a core), "
@@ -177,21 +209,34 @@ def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
 
 def _server(point: dict[str, Any]) -> str:
     """Return the server's view of the last run next to the client's."""
-    run = point["runs"][-1]
-    server = run.get("server")
-    metrics = run["metrics"]
-    if server is None:
+    if "server" not in point["runs"][-1]:
         return ""
-    check = server["check"]
+    rows = server_rows(point)
+    return "\n".join([server_line(point), *([table(rows)] if len(rows) > 1 else [])])
+
+
+def disagrees(point: dict[str, Any]) -> bool:
+    """Return whether server and client disagree about any run."""
+    return any(run.get("server", {}).get("check", {}).get("status") == "disagree" for run in point["runs"])
+
+
+def server_line(point: dict[str, Any]) -> str:
+    check = point["runs"][-1]["server"]["check"]
     loud = "DISAGREE" if check["status"] == "disagree" else check["status"]
-    lines = [f"server and client: {loud}" + (f" ({check['reason']})" if check["reason"] else "")]
+    return f"server and client: {loud}" + (f" ({check['reason']})" if check["reason"] else "")
+
+
+def server_rows(point: dict[str, Any]) -> Rows:
+    """Return the phases of the last run, and its means in the server's metrics."""
+    run = point["runs"][-1]
+    server = run["server"]
     means = server.get("means", {})
     rows = []
 
     def cells(values: dict[str, float]) -> list[str]:
         return [ms(values[key]) for key in ("mean", "p50", "p95", "p99")]
 
-    for name, values in metrics["phases"].items():
+    for name, values in run["metrics"]["phases"].items():
         rows.append([name.replace("_", " "), *cells(values), ms(means.get(name))])
     for name, title in (("first_token", "network + client"), ("last_token", "  the same, whole request")):
         if values := server["rest"][name]:
@@ -202,12 +247,10 @@ def _server(point: dict[str, Any]) -> str:
             rows.append(["client: TTFT from send", *cells(ttft), ms(means.get("ttft"))])
     else:
         rows = [[name, "", "", "", "", ms(mean)] for name, mean in means.items() if mean is not None]
-    if rows:
-        lines.append(table(("ms, per request", "mean", "p50", "p95", "p99", "mean of /metrics"), rows))
-    return "\n".join(lines)
+    return [["ms, per request", "mean", "p50", "p95", "p99", "mean of /metrics"], *rows]
 
 
-def sweep_rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
+def sweep_rows(points: Sequence[dict[str, Any]]) -> Rows:
     """Return a table as rows of cells: the head, then a row for each point."""
     names = ("requests_per_second", "completion_tokens_per_second", "ttft_p50", "ttft_p99", "tpot_p50", "latency_p99")
     rows = []

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+Rows = list[list[str]]  # the first one is the head
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+
+def table(rows: Rows) -> str:
     """Return a table aligned for a terminal: the first column to the left, the others to the right."""
-    cells = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
+        for row in rows
     ]
     return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
@@ -35,13 +36,13 @@ def interval(entry: Mapping[str, Any], form: Callable[[float | None], str]) -> s
     return f"{form(entry['low'])} .. {form(entry['high'])}"
 
 
-def times_table(summary: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+def times_rows(summary: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
     """Return a table of times, in milliseconds. `titles` are by the name of the metric in the summary; one without
     values has no row."""
-    rows = []
+    rows = [["ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"]]
     for name, title in titles.items():
         if f"{name}_mean" in summary:
             keys = ("mean", "p50", "p95", "p99", "max")
             cells = [ms(summary[f"{name}_{key}"]["mean"]) for key in keys]
             rows.append([title, *cells, *(interval(summary[f"{name}_{key}"], ms) for key in ("p50", "p99"))])
-    return table(("ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"), rows)
+    return rows

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from time import monotonic_ns
@@ -22,10 +24,15 @@ from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth, ProcessWatch
 from loadtest.drive import Progress, Sending, send_in_loops, send_on_schedule
 from loadtest.http_target import HttpOptions, HttpTarget
+from loadtest.measure import Slos
 from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 
+# Takes the function that ends the sending, and returns a context in which it may be called.
+Stopping = Callable[[Callable[[], None]], AbstractContextManager[object]]
+
 REPORT_SECONDS = 0.5
+STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +46,23 @@ class Job:
     offsets: list[float] | None = None  # send times in seconds after the start; None: closed loop
     warmup: list[Call] = field(default_factory=list)
     ask_timings: bool = False
+    slos: Slos = field(default_factory=dict)
 
 
 Result = tuple[list[Sample], ProcessHealth]
 
 
 async def run_share(
-    job: Job, number: int, of: int, until_start: Callable[[], int], report: Callable[[Progress], None]
+    job: Job,
+    number: int,
+    of: int,
+    until_start: Callable[[], int],
+    report: Callable[[Progress], None],
+    stopping: Stopping = nullcontext,
 ) -> Result:
     """Send one process's share of a job. It prepares the requests, warms up, and then starts at the time (nanoseconds)
-    that `until_start` returns. `of` is the number of processes."""
+    that `until_start` returns. `of` is the number of processes. `stopping` may end the sending early; requests without
+    a whole answer then count as abandoned."""
     target = HttpTarget(job.http, job.workload, ask_timings=job.ask_timings)
     arrivals = job.arrivals
     try:
@@ -62,22 +76,38 @@ async def run_share(
         await send_in_loops(Sending(), target.run, warmup, max(1, min(len(warmup), 64)), start_ns)
         start_ns = until_start()
         watch = ProcessWatch()
-        sending = Sending()
+        sending = Sending(limits=job.slos)
         watch.start()
         reporter = asyncio.create_task(_report(sending, report))
         if job.offsets is None:
             duration = arrivals.duration_seconds
             ramp = arrivals.ramp_seconds
-            await send_in_loops(sending, target.run, prepared, num_users, start_ns, duration, ramp)
+            sent = send_in_loops(sending, target.run, prepared, num_users, start_ns, duration, ramp)
         else:
             offsets = [job.offsets[index] for index in mine]
-            await send_on_schedule(sending, target.run, prepared, offsets, start_ns)
+            sent = send_on_schedule(sending, target.run, prepared, offsets, start_ns)
+        await _until_stopped(sent, target, stopping)
         health = watch.stop()
         health.num_connections = target.num_connections
         reporter.cancel()
         return sending.samples, health
     finally:
         await target.close()
+
+
+async def _until_stopped(sent: Coroutine[Any, Any, None], target: HttpTarget, stopping: Stopping) -> None:
+    task = asyncio.create_task(sent)
+
+    def stop() -> None:
+        target.is_stopped = True
+        task.cancel()
+
+    with stopping(stop):
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not target.is_stopped:
+                raise
 
 
 async def _report(sending: Sending, report: Callable[[Progress], None]) -> None:
@@ -95,10 +125,27 @@ def _work(pipe: Connection, number: int, of: int) -> None:
         start_ns: int = pipe.recv()
         return start_ns
 
+    @contextmanager
+    def stopping(stop: Callable[[], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def on_readable() -> None:  # STOP, or the parent has died. The loop below reads it.
+            loop.remove_reader(pipe.fileno())
+            stop()
+
+        loop.add_reader(pipe.fileno(), on_readable)
+        try:
+            yield
+        finally:
+            loop.remove_reader(pipe.fileno())
+            os.set_blocking(pipe.fileno(), True)  # uvloop had made it non-blocking
+
     while (job := pipe.recv()) is not None:
+        if job == STOP:  # It has ended the last run, or came after its end.
+            continue
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                pipe.send(runner.run(run_share(job, number, of, until_start, pipe.send)))
+                pipe.send(runner.run(run_share(job, number, of, until_start, pipe.send, stopping)))
             except Exception as error:  # the parent raises it again
                 pipe.send(error)
 
@@ -109,6 +156,7 @@ class Workers:
     def __init__(self, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Any] = []
+        self._running: list[Any] = []  # the pipes to which `stop` sends
         self._processes = []
         for number in range(num_processes):
             ours, theirs = context.Pipe()
@@ -131,6 +179,7 @@ class Workers:
         start_ns = monotonic_ns() + 20_000_000  # late enough that every process has received it
         for pipe in self._pipes:
             pipe.send(start_ns)
+        self._running = list(self._pipes)
         progress = {id(pipe): Progress() for pipe in self._pipes}
         results: dict[int, Result] = {}
         while len(results) < len(self._pipes):
@@ -143,6 +192,12 @@ class Workers:
                     results[id(pipe)] = message
         samples = [sample for result in results.values() for sample in result[0]]
         return sorted(samples, key=lambda sample: sample.intended_ns), [health for _, health in results.values()]
+
+    def stop(self) -> None:
+        """End the run early. Call it from `on_progress`."""
+        for pipe in self._running:
+            pipe.send(STOP)
+        self._running = []
 
     def _receive(self, pipe: Any) -> Any:
         try:

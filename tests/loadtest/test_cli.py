@@ -64,6 +64,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*ENGINE, "--pretok"], "--pretok has no effect on random prompts of token ids. Use --random-form words"),
         ([*ENGINE, "--model", "/nowhere"], "'/nowhere'"),
         (["find-max", "--slo", "ttft:1s", "--attainment", "1"], "--attainment below 1"),
+        (["run", "--ca-certificate", "/nowhere/ca.pem"], "--ca-certificate is '/nowhere/ca.pem', which cannot be read"),
+        (["run", "--ca-certificate", __file__], "which has no certificate in PEM format."),
+        (["find-max", "--slo", "ttft:1s", "--num-requests", "16"], "--num-requests is 16, but must be at least 73"),
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "'/nowhere/a.json' cannot be read"),
     ],
 )

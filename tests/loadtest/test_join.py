@@ -4,7 +4,15 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.join import DIALECTS, ServerSide, inspect_server, join, scrape_settled
+from loadtest.join import (
+    DIALECTS,
+    READ_AGAIN_SECONDS,
+    READ_AGAIN_TOKENS,
+    ServerSide,
+    inspect_server,
+    join,
+    scrape_settled,
+)
 from loadtest.metrics_page import parse_metrics
 from loadtest.sample import Sample
 from oaiserve.facts.times import PHASES as SERVER_PHASES
@@ -60,6 +68,20 @@ def test_means_are_of_this_run_only_and_unaccounted_time_is_network_and_client()
     assert result["rest"]["first_token"]["p50"] == pytest.approx(0.010)
     assert result["rest"]["last_token"]["p50"] == pytest.approx(0.010)
     assert result["check"]["status"] == "agree"
+
+
+def test_what_was_read_again_is_of_this_run_by_reason() -> None:
+    def page(system: float, evicted: float, seconds: float) -> str:
+        of_model = 'served_model="m"'
+        return (
+            f'oaiserve_prompt_tokens_read_again_total{{reason="system",{of_model}}} {system}\n'
+            f'oaiserve_prompt_tokens_read_again_total{{reason="evicted",{of_model}}} {evicted}\n'
+            f'oaiserve_prompt_read_again_seconds_total{{reason="system",{of_model}}} {seconds}\n'
+        )
+
+    result = joined(run_of(10), plus_five(10, 92, 125) + page(130, 8, 2.5), metrics_text(5, 1, 1) + page(30, 8, 0.5))
+    assert result["read_again"] == {"tokens": {"system": 100}, "seconds": pytest.approx(2.0)}
+    assert joined(run_of(10), plus_five(10, 92, 125))["read_again"] == {"tokens": {}, "seconds": 0}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +187,7 @@ def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
     assert OURS.duration == names.DURATION_SECONDS.name
     assert list(OURS.phases) == list(SERVER_PHASES)
+    assert (names.READ_AGAIN_TOKENS.name, names.READ_AGAIN_SECONDS.name) == (READ_AGAIN_TOKENS, READ_AGAIN_SECONDS)
     assert {name for name, _ in OURS.phases.values()} == {names.PHASE_SECONDS.name}
     gauges = (names.ENGINE["num_running"], names.ENGINE["num_waiting"], names.KV_CACHE_USAGE)
     assert (OURS.gauges.running, OURS.gauges.waiting, OURS.gauges.kv_cache_usage) == tuple(g.name for g in gauges)

@@ -1,8 +1,12 @@
 """The client with real processes and sockets, against the null server."""
 
+import asyncio
 import json
+import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from time import monotonic_ns
 from typing import Any
 
@@ -13,6 +17,7 @@ from loadtest.arrivals import Arrivals
 from loadtest.ceiling import null_server
 from loadtest.cli import main
 from loadtest.experiment import HttpExperiment
+from loadtest.null_server import NullOptions, NullServer
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
 
@@ -108,11 +113,108 @@ def test_ctrl_c_reports_the_points_that_ended(
 def test_a_server_that_answers_nothing_ends_the_search_with_its_error(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--no-calibrate", "--timeout-seconds", "0.01", "--num-requests", "3", "--trial-seconds", "0.1"]
+    flags = ["--no-calibrate", "--timeout-seconds", "0.01", "--trial-seconds", "0.1"]
     assert main(["find-max", "--url", url, "--slo", "ttft:1s", "--first-rate", "50", *flags]) == 1
     out = capsys.readouterr().out
-    assert "Ended early: no request succeeded at 50 requests/s; timeout, before_first_token: 5." in out
+    assert "A decision needs at least 73 requests." in out
+    assert "Ended early: no request succeeded at 50 requests/s; timeout, before_first_token: " in out
     assert "no rate that was tried" in out
+
+
+def test_a_rate_that_cannot_hold_any_more_is_dropped_within_its_run(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine this client sends late, which would end the search for another reason.
+    healthy = {"verdict": "valid", "reasons": [], "notes": []}
+    monkeypatch.setattr("loadtest.experiment.verdict", lambda *_, **__: healthy)
+    path = tmp_path / "search.json"
+    html = tmp_path / "search.html"
+    flags = [
+        "--no-calibrate",
+        "--first-rate",
+        "10",
+        "--max-seconds",
+        "8",
+        "--trial-seconds",
+        "1",
+        "--json",
+        str(path),
+        "--html",
+        str(html),
+    ]
+    assert main(["find-max", "--url", url, "--slo", "ttft:1ms", *flags]) == 1
+    search = json.loads(path.read_text())
+    (step,) = search["steps"]
+    assert step["holds"] is False
+    assert 5 <= step["num_judged"] == step["missed"]["ttft"] < 73
+    out = capsys.readouterr().out
+    assert "10 requests/s: misses    0 of " in out
+    assert "ttft missed by " in out
+    assert search["problem"].startswith("a run at 5 requests/s takes 14.6 s, and ")
+    assert "No rate holds" in html.read_text()
+
+
+def test_a_search_needs_enough_requests(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"prompt": "q"}\n' * 20)
+    flags = ["find-max", "--url", url, "--slo", "ttft:1s", "--no-calibrate"]
+    for options, few in (
+        (["--num-requests", "16"], "--num-requests is 16, but must be at least 73"),
+        (["--requests", str(file)], f"--requests: '{file}' has 20 requests, but must have at least 73"),
+    ):
+        assert main([*flags, *options]) == 2
+        assert few in capsys.readouterr().err
+
+
+@contextmanager
+def tls_server(certificate: Path) -> Iterator[str]:
+    """Run a null server with this certificate in a thread, and yield its URL."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = NullServer(NullOptions())
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(server.start(tls=context))
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"https://localhost:{server.port}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(server.close())
+        loop.close()
+
+
+@pytest.mark.openssl
+def test_a_certificate_is_trusted_by_a_flag_or_by_a_variable(
+    tmp_path: Path,
+    certificates: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certificate = certificates["sound"]
+    flags = ("--no-calibrate", "--num-requests", "2", "--max-new-tokens", "2")
+    with tls_server(certificate) as url:
+        assert main(["run", "--url", url, *flags]) == 2
+        refused = capsys.readouterr().err
+        by_flag = run_load(tmp_path, url, *flags, "--ca-certificate", str(certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        by_variable = run_load(tmp_path, url, *flags)
+    assert "whose certificate is not trusted: " in refused
+    assert "--ca-certificate or SSL_CERT_FILE." in refused
+    for report in (by_flag, by_variable):
+        assert report["points"][0]["runs"][0]["metrics"]["num_ok"] == 2
+
+
+def test_a_second_run_has_other_prompts(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--no-calibrate", "--num-requests", "1", "--max-new-tokens", "1")
+    first, second, third = (
+        run_load(tmp_path, url, *flags, *more)["workload"]["seed"] for more in ((), (), ("--seed", "7"))
+    )
+    assert first != second
+    assert third == 7
+    out = capsys.readouterr().out
+    assert all(f"--seed {seed}\n" in out for seed in (first, second, third))
 
 
 def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

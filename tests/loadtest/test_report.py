@@ -13,8 +13,10 @@ from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth
 from loadtest.comparison import compare, load_report
 from loadtest.experiment import describe_run, make_point, make_report
-from loadtest.html import plot, render_html
+from loadtest.find_max import Bracket
+from loadtest.html import GOOD, render_html
 from loadtest.measure import parse_slos
+from loadtest.plots import Bar, Series, lines, stacks
 from loadtest.report import render
 from oaiserve.errors import StartupError
 from tests.loadtest.samples import sample
@@ -108,6 +110,17 @@ def test_the_text_has_the_figures_the_clients_health_and_the_errors() -> None:
     assert re.search(r"^prefill +70\.0", text, re.MULTILINE)
 
 
+def test_the_first_line_says_what_was_read_again_in_all_runs() -> None:
+    report = make()
+    (point,) = report["points"]
+    assert "read again" not in render(report)
+    for run in point["runs"]:
+        run["metrics"]["prompt_tokens"] = 2_000
+        run["server"]["read_again"] = {"tokens": {"system": 1_000, "tools": 20}, "seconds": 2.25}
+    line = "read again: 2,040 of 4,000 prompt tokens (51%), in 4.5 s (system 2,000, tools 40)"
+    assert re.search(r"^== .*\n(.*)", render(report), re.MULTILINE)[1] == line  # type: ignore[index]
+
+
 def test_intervals_are_over_the_repeats() -> None:
     entry = make()["points"][0]["summary"]["ttft_p50"]
     assert entry["values"] == [pytest.approx(0.100), pytest.approx(0.101)]
@@ -124,39 +137,88 @@ def test_the_arguments_in_a_report_have_no_secrets(monkeypatch: pytest.MonkeyPat
     assert report["arguments"][-2:] == ["--url", "http://test"]
 
 
-@pytest.mark.parametrize("labels", [("1 users",), ("<b> & users", "2 users")])
-def test_the_html_page_is_well_formed_and_loads_nothing(labels: tuple[str, ...]) -> None:
-    text = render_html(make(labels=labels))
+def page_of(report: Any, bracket: Bracket | None = None) -> str:
+    """Return the page of a report, which must be well-formed and load nothing."""
+    text = render_html(report, bracket)
     page = Page(text)
     assert page.open == []
     assert page.addresses == []
     assert "script" not in page.tags
-    assert page.tags.count("svg") == {1: 5, 2: 7}[len(labels)]
-    assert text.count("server and client: DISAGREE") == len(labels)
-    assert text.count("Where the time goes: ") == 2 * len(labels)  # in the caption and in the label for screen readers
-    assert "network + client 20.5 ms" in text
+    assert "pre" not in page.tags
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
-    assert "prefers-color-scheme: dark" in text
+    return text
+
+
+@pytest.mark.parametrize(("labels", "num_figures"), [(("1 users",), 5), (("<b> & users", "2 users"), 16)])
+def test_the_html_page_has_figures_of_each_point_and_of_all(labels: tuple[str, ...], num_figures: int) -> None:
+    text = page_of(make(labels=labels, slos={"ttft": 1.0}))
+    assert text.count("<figure>") == num_figures
+    assert text.count("Server and client: DISAGREE") == len(labels)
+    assert text.count("<figcaption>Where the time goes") == len(labels)
+    assert text.count("<figcaption>Phases by load") == (len(labels) > 1)
+    assert "network + client 20.5 ms" in text
+
+
+def test_the_html_page_begins_with_the_verdict() -> None:
+    report = make()
+    assert report["points"][0]["summary"]["slo_attainment"]["mean"] < GOOD
+    text = page_of(report | {"slos": {"ttft": 1.0}})
+    assert 'class="verdict suspect" aria-label="Verdict"><p class="large">90.9% good</p>' in text
+    assert "<p>Share of the requests that kept ttft within 1 s.</p>" in text
+    for run in report["points"][0]["runs"]:
+        run["metrics"]["slo_attainment"] = {"all": 1.0}
+        run["server"]["check"] = {"status": "agree", "reason": ""}
+    assert 'class="verdict valid" aria-label="Verdict"><p class="large">Valid</p>' in page_of(report)
+    report["points"][0]["verdict"] = "invalid"
+    assert 'class="verdict invalid" aria-label="Verdict"><p class="large">Invalid</p>' in page_of(report)
+
+
+def test_the_html_page_of_a_search_begins_with_the_rate() -> None:
+    report = make(labels=("1 requests/s", "2 requests/s"), slos={"ttft": 1.0})
+    text = page_of(report, Bracket(0.9, holds=1.0, fails=2.0))
+    assert '<p class="large">1 requests/s</p>' in text
+    assert "For 90% of the requests: ttft within 1 s. 1 requests/s holds, 2 does not." in text
+    assert 'class="verdict suspect"' in page_of(report, Bracket(0.9, holds=1.0, problem="too late"))
+    assert '<p class="large">No rate holds</p>' in page_of(report, Bracket(0.9, fails=1.0))
 
 
 def test_a_report_without_any_answer_gives_a_well_formed_page() -> None:
     failed = [sample([], error="connect")]
     run = describe_run(failed, [ProcessHealth()], Arrivals(), None, {}, None)
-    report = make_report("http", [make_point("x", Arrivals(), [run])], http={"url": "u"})
-    assert Page(render_html(report)).open == []
+    report = make_report("http", [make_point("x", Arrivals(), [run])], http={"url": "u"}, workload={"seed": 0})
+    assert "ERROR connect, " in page_of(report)
     assert report["points"][0]["verdict"] == "invalid"
 
 
 def test_a_plot_draws_its_points_in_proportion() -> None:
-    svg = plot("t", "x", "y", [("a", [(0.0, 0.0), (5.0, 2.0), (10.0, 4.0)])])
-    points = re.search(r'polyline points="([^"]*)"', svg)
+    svg = lines("t", "x", "y", [Series("a", "decode", [(0.0, 0.0), (5.0, 2.0), (10.0, 4.0)])])
+    points = re.search(r'polyline class="curve" points="([^"]*)"', svg)
     assert points is not None
     (x0, y0), (x1, y1), (x2, y2) = [tuple(map(float, p.split(","))) for p in points[1].split()]
     assert (x1 - x0, y0 - y1) == (pytest.approx(x2 - x1), pytest.approx(y1 - y2))
     assert x2 > x0
     assert y2 < y0  # pixels count downwards
-    assert plot("t", "x", "y", [("a", [])]) == ""
+    assert lines("t", "x", "y", [Series("a", "decode", [])]) == ""
+
+
+def test_a_limit_above_all_points_is_in_the_plot() -> None:
+    svg = lines("t", "x", "y", [Series("a", "decode", [(0.0, 1.0), (5.0, 2.0)])], limit=8)
+    limit = re.search(r'class="limit" x1="\d+" x2="\d+" y1="([\d.]+)"', svg)
+    highest = re.search(r'points=".* [\d.]+,([\d.]+)"', svg)
+    assert limit is not None
+    assert highest is not None
+    assert 0 < float(limit[1]) < float(highest[1])
+
+
+def test_the_parts_of_a_bar_are_stacked_from_the_bottom_up() -> None:
+    parts = {"queue": ("queue", "queue"), "decode": ("decode", "decode")}
+    svg = stacks("t", "x", "y", [Bar(0, 1, {"decode": 3.0, "queue": 1.0})], parts, ["1"])
+    drawn = re.findall(r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)" style="fill:var\(--(\w+)\)"><title>', svg)
+    (y0, height0, first), (y1, height1, second) = drawn
+    assert (first, second) == ("queue", "decode")
+    assert float(y1) + float(height1) == pytest.approx(float(y0), abs=0.2)
+    assert float(height1) == pytest.approx(3 * float(height0), abs=0.3)
 
 
 def test_a_comparison_has_ratios_intervals_and_different_settings() -> None:
