@@ -171,6 +171,27 @@ def _cache() -> list[Panel]:
             ],
         ),
         lines(
+            "KV blocks to and from host memory",
+            "Bytes per second, with --kv-offload, and the prefixes that were found there. Many bytes out and few in: "
+            "prompts have nothing in common, and the memory is of no use.",
+            "Bps",
+            [
+                Query(rate(f"oaiserve_kv_offload_{way}_bytes_total", ENGINE, "instance"), f"{way} {{{{instance}}}}")
+                for way in ("out", "in")
+            ],
+            span=12,
+        ),
+        lines(
+            "Prefixes in host memory",
+            "Prefixes per second that were found in the host memory of --kv-offload, and the KV blocks there.",
+            "short",
+            [
+                Query(rate("oaiserve_kv_offload_hits_total", ENGINE, "instance"), "found {{instance}}"),
+                Query(f"sum by (instance) (oaiserve_kv_offload_blocks{{{ENGINE}}})", "blocks {{instance}}"),
+            ],
+            span=12,
+        ),
+        lines(
             "Preemptions, steps out of memory",
             "Per second. A preempted sequence is computed again: if preemptions do not stop, raise --kv-cache-memory "
             "or lower --max-running. Steps that do not fit into the GPU's memory are computed in parts: lower "

@@ -71,7 +71,7 @@ def _queue() -> list[Panel]:
             "Seconds of waiting per second, by reason. batch_full: --max-running is the limit. no_blocks and "
             "behind_others: the KV cache is. token_budget: --max-step-tokens is. step_under_way: steps are long. "
             "same_prefix: another request computes the same prefix, which saves work. prefix_read: it is read from "
-            "disk.",
+            "disk. prefix_restored: it is restored from host memory.",
             "s",
             [Query(rate("oaiserve_queue_wait_seconds_total", ENGINE, "reason"), "{{reason}}")],
             stacked=True,

@@ -181,8 +181,8 @@ def _trust() -> list[Panel]:
         lines(
             "Share that is unexplained",
             "Share of prefill and decode for which no cause was found: steps took longer than expected, and neither "
-            "the machine nor masks held them up; or the server had just started.",
+            "the machine nor masks held them up; or the server had not seen such steps before (not known yet).",
             "percentunit",
-            [Query(_share("unexplained"), "unexplained")],
+            [Query(_share("unexplained"), "unexplained"), Query(_share("not_known_yet"), "not known yet")],
         ),
     ]

@@ -50,6 +50,7 @@ def _of_gateway() -> dict[str, set[str]]:
     known["oaiserve_gateway_connections"] = _TARGET
     known["oaiserve_gateway_connections_refused_total"] = {"reason", *_TARGET}
     of_replicas = ("replica_up", "open_requests", "ejected_total")
+    known["oaiserve_model_hangs_total"] = {LABEL, *_TARGET}
     known |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in of_replicas}
     return known | {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
 
@@ -58,7 +59,7 @@ _DELETED: tuple[str, ...] = ()  # beginnings of names of metrics whose plug-in i
 if has_plugin("gateway"):
     KNOWN_LABELS |= _of_gateway()
 else:
-    _DELETED = ("oaiserve_gateway_",)
+    _DELETED = ("oaiserve_gateway_", "oaiserve_model_hangs_")
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')
