@@ -11,19 +11,18 @@ from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.start.described import Described
 from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
-from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
+from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.executors.cuda.step_runs import Model, run_again
 from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import byte_tokenizer
 from tools.gpu.sections import Target
-from tools.gpu.workload import running_engine
+from tools.gpu.workload import engine_of, running_engine
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def running(model: Described, target: Target, **settings: Any) -> Iterator[Engin
         return
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with Engine(EngineParts.of(assemble(started(model, options), tokenizer, options), options)) as engine:
+    with engine_of(started(model, options), tokenizer, options) as engine:
         yield engine
 
 

@@ -29,12 +29,14 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.block_copies import BlockCopies
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start import check
-from oaiserve.engine.start.gpu import comparison
+from oaiserve.engine.start.gpu import comparison, probe
+from oaiserve.engine.start.gpu.features import BY_TORCH
 from oaiserve.engine.start.ways import gpu as way
 from tools.gpu.launches import Launches
 
@@ -81,6 +83,7 @@ def fake_device() -> Iterator[Launches]:
         replaced(CudaExecutor, __init__=_held(CudaExecutor.__init__, launches, _cache_bytes))
         replaced(torch, equal=_equal)
         replaced(CudaCapture, __init__=lambda self, device: None, __call__=_captured)
+        replaced(BlockCopies, _store=lambda self, slots: None)
         replaced(ReadBack, __init__=_begin_read_back, wait=_read_back)
         replaced(ModelRunner, __init__=_asynchronous(ModelRunner.__init__))
         replaced(ReferenceExecutor, forward=_shapes_of_logits)
@@ -89,6 +92,7 @@ def fake_device() -> Iterator[Launches]:
         # The plain runner reads experts from the device, and results have no numbers that could differ.
         replaced(comparison, _plain_runner=lambda own: own.new_runner(), _problem=lambda *_: None)
         replaced(comparison, notices_infinite=lambda *_: True)
+        replaced(probe, tried=lambda *_: dict.fromkeys(BY_TORCH, ""))
         yield launches
 
 

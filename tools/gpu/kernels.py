@@ -88,11 +88,11 @@ def problems(rows: Iterable[Row]) -> list[str]:
 
 
 def as_text(results: Mapping[str, Any]) -> str:
-    """Return a table of kernels and cards for each version of Triton, with the most of each resource."""
+    """Return a table of the kernels that spill registers for each version of Triton, with the most of each resource."""
     lines = []
     for one in results["tritons"]:
         number = len({row["shape"] for row in one["rows"]})
-        lines += [f"Triton {one['triton']}, {len(one['rows'])} kernels of {number} shapes:", ""]
+        lines += [f"Triton {one['triton']}, {len(one['rows'])} kernels of {number} shapes, of which these spill:", ""]
         lines += [*as_markdown(_table(one["rows"])), ""]
     return "\n".join(lines).strip()
 
@@ -102,6 +102,8 @@ def _table(rows: Sequence[Row]) -> list[list[str]]:
     table = [["kernel", *(f"sm_{capability} ({CARDS[capability]})" for capability in capabilities)]]
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         own = [row for row in rows if row["kernel"] == kernel]
+        if not any(row["spilled_bytes"] for row in own):
+            continue
         cells = [_cell([row for row in own if row["capability"] == capability]) for capability in capabilities]
         table.append([kernel.removesuffix("_kernel"), *cells])
     return table

@@ -56,6 +56,7 @@ CASES = {
     "BF16": Case("llama"),
     "AWQ": Case("llama", _AWQ),
     "FP8": Case("llama", "fp8"),
+    "FP8 by row": Case("llama", None, {"quantize": "fp8"}),
     "MXFP4, 32 experts": Case("gpt-oss", "mxfp4"),
     "BF16, cache in FP8": Case("llama", None, {"kv_cache_dtype": "fp8"}),
 }

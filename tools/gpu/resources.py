@@ -15,7 +15,6 @@ import torch
 import triton
 
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from oaiserve.engine.model.attention import LayerCache
 from tools.gpu.compiling import SHARED_BYTES, Resources, compiled
 from tools.gpu.launches import Variant
 from tools.gpu.shapes import card, launched
@@ -68,11 +67,9 @@ def programs_counted(kernel: str, arguments: dict[str, Any], capability: int) ->
     Tiles of many rows are for a few models, and one program is enough for them."""
     if kernel != "decode_kernel" or arguments["TILE_ROWS"] > 32:
         return 1
-    types = [getattr(torch, arguments[name][0]) for name in ("query", "keys")]
-    cache = LayerCache(
-        *(torch.empty(1, 1, 1, arguments[dim], dtype=types[1], device="meta") for dim in ("KEY_DIM", "VALUE_DIM"))
-    )
-    return attention.programs_per_sm(arguments["GROUP"], cache, types[0].itemsize, card(capability))
+    itemsizes = [getattr(torch, arguments[name][0]).itemsize for name in ("query", "keys")]
+    dims = attention.tile_dims(arguments["KEY_DIM"], arguments["VALUE_DIM"])
+    return attention.programs_per_sm(arguments["GROUP"], dims, *itemsizes, card(capability))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ FIGURES = (
     Section("gpt2", "gpt2:run"),
     Section("quantized", "quantized:run"),
     Section("streams", "streams:run"),
+    Section("offload", "offload:run", 90),
     Section("peers", "peers:run"),
 )
 # The most telling first.

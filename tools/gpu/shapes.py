@@ -104,6 +104,10 @@ def multiply(rows: int, matrix: PackedMatrix) -> None:
         triton_products.unpacked(matrix, torch.bfloat16)
 
 
+def round_rows(width: int) -> None:
+    triton_products.rounded_rows(torch.empty(64, width, dtype=torch.bfloat16))
+
+
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
     """Return experts in 16 bits, or in 4 bits: in MXFP4 with biases, or in integers with zeros."""
     if kind == "dense":
@@ -190,6 +194,8 @@ def shapes() -> dict[str, Callable[[], None]]:
         "8 bits, 1 row": lambda: multiply(1, packed("int8", 4096, 6144)),
         "FP8, 1 row": lambda: multiply(1, packed("float8", 4096, 6144)),
         "FP8, 200 rows": lambda: multiply(200, packed("float8", 4096, 6144)),
+        "FP8, rows of 4,096": lambda: round_rows(4096),
+        "FP8, rows of 28,672": lambda: round_rows(28_672),
         "32 experts in MXFP4": lambda: compute_experts("mxfp4", 32, 2880, 2880),
         "128 experts": lambda: compute_experts("dense", 128, 2048, 768),
         "experts in MXFP4, 8,192 rows": lambda: multiply_many_rows("mxfp4"),

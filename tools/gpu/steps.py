@@ -24,7 +24,7 @@ from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.facts.record import HostPart, StepKind, StepRecord
+from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from tests.models.decoders import byte_tokenizer, real_shape
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import complete, random_prompts, random_step

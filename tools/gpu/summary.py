@@ -126,7 +126,8 @@ def as_text(report: dict[str, Any]) -> str:
 
 def as_page(report: dict[str, Any]) -> str:
     """Return the short form for the documentation."""
-    return tables.page(report["sections"], report["created"], _checked(report["sections"]))
+    made = f"oaiserve {report['version']}, {report['created']}"
+    return tables.page(report["sections"], made, _checked(report["sections"]))
 
 
 def _checked(sections: Sections) -> list[str]:

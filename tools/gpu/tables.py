@@ -54,7 +54,7 @@ def figures(sections: Sections) -> list[str]:
         gpt2(sections),
     ]
     lines = [line for table in tables if len(table) > 1 for line in (*as_markdown(table), "")]
-    for sentences in (gaps(sections), streams(sections), peers(sections)):
+    for sentences in (gaps(sections), streams(sections), offload(sections), peers(sections)):
         lines += [*sentences, ""] if sentences else []
     return lines
 
@@ -195,6 +195,17 @@ def streams(sections: Sections) -> list[str]:
     return []
 
 
+def offload(sections: Sections) -> list[str]:
+    with suppress(KeyError):
+        row = max(sections["offload"]["copies"], key=lambda one: one["bytes"])
+        rates = ", ".join(f"{row['bytes'] / row[f'{way}_ms'] / 1e6:.1f} GB/s {way}" for way in ("out", "in"))
+        return [
+            f"KV blocks of an 8B in host memory, {row['blocks']} at once ({number(row['bytes'] / 1e6)} MB): {rates}; "
+            f"a step waits {number(row['step_waits_ms'])} ms for them."
+        ]
+    return []
+
+
 def peers(sections: Sections) -> list[str]:
     with suppress(KeyError):
         found = sections["peers"]
@@ -227,7 +238,7 @@ def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentence in (*streams(sections), *peers(sections), *checked):
+    for sentence in (*streams(sections), *offload(sections), *peers(sections), *checked):
         lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
 

@@ -23,6 +23,7 @@ from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import by_options
+from oaiserve.engine.start.host_memory import offload_blocks
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -135,10 +136,18 @@ def running_engine(model: Described | Files, target: Target | None = None, **set
     has dropped it, too."""
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with Engine(EngineParts.of(assemble(started(model, options, target), tokenizer, options), options)) as engine:
+    with engine_of(started(model, options, target), tokenizer, options) as engine:
         yield engine
     del engine
     release()
+
+
+def engine_of(made: Started, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+    """Return an engine, with a host pool below its blocks if the options ask for one."""
+    served = assemble(made, tokenizer, options)
+    if options.kv_offload is not None:
+        served = offload_blocks(served, options.kv_offload)
+    return Engine(EngineParts.of(served, options))
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
