@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 
 from tests.published import published
 from tools.attack import schema
-from tools.attack.__main__ import as_json, markdown
-from tools.attack.attack import Attack, Strike, outcomes, post
+from tools.attack.__main__ import as_json, markdown, report
+from tools.attack.attack import Attack, Harmless, Strike, of_same_size, outcomes, post
 from tools.attack.families import ATTACKS, grammars
 from tools.attack.families.generated import generate
 from tools.attack.measure import Result, Span, gaps, measure
@@ -23,6 +24,7 @@ from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import GATEWAY, KINDS, Server
 from tools.attack.verdict import failures
 from tools.attack.wire import Answer, Connection
+from tools.markdown import about
 from tools.reference import bodies_of_routes
 from tools.server_process import free_port, running_process
 
@@ -76,6 +78,33 @@ def test_a_verdict_fails_for_each_limit(changes: dict[str, Any], says: str) -> N
     (failure,) = failures(ATTACK, result)
     assert says in failure
     assert "**fails**" in markdown([as_json(ATTACK, result)])
+
+
+def test_an_attack_may_cost_little_more_than_the_same_requests_without_what_is_hostile() -> None:
+    attack = replace(ATTACK, harmless=of_same_size)
+    slow_once = replace(GOOD, ratios_to_harmless=[1.1, 5.0, 1.0])  # one round met other work of the machine
+    assert failures(attack, slow_once) == []
+    assert "1.30 times that beside harmless" in failures(attack, replace(GOOD, ratios_to_harmless=[1.3, 1.1, 1.4]))[0]
+    assert "no tokens beside harmless" in failures(attack, GOOD)[0]
+    sent = post("/", {"a": {"b": 1}})
+    assert len(of_same_size(sent)) == len(sent)
+    assert of_same_size(sent).endswith(b"\r\n\r\n" + b"x" * len(b'{"a": {"b": 1}}'))
+
+
+def test_attacks_that_run_again_replace_their_own_results_alone() -> None:
+    first, second, third = ATTACKS[:3]
+    arguments = Namespace(quick=False, model="demo", flags=[])
+    broken = replace(GOOD, state="hangs")
+    whole = report([as_json(second, broken), as_json(first, broken)], arguments, None)
+    earlier = about() | whole | {"created": "2026-01-02", "measured_again": {"attacks": [first.name, "long gone"]}}
+
+    merged = report([as_json(third, GOOD), as_json(second, GOOD)], arguments, earlier)
+
+    assert [(one["name"], one["state"]) for one in merged["attacks"]] == [
+        (first.name, "hangs"), (second.name, "alive"), (third.name, "alive")
+    ]  # fmt: skip
+    assert merged["created"] == "2026-01-02"
+    assert merged["measured_again"]["attacks"] == [first.name, second.name, third.name]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +215,7 @@ uvicorn.run(Starlette(routes=routes), port=int(sys.argv[-1]), log_level="critica
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], list[str]]]:
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[str]]]:
     """Return a function that sends a body to the small server next to a real neighbour, and returns the verdict."""
     port = free_port()
     log_file = Path(tmp_path_factory.mktemp("attack")) / "log"
@@ -197,19 +226,23 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[byt
     ):
         server = Server("keys", process)
 
-        def attack_with(body: bytes) -> list[str]:
+        def attack_with(body: bytes, harmless: Harmless | None = None) -> list[str]:
             async def send(strike: Strike) -> None:
                 await strike.ask_all([post("/", body)] * 4, 2)
 
-            attack = replace(ATTACK, run=send)
+            attack = replace(ATTACK, run=send, harmless=harmless)
             return failures(attack, measure(attack, server, neighbour, quiet_seconds=1, quick=True))
 
         yield attack_with
 
 
 @pytest.mark.parametrize(("body", "says"), [(b"stall", "ITL p99 grew"), (b"bug", "times: got 500: {}")])
-def test_an_attack_that_harms_fails(attacked: Callable[[bytes], list[str]], body: bytes, says: str) -> None:
+def test_an_attack_that_harms_fails(attacked: Callable[..., list[str]], body: bytes, says: str) -> None:
     assert any(says in sentence for sentence in attacked(body))
+
+
+def test_an_attack_that_harms_more_than_its_bytes_fails(attacked: Callable[..., list[str]]) -> None:
+    assert any("beside harmless ones" in sentence for sentence in attacked(b"stall", of_same_size))
 
 
 # -- the attacks, and generated requests ------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """The floor of a step, and the tables of steps."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.engine.decoder.blocks import new_blocks
+from oaiserve.engine.decoder.description import Matrix
 from tools.bench import floor
 from tools.bench.floor import Ceilings
-from tools.bench.step import BLOCK_SIZE, choose_points, middle
+from tools.bench.step import BLOCK_SIZE, average_bytes, choose_points, middle, with_prompt_rate
 
 DEMO = floor.DecoderShape(
     layers=30,
@@ -46,10 +49,22 @@ def test_attention_counts_each_query_and_each_key_that_it_sees(lengths: list[tup
     assert floor.work(DEMO, chunks)["attention"].flops == pytest.approx(4 * 30 * 576 * pairs)
 
 
+def test_bytes_of_weights_are_averaged_over_the_formats_of_a_file() -> None:
+    of_floats = Matrix(torch.zeros(4, 256, dtype=torch.bfloat16), None)
+    of_blocks = Matrix(new_blocks(8, 4, 256), None)  # Q8_0: 34 bytes for 32 weights
+    assert average_bytes([of_floats, of_blocks]) == pytest.approx((2 + 34 / 32) / 2)
+
+
 def test_points_that_do_not_fit_are_left_out_and_named() -> None:
     points, left_out = choose_points(64 * 2048 // BLOCK_SIZE)
     assert left_out == ["64 x 8192"]
     assert all(point.num_blocks <= 64 * 2048 // BLOCK_SIZE for kind in points.values() for point in kind)
+
+
+def test_the_tokens_of_a_step_are_weighed_as_those_of_the_fastest_prompt() -> None:
+    prompts = [{"num_tokens": 128, "step_ms": 32.0}, {"num_tokens": 512, "step_ms": 102.4}]
+    (row,) = with_prompt_rate([{"num_sequences": 8, "step_ms": 7.0}], prompts)
+    assert row == {"num_sequences": 8, "step_ms": 7.0, "computing_ms": pytest.approx(1.6)}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=30))

@@ -25,7 +25,15 @@ WRITTEN = {  # by a user, and in a script
     '"demo"': "MODEL",
     '"embedder"': "EMBEDDER",
 }
-HELPERS = {"features.py", "subjects.py", "features.mjs", "ai_sdk.mjs", "session_tools.py"}
+HELPERS = {
+    "features.py",
+    "subjects.py",
+    "langchain_standard_tests.py",
+    "standard_tests.py",
+    "features.mjs",
+    "ai_sdk.mjs",
+    "session_tools.py",
+}
 
 
 def report(*lines: dict[str, object]) -> str:

@@ -64,6 +64,11 @@ def measured() -> dict[str, dict[str, Any]]:
             "client": "valid",
             "threads": [{"thread": "engine", "cpu_seconds": 1.0, "us_per_token": 8.5}],
         },
+        "offload": {
+            "copies": [
+                {"blocks": 128, "bytes": 268e6, "launch_ms": 1.0, "step_waits_ms": 0.3, "out_ms": 5.0, "in_ms": 5.36},
+            ],
+        },
         "peers": {"sequences": 64, "output_tokens_per_second": 9000.0, "step_ms": 7.0},
     }
     return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}
@@ -119,6 +124,14 @@ def test_the_page_has_a_short_table_of_both_models() -> None:
     assert f"{CHECKS[0]} 1 right, " in text
     assert len(text) < 4000
     assert all(len(line) <= tables.MARGIN for line in text.splitlines() if not line.startswith("|"))
+
+
+def test_copies_of_blocks_have_their_rates() -> None:
+    (said,) = tables.offload(measured())
+    assert said == (
+        "KV blocks of an 8B in host memory, 128 at once (268 MB): 53.6 GB/s out, 50.0 GB/s in; a step waits 0.30 ms "
+        "for them."
+    )
 
 
 def test_all_figures_fit_into_the_end_of_an_output() -> None:

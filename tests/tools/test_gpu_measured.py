@@ -17,7 +17,7 @@ from tests.models.packed import Packing
 from tests.models.small_configs import config_of
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import random_step
-from tools.gpu import dry_run, gpt2, parts, peers, quantized, reference, steps, streams
+from tools.gpu import dry_run, gpt2, offload, parts, peers, quantized, reference, steps, streams
 from tools.gpu.models import described_on
 from tools.gpu.profiles import Kernel, needed, parts_of
 from tools.gpu.sections import Target
@@ -146,6 +146,15 @@ def test_experts_that_no_token_chooses_are_not_read() -> None:
     assert quantized.unread_bytes(description, 2) == pytest.approx(share * one)
     dense = described_on(config_of("llama"), DEVICE, packing=Packing("awq")).decoder
     assert quantized.unread_bytes(dense, 1) == 0
+
+
+def test_blocks_are_copied_out_and_in_and_an_evicted_prompt_comes_back() -> None:
+    found = found_by(offload.run(CPU))
+    assert "problems" not in found
+    assert [row["blocks"] for row in found["copies"]] == [*offload.BLOCKS[:2]]
+    assert all(row["in_ms"] > 0 and row["bytes"] > 0 for row in found["copies"])
+    assert found["bytes"]["equal"]
+    assert found["restored prompt"] == {"equal": True, "hits": 1}
 
 
 def test_the_peer_decodes_all_sequences_and_its_steps_are_timed() -> None:

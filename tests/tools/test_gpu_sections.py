@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
+from oaiserve.engine.start.gpu.features import FEATURES
 from tools import gpu_check
 from tools.gpu import probes
 from tools.gpu.sections import NOT_ON_CPU, Target
@@ -59,13 +60,14 @@ exit $code
 """
 # A probe that finds a problem with caches in eight bits, and reads where it should not with adapters.
 PROBE = """
-import pickle, sys
+import json, pickle, sys
 order = pickle.load(sys.stdin.buffer)
+print("features: " + json.dumps(dict.fromkeys(FEATURES, "") | {"fp8_products": "no matrices"}), file=sys.stderr)
 if order.options.kv_cache_dtype == "fp8":
     sys.exit("wrong draws")
 if order.options.has_adapters:
     print("unsound", file=sys.stderr)
-"""
+""".replace("FEATURES", str(list(FEATURES)))
 
 
 @pytest.fixture

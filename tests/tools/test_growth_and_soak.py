@@ -27,10 +27,12 @@ def two(
 def sample(
     minute: int, rss_mib: float = 500.0, num_fds: int = 30, num_blocks: int = 0, num_requests: int = 0
 ) -> Sample:
-    return Sample(minute, rss_mib, 600.0, num_fds, 20, num_blocks, num_requests, 10 * minute, minute)
+    # In three minutes, the server has read as many prompts as it remembers.
+    num_read = minute * soak.MAX_PROMPTS // 3
+    return Sample(minute, rss_mib, 600.0, num_fds, 20, num_blocks, num_requests, 10 * minute, minute, num_read)
 
 
-FLAT = [sample(minute) for minute in range(1, 10)]
+FLAT = [sample(minute) for minute in range(12)]
 
 
 def test_a_form_holds_that_costs_twice_as_much() -> None:
@@ -83,8 +85,17 @@ def test_a_flat_soak_holds() -> None:
     ],
 )
 def test_what_grows_or_is_left_over_fails_a_soak(change: dict[str, Any], says: str) -> None:
-    (failure,) = soak.failures([*FLAT[:6], *(sample(minute, **change) for minute in (7, 8, 9))], Counter())
+    (failure,) = soak.failures([*FLAT[:8], *(sample(minute, **change) for minute in range(8, 12))], Counter())
     assert says in failure
+
+
+def test_memory_may_grow_until_all_remembered_prompts_are_replaced() -> None:
+    assert soak.failures([sample(0, 400.0), sample(1, 440.0), sample(2, 480.0), *FLAT[3:]], Counter()) == []
+
+
+def test_a_soak_whose_memory_cannot_be_judged_fails() -> None:
+    (failure,) = soak.failures(FLAT[:9], Counter())
+    assert failure == "only 6 of 9 rounds came after 1,024 prompts: to judge memory, give more --minutes"
 
 
 def test_a_wrong_answer_fails_a_soak() -> None:

@@ -1,19 +1,24 @@
 """Measures what drafts bring: python -m tools.bench.drafts FILE...
 
-Each file is served twice, with drafts and without, and asked in turns by one, four and eight clients for completions of
-prose and code, some of which repeat parts of their prompts. Clients ask without a pause, so the rates are those of a
-busy server: with a fixed number of requests, the last ones would run alone.
+Each file is served twice, with drafts and without, and asked in turns by 1 to 16 clients for completions of two kinds:
+
+    tasks      of prose and code, some of which repeat parts of their prompts. Clients ask without a pause for a while,
+               so the rate is that of a busy server.
+    questions  three for each client, 24 at most. The rate is that up to the last answer, and drafts of other answers
+               don't make that one faster: so here they must not cost anything.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +26,14 @@ import httpx
 
 from oaiserve.checkpoints import demo
 from tools.bench.servers import oaiserve
-from tools.bench.turns import CLIENTS, MAX_LEN
+from tools.bench.turns import MAX_LEN
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ROOT, exit_on_sigterm
 
-MAX_TOKENS = 96
-RAMP_SECONDS = 4
-WINDOW_SECONDS = 12
+MAX_TOKENS = 120
+CLIENTS = (1, 2, 4, 8, 16)
 _CODE = (ROOT / "oaiserve" / "engine" / "engine.py").read_text()
-PROMPTS = (
+TASKS = (
     "Write a Python function that parses a line of CSV with quotes.",
     "Explain how a hash map works.",
     "List ten animals and the sounds that they make.",
@@ -39,15 +43,27 @@ PROMPTS = (
     "What is a binary search tree? Show code.",
     f"Summarise this code:\n{_CODE[4000:6500]}",
 )
+QUESTIONS = (
+    *("What is the capital of Australia, and why not Sydney?", "How does a refrigerator keep food cold?"),
+    *("Why do leaves change their colour in autumn?", "Who was Ada Lovelace?", "How is bread made?"),
+    *("What makes the sea salty?", "When did the Roman Empire end?", "How do vaccines work?"),
+    *("What is the difference between a process and a thread?", "Why is the sky blue?", "How do bees find flowers?"),
+    *("What does a central bank do?", "How far away is the moon?", "What is photosynthesis?"),
+    *("How do I start to learn the piano?", "Why did the Titanic sink?", "What is a prime number?"),
+    *("How does a bicycle stay upright?", "What causes earthquakes?", "How do I write a good letter of application?"),
+    *("What do whales eat?", "How does GPS find my position?", "What is inflation?", "Who painted the Mona Lisa?"),
+)
 
-SIZES = ("--kv-blocks", str(CLIENTS * MAX_LEN // 16), "--max-model-len", str(MAX_LEN))
+SIZES = ("--max-running", str(max(CLIENTS)), "--max-model-len", str(MAX_LEN))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="GGUF files or folders of models")
-    parser.add_argument("--turns", type=int, default=6, help="of each number of clients and server (default 6)")
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 8], help="default: 1 4 8")
+    parser.add_argument("--turns", type=int, default=6, help="of each load, number of clients and server (default 6)")
+    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS, help="default: 1 2 4 8 16")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS], help="default: both")
+    parser.add_argument("--seconds", type=float, default=12, help="of tasks, after a third of it (default 12)")
     add_publishing(parser, "drafts")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -55,7 +71,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return characters per second of each turn, by file, number of clients, and whether there are drafts."""
+    """Return characters per second of each turn, by file, load, number of clients, and whether there are drafts."""
     runs = []
     for path in arguments.files:
         print(path.name, file=sys.stderr, flush=True)
@@ -64,34 +80,26 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             oaiserve(path, *SIZES, drafts="auto").running(*first) as drafting,
             oaiserve(path, *SIZES).running(*first) as plain,
         ):
-            for clients in arguments.clients:
-                for turn in range(arguments.turns):
-                    servers = [("drafts", drafting), ("plain", plain)][:: -1 if turn % 2 else 1]
-                    rates = {name: asyncio.run(characters_per_second(one.url, clients, turn)) for name, one in servers}
-                    runs.append({"file": path.name, "clients": clients} | rates)
+            cells = itertools.product(arguments.loads, arguments.clients, range(arguments.turns))
+            for load, clients, turn in cells:
+                rates = {}
+                for name, server in [("drafts", drafting), ("plain", plain)][:: -1 if turn % 2 else 1]:
+                    rates[name] = asyncio.run(LOADS[load](server.url, clients, turn, arguments.seconds))
+                runs.append({"file": path.name, "load": load, "clients": clients} | rates)
     return {"runs": runs}
 
 
-async def characters_per_second(url: str, clients: int, seed: int) -> float:
-    """Return how fast text comes while a number of clients ask without a pause. Drafts change no text."""
-    chance = random.Random(seed)
+async def answer_tasks(url: str, clients: int, seed: int, seconds: float) -> float:
+    """Return the characters per second while a number of clients ask without a pause."""
+    tasks = itertools.cycle(random.Random(seed).sample(TASKS, len(TASKS)))
     numbers = [0]
 
-    async def ask(http: httpx.AsyncClient) -> None:
-        while True:
-            body = {"model": demo.NAME, "prompt": chance.choice(PROMPTS), "max_tokens": MAX_TOKENS, "temperature": 0}
-            async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-                answer.raise_for_status()
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        numbers.append(len(json.loads(line[6:])["choices"][0]["text"]))
-
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
-        asking = [asyncio.create_task(ask(http)) for _ in range(clients)]
-        await asyncio.sleep(RAMP_SECONDS)
+        asking = [asyncio.create_task(_ask(http, tasks, numbers)) for _ in range(clients)]
+        await asyncio.sleep(seconds / 3)
         before = sum(numbers)
         began = time.perf_counter()
-        await asyncio.wait(asking, timeout=WINDOW_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         after = sum(numbers)
         ended = time.perf_counter()
         failed = [task for task in asking if task.done()]
@@ -103,16 +111,40 @@ async def characters_per_second(url: str, clients: int, seed: int) -> float:
     return (after - before) / (ended - began)
 
 
+async def answer_questions(url: str, clients: int, seed: int, seconds: float) -> float:
+    """Return the characters per second up to the last answer to a number of questions."""
+    questions = iter(random.Random(seed).sample(QUESTIONS, min(3 * clients, len(QUESTIONS))))
+    numbers = [0]
+    began = time.perf_counter()
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        await asyncio.gather(*(_ask(http, questions, numbers) for _ in range(clients)))
+    return sum(numbers) / (time.perf_counter() - began)
+
+
+LOADS = {"tasks": answer_tasks, "questions": answer_questions}
+
+
+async def _ask(http: httpx.AsyncClient, prompts: Iterator[str], numbers: list[int]) -> None:
+    """Ask for answers one after the other, and append the number of characters of each event."""
+    for prompt in prompts:
+        body = {"model": demo.NAME, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    numbers.append(len(json.loads(line[6:])["choices"][0]["text"]))
+
+
 def report(results: dict[str, Any]) -> str:
-    rows = [["file", "clients", "characters/s with drafts", "without", "ratio in turns (least to most)"]]
-    keys = dict.fromkeys((run["file"], run["clients"]) for run in results["runs"])
-    for file, clients in keys:
-        runs = [run for run in results["runs"] if (run["file"], run["clients"]) == (file, clients)]
+    head = ["characters/s with drafts", "without", "ratio in turns (least to most)"]
+    rows = [["file", "load", "clients", *head]]
+    for key, of_cell in itertools.groupby(results["runs"], lambda run: (run["file"], run["load"], run["clients"])):
+        runs = [*of_cell]
         ratios = [run["drafts"] / run["plain"] for run in runs]
         rates = [number(statistics.median(run[name] for run in runs)) for name in ("drafts", "plain")]
         shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append([file, str(clients), *rates, shown])
-    return "\n".join([f"{results['machine']} {results['created']}.", "", *as_markdown(rows)])
+        rows.append([*map(str, key), *rates, shown])
+    return "\n".join([f"{results['machine']}; {results['created']}.", "", *as_markdown(rows)])
 
 
 if __name__ == "__main__":

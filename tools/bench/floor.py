@@ -71,10 +71,10 @@ class DecoderShape:
     vocab: int
     element_bytes: int  # size of a computed number
     cached_bytes: int  # size of a token in the cache, in all layers
-    weight_bytes: int  # size of all matrices
+    weight_bytes: float  # size of a number in the matrices, on average
 
     @classmethod
-    def of(cls, spec: ModelSpec, config: PreTrainedConfig) -> DecoderShape:
+    def of(cls, spec: ModelSpec, config: PreTrainedConfig, weight_bytes: float | None = None) -> DecoderShape:
         kv = spec.kv_shapes[0]
         return cls(
             layers=len(spec.kv_shapes),
@@ -85,7 +85,7 @@ class DecoderShape:
             vocab=spec.vocab_size,
             element_bytes=spec.dtype.itemsize,
             cached_bytes=spec.kv_bytes_per_token,
-            weight_bytes=spec.dtype.itemsize,
+            weight_bytes=spec.dtype.itemsize if weight_bytes is None else weight_bytes,
         )
 
 

@@ -78,7 +78,7 @@ def llama_cpp() -> Path:
     made_with = "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:
         return build / "bin"
-    folder = _llama_source()
+    folder = llama_source()
     if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
         sys.exit(f"{folder.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
     print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
@@ -90,7 +90,8 @@ def llama_cpp() -> Path:
     return build / "bin"
 
 
-def _llama_source() -> Path:
+def llama_source() -> Path:
+    """Return the folder of llama.cpp's source."""
     archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(archive.parent, filter="data")

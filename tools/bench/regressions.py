@@ -125,7 +125,6 @@ def measured_tree(tree: Path) -> Iterator[MeasuredTree]:
 def answer_turns() -> None:
     """Answer each line of the standard input, a seed, with the times of one turn of this tree's engine."""
     from oaiserve.engine.engine import Engine
-    from oaiserve.facts.record import StepKind
     from tools.engine_load import complete, random_prompts
 
     with Engine.from_pretrained("demo", drafts="off", kv_blocks=2048) as engine:
@@ -134,7 +133,7 @@ def answer_turns() -> None:
             for count in DECODES:  # with one prompt, which the prefix cache has, so that all decode at once
                 prompts = random_prompts(1, PROMPT_TOKENS, engine.vocab_size) * count
                 complete(engine, prompts, ANSWER_TOKENS)
-                steps = [step for step in engine.take_steps() if step.kind == StepKind.DECODE]
+                steps = [step for step in engine.take_steps() if step.kind.value == "decode"]
                 full = [step for step in steps if step.num_sequences == count]
                 durations[f"decode of {count}, ms"] = min(step.duration_ns for step in full) / 1e6
                 durations["engine beside a step, ms"] = min(step.idle_ns for step in full) / 1e6

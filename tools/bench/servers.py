@@ -70,7 +70,7 @@ def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> Ser
         # Answers to random prompts repeat themselves, so drafts would gain more than on real text.
         (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", drafts, *flags),
         (model,),
-        {"OAISERVE_CACHE": str(cache)},
+        {"OAISERVE_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": ""},  # An installation has bytecode.
         compile_caches=(cache / "native",),
     )
 

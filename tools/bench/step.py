@@ -7,10 +7,13 @@ repeated, and a time is the mean over the middle half of the repeats.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
+import textwrap
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -18,15 +21,16 @@ import torch
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions, KVCacheDtype
+from oaiserve.engine.decoder.description import matrices_in
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import config_of
-from oaiserve.facts.record import StepKind
+from oaiserve.facts.step_record import StepKind
+from oaiserve.system_cpus import default_threads
 from oaiserve.system_memory import available_bytes
 from tools.bench import floor
 from tools.engine_load import complete, random_step
@@ -34,7 +38,7 @@ from tools.markdown import add_publishing, as_markdown, number, publish, results
 
 BLOCK_SIZE = 16
 CONTEXT = 192  # tokens of a short prompt and half of its answer
-BATCHES = (1, 4, 16, 64, 256)
+BATCHES = (1, 2, 4, 8, 16, 64, 256)
 BATCHES_BY_CONTEXT = (1, 64)
 CONTEXTS = (512, 2048, 8192)
 PROMPTS = (128, 512, 2048)
@@ -65,6 +69,7 @@ class Point:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
+    add("model", nargs="?", help="a GGUF file or a folder (default: the demo model)")
     add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
@@ -77,16 +82,18 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     num_threads = default_threads()
     options = EngineOptions(device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=arguments.kv_cache_dtype)
-    source = find_model(demo.fetched())
+    model = arguments.model or demo.fetched()
+    source = find_model(model)
     spec, decoder, library, *_ = describe_model(source, options)
     assert library is not None
+    shape = floor.DecoderShape.of(spec, config_of(source), average_bytes(decoder))
     limits = floor.measure_ceilings(spec.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(spec), arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
-    shape = floor.DecoderShape.of(spec, config_of(source))
     bench = StepBench(spec, native, arguments.seconds)
     results = {
+        "model": "The demo model" if arguments.model is None else source.path.name,
         "threads": num_threads,
         "dtype": str(spec.dtype).removeprefix("torch."),
         "kv_cache_dtype": arguments.kv_cache_dtype,
@@ -94,9 +101,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "left_out": left_out,
         **{kind: [bench.measure(point, limits, shape) for point in chosen] for kind, chosen in points.items()},
     }
-    engine_ms = engine_times_ms(points["decode"], kv_cache_dtype=arguments.kv_cache_dtype)
+    engine_ms = engine_times_ms(model, points["decode"], kv_cache_dtype=arguments.kv_cache_dtype)
     results["decode"] = [row | {"engine_ms": ms} for row, ms in zip(results["decode"], engine_ms, strict=True)]
     return results
+
+
+def average_bytes(part: object) -> float:
+    """Return the bytes of a weight of a decoder, on average, because the matrices of a file have several formats."""
+    weights = [matrix.weight for matrix in matrices_in(part)]
+    return sum(weight.nbytes for weight in weights) / sum(math.prod(weight.shape) for weight in weights)
 
 
 def choose_points(most_blocks: int, asked: list[str] | None = None) -> tuple[dict[str, list[Point]], list[str]]:
@@ -132,11 +145,13 @@ class StepBench:
         """Return the time of the step, of its parts, and the floors of both, in ms."""
         times_ms = middle(self.run(point))
         chunks = [(start, start + num_tokens) for start, num_tokens in point.lengths]
+        work = floor.step_work(shape, chunks)
         return asdict(point) | {
             "step_ms": times_ms.pop("step"),
-            "floor_ms": floor.step_work(shape, chunks).seconds(limits) * 1e3,
+            "floor_ms": work.seconds(limits) * 1e3,
+            "reading_ms": work.num_bytes / limits.bytes_per_second * 1e3,
             "parts_ms": times_ms,
-            "floors_ms": {name: work.seconds(limits) * 1e3 for name, work in floor.work(shape, chunks).items()},
+            "floors_ms": {name: part.seconds(limits) * 1e3 for name, part in floor.work(shape, chunks).items()},
         }
 
     @torch.inference_mode()
@@ -187,7 +202,7 @@ def middle(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(row[name] for row in rows) * 1e3 for name in rows[0]}
 
 
-def engine_times_ms(points: list[Point], **options: Any) -> list[float]:
+def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> list[float]:
     """Measure the engine thread's own time between two decode steps: scheduling, text, stop conditions, events.
 
     All prompts are alike, so that the prefix cache has them at once and the sequences share blocks.
@@ -195,7 +210,7 @@ def engine_times_ms(points: list[Point], **options: Any) -> list[float]:
     medians: list[float] = []
     if not points:
         return medians
-    with Engine.from_pretrained("demo", drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
+    with Engine.from_pretrained(model, drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
         prompt = [(7 * i + 3) % engine.vocab_size for i in range(CONTEXT)]
         for point in points:
             complete(engine, [prompt] * point.num_sequences, ENGINE_TOKENS)
@@ -211,15 +226,26 @@ def engine_times_ms(points: list[Point], **options: Any) -> list[float]:
 def report(results: dict[str, Any]) -> str:
     limits = results["ceilings"]
     cache = "" if results.get("kv_cache_dtype", "auto") == "auto" else f" and an {results['kv_cache_dtype']} KV cache"
-    lines = [
-        f"{results['machine']}; {results['created']}.",
-        f"The demo model in {results['dtype']}{cache}, {results['threads']} threads.",
+    about = (
+        f"{results['machine']}; {results['created']}. "
+        f"{results.get('model', 'The demo model')} in {results['dtype']}{cache}, {results['threads']} threads. "
         f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
-        f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
-    ]
+        f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s."
+    )
+    lines = [textwrap.fill(about, 120)]
     if decode := results["decode"]:
-        head = f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms:"
-        lines += ["", head, "", *_table(decode, ["sequences"], [*decode[0]["parts_ms"], "engine"])]
+        decode = with_prompt_rate(decode, results["prefill"])
+        about = (
+            f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms. It takes at least as "
+            "long as to read its weights and cache (reading), and to compute its tokens as fast as those of a prompt "
+            "(computing):"
+        )
+        lines += [
+            "",
+            textwrap.fill(about, 120),
+            "",
+            *_table(decode, ["sequences"], ["reading", "computing", *decode[0]["parts_ms"], "engine"]),
+        ]
     # A context changes only the time of attention.
     if context := results["context"]:
         lines += ["", "By context:", "", *_table(context, ["sequences", "context"], ["attention"])]
@@ -230,11 +256,17 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def with_prompt_rate(decode: list[dict[str, Any]], prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the decode steps with the time that their tokens take in the fastest of these prompts."""
+    token_ms = min(row["step_ms"] / row["num_tokens"] for row in prompts)
+    return [row | {"computing_ms": row["num_sequences"] * token_ms} for row in decode]
+
+
 def _table(rows: list[dict[str, Any]], keys: list[str], parts: list[str]) -> list[str]:
     table = [[*keys, "step", "x floor", "tokens/s", *parts]]
     for row in rows:
         sizes = {"sequences": row["num_sequences"], "context": row["context"], "tokens": row["num_tokens"]}
-        parts_ms = row["parts_ms"] | {"engine": row.get("engine_ms")}
+        parts_ms = row["parts_ms"] | {name: row.get(f"{name}_ms") for name in ("reading", "computing", "engine")}
         speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
         whole = [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
         table.append([*(f"{sizes[key]:,}" for key in keys), *whole, *(f"{parts_ms[name]:.2f}" for name in parts)])
