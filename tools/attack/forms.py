@@ -22,15 +22,19 @@ INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 COMPACT = f"{RESPONSES}/compact"
 CONVERSATION = f"{CONVERSATIONS}/{{conversation_id}}"
 EMBEDDINGS = "/v1/embeddings"
+EMBED = "/v2/embed"
+FEATURES = "/embed"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 FILES = "/v1/files"
 BATCHES = "/v1/batches"
+MESSAGE_BATCHES = f"{MESSAGES}/batches"
 SCORES = ("/score", "/v1/score")
 RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
 BARE = (
     f"{RESPONSES}/{{response_id}}/cancel",
     f"{BATCHES}/{{batch_id}}/cancel",
+    f"{MESSAGE_BATCHES}/{{batch_id}}/cancel",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     *SCORES[1:],
@@ -180,11 +184,13 @@ SCHEMAS = {
     "a union": '{"anyOf":[«{"const":"v#"},»]}',
     "a union of objects": '{"anyOf":[«{"type":"object","properties":{"p#":{"type":"string"}},"required":["p#"]},»]}',
     "oneOf": '{"oneOf":[«{"const":"v#"},»]}',
+    "oneOf of objects": '{"oneOf":[«{"type":"object","properties":{"p#":{"const":1},"q#":{"const":#}}},»]}',
     "allOf": '{"allOf":[«{"properties":{"p#":{"type":"string"}}},»]}',
     "unions in allOf": '{"allOf":[«{"anyOf":[{"const":1},{"const":#}]},»]}',
     "an enum": '{"enum":[«"v#",»]}',
     "an enum of one value": '{"enum":[«"v",»]}',
     "an enum of numbers": '{"enum":[«#,»]}',
+    "an enum of large numbers": '{"enum":[«9007199254740993#,»]}',
     "a long constant": '{"const":"«a»"}',
     "a constant of lists": '{"const":[«[],»]}',
     "types": '{"type":[«"string",»]}',
@@ -194,10 +200,17 @@ SCHEMAS = {
     "unused definitions": '{"type":"string","$defs":{«"d#":{"type":"string"},»}}',
     "a long reference": '{"$ref":"\\u0023«/a»"}',
     "a reference of escapes": '{"$ref":"\\u0023/$defs/«~1»","$defs":{}}',
+    "anchors after a long URI": '{"$ref":"#/$defs/d0","$id":"urn:«a»","$defs":{«"d#":{"$anchor":"x#"},»}}',
+    "references after a long URI": '{"$id":"a:/«a/»","properties":{«"p#":{"$ref":"b\\u0023c"},»}}',
+    "negated texts": '{"type":"object","properties":{«"p#":{"not":{"const":"v#"}},»}}',
+    "dependencies": '{"type":"object","dependentRequired":{«"p#":["q#"],»}}',
+    "conditions": '{"properties":{«"p#":{"if":{"minimum":#},"then":{"maximum":9},"else":{"minimum":1}},»}}',
     "a long pattern": '{"type":"string","pattern":"^«a»$"}',
     "a pattern of alternatives": '{"type":"string","pattern":"^(«a#|»b)$"}',
     "patterns": '{"properties":{«"p#":{"type":"string","pattern":"^[a-z]{#}$"},»}}',
     "patterns of names": '{"type":"object","patternProperties":{«"^p#":{},»}}',
+    "names that match patterns": '{"patternProperties":{"^p":{"minLength":1}},"properties":{«"p#":{},»}}',
+    "a costly match": '{"patternProperties":{"^(a|a)*$":{}},"properties":{"«a»b":{}}}',
     "a long description": '{"type":"string","description":"«a»"}',
     "unknown keywords": '{"type":"string",«"x#":1,»}',
     "examples": '{"type":"string","examples":[«{"a":1},»]}',
@@ -284,6 +297,7 @@ CHAT_BODY = '"max_tokens":2,"messages":[HERE]'
 RESPONSES_BODY = '"max_output_tokens":16,"input":[HERE]'
 CLAUDE_BODY = '"model":"demo","max_tokens":2,"messages":[HERE]'
 CHAT_SCHEMA = '"response_format":{"type":"json_schema","json_schema":{"name":"s","schema":HERE}}'
+LOOSE_SCHEMA = CHAT_SCHEMA.replace('"name"', '"strict":false,"name"')
 ITEM_SCHEMA = '"text":{"format":{"type":"json_schema","name":"s","schema":HERE}}'
 CLAUDE_SCHEMA = '"output_config":{"format":{"type":"json_schema","schema":HERE}}'
 
@@ -314,6 +328,8 @@ def _fields() -> Iterator[tuple[str, Forms]]:
     yield COMPLETIONS, within('"max_tokens":2,"prompt":HERE', PROMPTS)
     yield COMPLETIONS, within('"max_tokens":0,"echo":true,"logprobs":1,"prompt":HERE',
                               {f"echo of {name}": form for name, form in PROMPTS.items()})  # fmt: skip
+    yield COMPLETIONS, within('"max_tokens":2,"prompt":"a",' + LOOSE_SCHEMA,
+                              {f"not strict, schema: {name}": form for name, form in SCHEMAS.items()})  # fmt: skip
     yield COMPLETIONS, within('"max_tokens":2,"prompt":"a",HERE', {**SAMPLING, **_constraints(CHAT_SCHEMA, "all")})
     hi = RESPONSES_BODY.replace("HERE", HI)
     for path in (RESPONSES, INPUT_TOKENS, COMPACT):
@@ -344,6 +360,10 @@ def _fields() -> Iterator[tuple[str, Forms]]:
     yield DETOKENIZE, within('"tokens":HERE', PROMPTS)
     yield EMBEDDINGS, {**within('"input":HERE', PROMPTS), **_texts('"input":"HERE"')}
     texts = {"texts of one letter": '«"a",»', "empty texts": '«"",»', "a long text": '"«word »"'}
+    parts = '«{"content":[{"type":"text","text":"a"}]},»'
+    yield FEATURES, within('"inputs":[HERE]', texts)
+    yield EMBED, {**within('"texts":[HERE]', texts), **within('"inputs":[HERE]', {"texts in parts": parts})}
+    yield MESSAGE_BATCHES, within('"requests":[HERE]', {"requests": '«{"custom_id":"#","params":{}},»'})
     yield SCORES[0], {**within('"text_1":"a","text_2":[HERE]', texts), "both": '"text_1":[«"a",»],"text_2":[«"a",»]'}
     yield RERANKS[0], {**within('"query":"a","documents":[HERE]', texts), **_texts('"query":"HERE","documents":["a"]')}
 

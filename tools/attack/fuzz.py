@@ -48,9 +48,8 @@ from oaiserve.checkpoints.gguf import read_tensors, read_tokenizer, read_values
 from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import Config
-from oaiserve.engine.model.media import image_process, sound_process
 from oaiserve.engine.request import Grammar
-from oaiserve.errors import APIError, StartupError
+from oaiserve.errors import APIError, StartupError, invalid
 from oaiserve.http.codings import CODINGS, Decoding
 from oaiserve.routes.adaptations import Adaptations
 from tests.engine.grammars.keywords import OBEYED
@@ -174,6 +173,8 @@ def configurations() -> list[bytes]:
 
 
 def images() -> list[bytes]:
+    from oaiserve.plugins.media.model import image_process
+
     forms = [plain(form, side=9) for form in image_process.FORMATS]
     return [*forms, plain("PNG", "P", side=9), plain("GIF", "L", side=9), plain("WEBP", "RGBA", side=9)]
 
@@ -262,15 +263,28 @@ def read_adapter_of(path: Path) -> None:
     read_adapter(path.parent)
 
 
-def read_image(content: bytes) -> None:
-    try:
-        image_process.decoded(image_process.opened(content, MAX_PIXELS), on_white=True, is_low=True)
-    except Exception as error:  # Decoders raise errors of any type, so the process turns all into a sentence.
-        image_process.reason_of(error, MAX_PIXELS)
+def read_images(folder: Path) -> Read:
+    from oaiserve.plugins.media.model import image_process
+
+    def read(content: bytes) -> None:
+        try:
+            image_process.decoded(image_process.opened(content, MAX_PIXELS), on_white=True, is_low=True)
+        except Exception as error:  # Decoders raise errors of any type, so the process turns all into a sentence.
+            image_process.reason_of(error, MAX_PIXELS)
+
+    return read
 
 
-def read_sound(content: bytes) -> None:
-    sound_process.samples_of(content, 16_000, 30.0)
+def read_sounds(folder: Path) -> Read:
+    from oaiserve.plugins.media.model import sound_process
+
+    def read(content: bytes) -> None:
+        try:
+            sound_process.samples_of(content, 16_000, 30.0)
+        except sound_process.Refused as error:
+            raise invalid("messages", f"the sound {error}") from error
+
+    return read
 
 
 def read_compressed(content: bytes) -> None:
@@ -330,14 +344,15 @@ TARGETS = {
         spoiled(small_adapters, json_edited, json_edited, *BYTES),
         num_fixed=4000,
     ),
-    "images": Target(lambda folder: read_image, (), spoiled(images, *BYTES)),
-    "sounds": Target(lambda folder: read_sound, (sound_process.Refused,), spoiled(sounds, *BYTES)),
     "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
     "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited)),
     "bodies": Target(read_body, (), bodies, num_fixed=500),
 }
 if find_spec("oaiserve.plugins.batches") is not None:
     TARGETS["forms"] = Target(read_forms, (APIError,), spoiled(forms, *BYTES))
+if find_spec("oaiserve.plugins.media") is not None:
+    TARGETS["images"] = Target(read_images, (), spoiled(images, *BYTES))
+    TARGETS["sounds"] = Target(read_sounds, (APIError,), spoiled(sounds, *BYTES))
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ ALLOWED = {  # parts of messages, and why no lenient reading exists
     "images and sounds are in messages": "a picture or a sound cannot be read",
     "needs either 'image_url' or 'file_id'": "there is no picture",
     "no video and no other files": "a file cannot be read",
+    "there is no file": "a file cannot be read",
+    "settings cannot change within a conversation": "the answer would not keep to them",
 }
 MOST_SHRINK_TRIES = 400
 

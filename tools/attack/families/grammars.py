@@ -1,7 +1,8 @@
 """Constraints on answers that are broken, cannot be satisfied, or take too much: schemas, regexes and grammars.
 
-A refused constraint must cost the other streams almost nothing. What is accepted is computed like other work, and so
-the time of its steps is limited, as everywhere; its masks and its compiling are part of that.
+A refused constraint must cost the other streams hardly more than other bytes that are refused. What is accepted is
+computed like other work, and so the time of its steps is limited, as everywhere; its masks and its compiling are part
+of that.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, outcomes, post
+from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, of_same_size, outcomes, post
 from tools.attack.wire import Answer, few_at_once
 
-MOST_ITL_RATIO = 1.2  # ratio to the gaps during requests that are only refused
 TOKENS = 12  # tokens of an answer to a constraint that is accepted
 FEW_AT_ONCE = 4
 MANY_AT_ONCE = 16
@@ -25,7 +25,7 @@ numbers = count()
 GRAMMARS = Family("grammars", "bombs in grammars and regexes")
 NO = outcomes(400) | FULL
 NO_OR_DONE = NO | outcomes(200)
-refused = partial(GRAMMARS.attack, outcomes=NO, most_itl_ratio=MOST_ITL_RATIO)
+refused = partial(GRAMMARS.attack, outcomes=NO, harmless=of_same_size)
 refused_or_done = partial(GRAMMARS.attack, outcomes=NO_OR_DONE, limit_seconds=120, is_work=True)
 
 
@@ -101,7 +101,7 @@ def as_regex_and_pattern(regexes: Iterable[str]) -> list[Constraint]:
 BROKEN = (
     [], "object", None, {"type": "objekt"}, {"type": 5}, {"type": []}, {"properties": []}, {"required": "a"},
     {"enum": []}, {"enum": 1}, {"anyOf": []}, {"items": 5}, {"pattern": "("}, {"pattern": "[z-a]"},
-    {"pattern": "a{2,1}"}, {"minLength": -1}, {"minItems": 0.5}, {"minimum": "1"}, {"maximum": 1e308},
+    {"pattern": "a{2,1}"}, {"minLength": -1}, {"minItems": 0.5}, {"minimum": "1"}, {"minimum": 1e308},
     {"multipleOf": 0}, {"$ref": 5}, {"$ref": "#/$defs/nowhere"}, {"$ref": "#/%ff"}, {"$defs": [], "$ref": "#/$defs/0"},
     {"format": "no-such-format"},
 )  # fmt: skip
@@ -155,7 +155,7 @@ async def schemas_remote(strike: Strike) -> None:
     strike.check(not num_fetched, f"the server fetched a schema {num_fetched} times")
 
 
-@GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, most_itl_ratio=MOST_ITL_RATIO)
+@GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, harmless=of_same_size)
 def schemas_deep(number: Number) -> list[Sent]:
     """Most are too deep for this tool's own JSON."""
     forms = (('{"a": ', "}"), ('{"properties": {"a": ', "}}"), ('{"items": ', "}"), ('{"allOf": [', "]}"), ("[", "]"))

@@ -17,6 +17,13 @@ from tools.attack.functions.linear import Case, repeated
 
 Message = dict[str, Any]
 
+Prompts = tuple[list[int], list[int]]  # the tokens of two prompts, in which 0 ends a line
+
+PROMPTS: dict[str, Callable[[int], Prompts]] = {
+    "the same line again and again": lambda size: ([1, 0] * size, [2, 0, *[1, 0] * size, 3, 0]),
+    "every second line": lambda size: (numbered(size, 1), numbered(size, 2)),
+    "the lines in reverse": lambda size: (numbered(size, 1), numbered(size, 1)[::-1]),
+}
 WORDS = (" - at `$.", " - at `$`", "Expected `", "Invalid value '", "Object missing required field `")
 
 
@@ -28,10 +35,24 @@ def cases() -> Iterator[Case]:
         yield Case(f"GBNF or Lark, {unit!r}", searching_gbnf(repeated("", unit)), 5000)
     yield Case("messages in turns", lambda number: in_turns(said(number)), 1000)
     yield Case("messages with one call each", lambda number: one_call_each(called(number)), 1000)
+    if find_spec("oaiserve.plugins.inspector") is not None:
+        from oaiserve.plugins.inspector.changes import changes_of
+
+        for name, prompts in PROMPTS.items():
+            yield Case(f"differences of prompts, {name}", lambda size, of=prompts: changes_of(*of(size), is_zero), 5000)
     if find_spec("oaiserve.plugins.responses") is not None:
         from oaiserve.plugins.responses.request_input import _cuts
 
         yield Case("cuts of input items", lambda number: _cuts(answered(number)), 1000)
+
+
+def numbered(size: int, token_id: int) -> list[int]:
+    """Return different lines, each followed by one of this token."""
+    return [each for number in range(size) for each in (9 + number, 0, token_id, 0)]
+
+
+def is_zero(token_id: int) -> bool:
+    return token_id == 0
 
 
 def refusing(text: Callable[[int], str]) -> Callable[[int], str]:
