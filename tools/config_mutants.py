@@ -70,7 +70,7 @@ DIFFERENT = "described with other logits"
 MISSING = "described without tensors that transformers needs"
 FAILED = "an error in place of a reason"
 WRONG = (DIFFERENT, MISSING, FAILED)
-OUTCOMES = (*DECLINED, EQUAL, NEUTRAL, BY_TENSORS, UNREFUSED, *WRONG)
+OTHERS = (EQUAL, NEUTRAL, BY_TENSORS, UNREFUSED, *WRONG)
 
 
 class Original:
@@ -234,8 +234,8 @@ def text(found: Values) -> str:
     counts = Counter[str]()
     for of_type in found["types"].values():
         counts.update(of_type["outcomes"])
-    rows = [("what becomes of it", "mutants")]
-    rows += [(f"declined: {words}" if words in DECLINED else words, number(counts[words])) for words in OUTCOMES]
+    rows = [("what becomes of it", "mutants"), ("declined", number(sum(counts[words] for words in DECLINED)))]
+    rows += [(words, number(counts[words])) for words in OTHERS]
     types = {name.partition(",")[0] for name in found["types"]}
     sentence = f"{number(counts.total())} mutants of {len(types)} types ({found['created']}):"
     return "\n".join([sentence, "", *as_markdown(rows)])

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import torch
 
-from tests.models.seeing import KINDS, picture, png, save_whole
+from tests.models.pictures import picture, png
 from tools.bench.process_usage import peak_rss_mib
 from tools.machine import sentence
 from tools.server_process import ServerProcess, exit_on_sigterm, running_oaiserve
@@ -42,6 +42,8 @@ _VISION = {
 
 def save_model(folder: Path) -> None:
     """Save a model at the shape of SmolVLM-256M, in bfloat16."""
+    from tests.plugins.media.seeing import KINDS, save_whole  # of a plug-in, which may be missing
+
     pixels = {"size": {"longest_edge": 512}, "max_image_size": {"longest_edge": 512}}
     kind = KINDS["smolvlm"]._replace(
         of_images=pixels, settings={"image_seq_len": 64}, config={"scale_factor": 4}, vision=_VISION, text=_TEXT

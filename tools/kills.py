@@ -63,7 +63,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 SHORT = len(CASES) - 1
 TEXTS = ("text", "content", "delta")  # Their pieces are joined: tokens that wait for a reader come in one event.
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
-                    "cache_read_input_tokens")  # fmt: skip
+                    "cache_read_input_tokens", "cache_creation_input_tokens", "cache_write_tokens")  # fmt: skip
 
 
 def make_model(folder: Path) -> None:

@@ -30,7 +30,8 @@ def run_in_process(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    return [str(word) for option in options.items() for word in option if word is not None]
+    with_seed = {"--seed": 0} | options  # the same prompts for each server
+    return [str(word) for option in with_seed.items() for word in option if word is not None]
 
 
 def _point(words: Sequence[str], most_failed: float = 0.0) -> dict[str, Any]:

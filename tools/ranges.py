@@ -1,8 +1,8 @@
 """Runs tests with the lowest and the newest versions that pyproject.toml allows: python -m tools.ranges
 
 The version in constraints.txt is left out, because `make test` runs with it. The others are installed into build/range,
-without what they need. Only torch's builds for CPUs count, because CUDA takes gigabytes. PyTorch's own index has them,
-at which PIP_EXTRA_INDEX_URL points; a version that pip doesn't find is named.
+without what they need, unless `needs` names it. Only torch's builds for CPUs count, because CUDA takes gigabytes.
+PyTorch's own index has them, at which PIP_EXTRA_INDEX_URL points; a version that pip doesn't find is named.
 """
 
 from __future__ import annotations
@@ -37,12 +37,19 @@ class Tested:
 
     tests: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # what older versions need, and the pinned one doesn't
     build: str | None = None  # the only local version that counts
 
 
 # Executors do not know transformers, as a contract of imports says, so these compare what they compute with it.
 BESIDE_TRANSFORMERS = tuple(
     f"tests/engine/executors/{name}.py" for name in ("test_reference", "test_described_families", "test_fallback")
+)
+# Tests with the SDKs. Those of a plug-in are deleted with it.
+OF_OPENAI = (
+    *("tests/routes/test_media.py", "tests/routes/test_protocol.py", "tests/routes/test_tools.py"),
+    *("tests/plugins/batches/test_batches.py", "tests/plugins/responses/test_background.py"),
+    *("tests/plugins/responses/test_compact.py", "tests/plugins/responses/test_conversations.py"),
 )
 PACKAGES = {
     "uvicorn": Tested(("tests/http", "tests/routes/test_deadlines.py", "tests/e2e/test_shutdown.py")),
@@ -60,6 +67,8 @@ PACKAGES = {
         ),
         build="cpu",
     ),
+    "openai": Tested(("tests/routes/test_wishes.py", *OF_OPENAI), needs=("distro",)),
+    "anthropic": Tested(("tests/routes/test_wishes.py", "tests/plugins/batches/test_message_batches.py")),
     "triton": Tested(command=(sys.executable, "-m", "tools.gpu.kernels")),
 }
 
@@ -108,13 +117,13 @@ def chosen(wanted: Requirement, versions: Sequence[Version], tested: Version, bu
     return Choice(tuple(one for one in ends if Version(one.public) != tested), tuple(notes))
 
 
-def install(name: str, version: Version) -> Path:
+def install(name: str, version: Version, needs: Sequence[str] = ()) -> Path:
     folder = INTO / f"{name}-{version}"
     if not folder.is_dir():
         unfinished = folder.with_name(f"unfinished-{folder.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
-        subprocess.run([*command, f"{name}=={version}"], check=True)
+        subprocess.run([*command, f"{name}=={version}", *needs], check=True)
         unfinished.rename(folder)
     return folder
 
@@ -129,7 +138,8 @@ def run(name: str, folders: Sequence[Path], more: Sequence[str]) -> int:
     for folder in folders:
         print(f"-- tests with {folder.name}", flush=True)
         path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-        done = subprocess.run([*PYTEST, *part.tests, *more], env=os.environ | {"PYTHONPATH": path}, check=False)
+        tests = [path for path in part.tests if (ROOT / path).exists()]
+        done = subprocess.run([*PYTEST, *tests, *more], env=os.environ | {"PYTHONPATH": path}, check=False)
         num_failed += done.returncode != 0
     return num_failed
 
@@ -142,8 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     num_failed = 0
     for name in arguments.only or PACKAGES:
-        choice = chosen(requirement(name), available(name), pinned_version(name), PACKAGES[name].build)
-        folders = [install(name, version) for version in choice.versions]
+        tested = PACKAGES[name]
+        choice = chosen(requirement(name), available(name), pinned_version(name), tested.build)
+        folders = [install(name, version, tested.needs) for version in choice.versions]
         if not arguments.install:
             print(*choice.notes, sep="\n", end="\n" if choice.notes else "", flush=True)
             num_failed += run(name, folders, shlex.split(arguments.pytest))

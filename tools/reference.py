@@ -18,7 +18,7 @@ from oaiserve.app import routes
 from oaiserve.cli import command_line
 from oaiserve.config import Config
 from oaiserve.facts.metric import Metric
-from oaiserve.plugin_loading import commands_of, own_plugins
+from oaiserve.plugin_loading import options_of, own_plugins
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.object_types import Message
 from oaiserve.routes.operation import operation_of
@@ -31,7 +31,13 @@ BODIES = {
     "generation-parameters": {"chat": "/v1/chat/completions", "completions": "/v1/completions"},
     "response-parameters": {"responses": "/v1/responses"},
     "messages-parameters": {"messages": "/v1/messages"},
-    "pooling-parameters": {"embeddings": "/v1/embeddings", "score": "/v1/score", "rerank": "/v1/rerank"},
+    "pooling-parameters": {
+        "embeddings": "/v1/embeddings",
+        "score": "/v1/score",
+        "rerank": "/v1/rerank",
+        "`/v2/embed`": "/v2/embed",
+        "`/embed`": "/embed",
+    },
     "tokenizer-parameters": {"`/tokenize`": "/tokenize", "`/detokenize`": "/detokenize"},
 }
 BESIDE_CHAT = ("responses", "messages")  # Their tables leave out the fields that mean the same as in chat.
@@ -40,19 +46,24 @@ BESIDE_CHAT = ("responses", "messages")  # Their tables leave out the fields tha
 def bodies_of_routes() -> dict[str, type[msgspec.Struct]]:
     """Return the structs that check what clients send, by the paths of the routes. Those of missing plug-ins are not
     among them."""
-    operations = {
-        route.path: operation_of(route.endpoint) for route in routes(Config("demo")) if isinstance(route, Route)
-    }
-    return {path: each.body for path, each in operations.items() if each is not None and each.body is not None}
+    # A path may have several routes, such as one for a WebSocket.
+    operations = [
+        (route.path, operation_of(route.endpoint)) for route in routes(Config("demo")) if isinstance(route, Route)
+    ]
+    return {path: each.body for path, each in operations if each is not None and each.body is not None}
 
 
 def tables() -> dict[tuple[str, str], str]:
     """Return the text between the markers, by the name of the page and of the markers."""
     bodies = bodies_of_routes()
-    has_gateway = "route" in commands_of(own_plugins())
+    titles = [title for title, _ in options_of(own_plugins())]
     return {
         ("flags.md", "flags"): flags(SERVER_FLAGS, ()),
-        **({("flags.md", "gateway-flags"): flags(GATEWAY_FLAGS, SERVER_FLAGS)} if has_gateway else {}),
+        **{
+            ("flags.md", name): flags(groups, SERVER_FLAGS)
+            for name, groups in FLAGS_OF_PLUGINS.items()
+            if groups[0][1] in titles
+        },
         ("api.md", "message-fields"): parameters({"all": Message}),
         **{
             ("api.md", name): parameters({head: bodies[path] for head, path in paths.items()})
@@ -79,7 +90,11 @@ SERVER_FLAGS = (
     ("serve", "Engine", "Engine"),
     ("serve", "Telemetry", "Telemetry"),
 )
-GATEWAY_FLAGS = (("serve", "Several models", "Several models"), ("route", "Route", "Gateway: `oaiserve route`"))
+FLAGS_OF_PLUGINS = {  # by their markers
+    "store-flags": (("serve", "Stored responses and files", "Stored responses and files"),),
+    "keys-flags": (("serve", "Stored keys", "Stored keys"),),
+    "gateway-flags": (("serve", "Several models", "Several models"), ("route", "Route", "Gateway: `oaiserve route`")),
+}
 Groups = Iterable[tuple[str, str, str]]
 
 

@@ -26,6 +26,7 @@ QUESTION = {
     "temperature": 0,
 }
 POLL_SECONDS = 0.02
+START_LIMIT_SECONDS = 600.0  # On a busy machine, compiling takes minutes. A server that ends is noticed at once.
 KILL_LIMIT_SECONDS = 20.0
 MOST_LOG_CHARACTERS = 2000  # in an error message
 
@@ -80,26 +81,45 @@ def running_process(
     ready_path: str = "/ready",
     question: Mapping[str, Any] | None = None,
     tls: bool = False,
-    start_limit_seconds: float = 120.0,
+    start_limit_seconds: float = START_LIMIT_SECONDS,
     stop_limit_seconds: float = 20.0,
 ) -> Iterator[ServerProcess]:
     """Run a server on the port of this machine, from its first answer to the end of the block.
 
-    It is ready when `ready_path` answers with success. In the end its whole process group gets SIGTERM, and SIGKILL
-    after `stop_limit_seconds`; with 0 it gets SIGKILL at once. Without a `log_file` the log is deleted then. Raises
-    StartFailed.
+    It is ready when `ready_path` answers with success. It ends as in `running_group`. Raises StartFailed.
+    """
+    started = time.monotonic()
+    with running_group(command, env=env, cwd=cwd, log_file=log_file, stop_limit_seconds=stop_limit_seconds) as (
+        process,
+        log,
+    ):
+        scheme = "https" if tls else "http"
+        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, log)
+        server.wait_for_answer(ready_path, question, start_limit_seconds)
+        server.start_seconds = time.monotonic() - started
+        yield server
+
+
+@contextmanager
+def running_group(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    log_file: Path | None = None,
+    stop_limit_seconds: float = 20.0,
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Run a command in a process group of its own until the end of the block, with its output in a file.
+
+    In the end the whole group gets SIGTERM, and SIGKILL after `stop_limit_seconds`; with 0 it gets SIGKILL at once.
+    Without a `log_file` the output is deleted then.
     """
     with NamedTemporaryFile() if log_file is None else log_file.open("wb") as log:
-        started = time.monotonic()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, process_group=0
         )
-        scheme = "https" if tls else "http"
-        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, Path(log.name))
         try:
-            server.wait_for_answer(ready_path, question, start_limit_seconds)
-            server.start_seconds = time.monotonic() - started
-            yield server
+            yield process, Path(log.name)
         finally:
             if stop_limit_seconds:
                 stop_group(process, signal.SIGTERM, stop_limit_seconds)

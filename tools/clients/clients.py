@@ -76,7 +76,7 @@ const client = new Anthropic({ baseURL: "http://127.0.0.1:8000", apiKey: "none" 
     ),
     "langchain": Client(
         "LangChain",
-        ("langchain-openai", "langchain"),
+        ("langchain-openai", "langchain", "langchain-tests"),
         "use_langchain.py",
         """\
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
@@ -86,7 +86,7 @@ embedder = OpenAIEmbeddings(
     model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
 )""",
         note="With `use_responses_api=True` it uses `/v1/responses`. Without `check_embedding_ctx_length=False` it "
-        "sends token ids of OpenAI's models.",
+        "sends token ids of OpenAI's models. Some of its standard tests need a better model.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
@@ -104,7 +104,7 @@ embedder = OpenAIEmbeddingModel(
     ),
     "openai-agents": Client(
         "openai-agents",
-        ("openai-agents",),
+        ("openai-agents", "pytest-asyncio"),
         "use_openai_agents.py",
         """\
 from agents import OpenAIResponsesModel, set_tracing_disabled
@@ -113,6 +113,7 @@ from openai import AsyncOpenAI
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 model = OpenAIResponsesModel(model="demo", openai_client=client)
 set_tracing_disabled(True)""",
+        note="`AGENTS_CHECKOUT=FOLDER` adds its repository's integration tests.",
     ),
     "ai-sdk-openai": Client(
         "Vercel's ai, @ai-sdk/openai",
@@ -139,6 +140,15 @@ const model = local("demo");
 const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
+    ),
+    "huggingface-hub": Client(
+        "huggingface_hub",
+        ("huggingface-hub", "numpy", "pydantic"),
+        "use_huggingface_hub.py",
+        """\
+from huggingface_hub import InferenceClient
+
+client = InferenceClient(base_url="http://127.0.0.1:8000/v1", api_key="none")""",
     ),
     "instructor": Client(
         "instructor",

@@ -23,7 +23,7 @@ from tools.clients.agent import Agent
 from tools.clients.clients import SCRIPTS, Client
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
-LIMIT_SECONDS = 180  # limit of a script or a session
+LIMIT_SECONDS = 600  # limit of a script or a session
 PINS = Path(__file__).parent / "pins"
 
 

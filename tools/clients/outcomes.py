@@ -21,11 +21,13 @@ FEATURES = {
     "auto": "the model may call a tool",
     "structured": "an answer of a user-defined type, which always validates",
     "responses": "`/v1/responses`: whole, streamed, and continued",
+    "websocket": "two turns on the WebSocket of `/v1/responses`",
     "embeddings": "vectors, which equal the server's plain numbers",
     "load": "a load generator's run, without errors or missing tokens",
+    "standard": "the client's standard tests",
     "loglikelihood": "log-probabilities, which equal transformers' to 0.001 in float32",
 }
-RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs the docs' snippets
+RUN_HERE = "<!-- not run: `make clients` -->"  # above a snippet, for the test that runs the docs' snippets
 OK = ""  # an outcome is a sentence that says what went wrong
 
 

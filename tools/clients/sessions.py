@@ -187,7 +187,7 @@ AGENTS = {
         ("openai-agents",),
         (Turn("I hand over.", "transfer_to_coder"),),
         Turn(END),
-        "The first agent hands over to another one, which has the tools.",
+        "On a WebSocket. The first agent hands over to another one, which has the tools.",
     ),
     "langgraph": of_framework(
         "LangGraph", ("langgraph", "langchain", "langchain-openai"), (), Turn(END), "An agent of `create_agent`."

@@ -1,7 +1,8 @@
 """Tries whether coding tools write a file with a real small model: python -m tools.clients.small_model MODEL
 
-`oaiserve launch` starts each tool as it is, in a new git repository, and the tool is asked for hello.py. A tool passes
-if the file prints hello. The exit code is 1 if one doesn't. On a CPU each tool takes minutes.
+`oaiserve launch` starts each tool as it is, in a new git repository, and the tool is asked for hello.py. openai-agents
+is a program that runs on a WebSocket. A tool passes if the file prints hello. The exit code is 1 if one doesn't. On a
+CPU each tool takes minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tools.clients.sessions import ADDRESS, AGENTS, TASK, run_script
 from tools.markdown import as_markdown, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
-TOOLS = ("codex", "claude-code", "opencode", "qwen-code", "aider")
+TOOLS = ("codex", "claude-code", "opencode", "qwen-code", "aider", "openai-agents")
 HELLO = "Write a file hello.py that prints hello."
 AIDER = "--yes-always --no-check-update --no-analytics --message"
 NO_FILE = "no file"
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in arguments.only or TOOLS:
             print(f"{AGENTS[name].title} ...", file=sys.stderr, flush=True)
             results[name] = tried(name, server.url, arguments.task)
-    rows = [["tool", "version", "prompt", "cached", "seconds", "result"]]
+    rows = [["tool", "version", "prompt tokens", "cached", "seconds", "result"]]
     for name, result in results.items():
         shown = [f"{result[key]}" for key in ("version", "prompt_tokens", "cached_tokens", "seconds", "result")]
         rows.append([AGENTS[name].title, *shown])

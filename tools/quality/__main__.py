@@ -28,7 +28,6 @@ from torch import Tensor
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Dtype, EngineOptions, KVCacheDtype, Quantize
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import build_batch
@@ -40,6 +39,7 @@ from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.system_cpus import default_threads
 from tools.bench import prepare
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.quality.reference import Reference

@@ -1,8 +1,10 @@
-"""The examples for LangChain's ChatOpenAI and OpenAIEmbeddings."""
+"""The examples for LangChain's ChatOpenAI and OpenAIEmbeddings, and its standard tests of them."""
 
 from typing import Literal
 
 import features
+import langchain_standard_tests
+import standard_tests
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -18,6 +20,8 @@ embedder = OpenAIEmbeddings(
     api_key=features.API_KEY,
     check_embedding_ctx_length=False,
 )
+
+LEAST_TESTS = 70  # standard tests that pass with a small model
 
 
 @tool
@@ -88,4 +92,15 @@ def embeddings() -> None:
     features.check_vectors(embedder.embed_documents(features.TEXTS))
 
 
-features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+def standard() -> None:
+    # One event loop for all tests, because clients share their connections.
+    settings = ("asyncio_mode=auto", "asyncio_default_test_loop_scope=session")
+    standard_tests.run(
+        *(langchain_standard_tests.__file__, "-c", "/dev/null", *(f"--override-ini={each}" for each in settings)),
+        least=LEAST_TESTS,
+        errors=(BaseException,),
+        plugins=(langchain_standard_tests,),
+    )
+
+
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings, standard)

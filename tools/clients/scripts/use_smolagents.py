@@ -5,6 +5,10 @@ from smolagents import ChatMessage, OpenAIModel, ToolCallingAgent, tool
 from subjects import City
 
 model = OpenAIModel(model_id=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
+# The demo model repeats its calls.
+caller = OpenAIModel(
+    model_id=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200, parallel_tool_calls=False
+)
 
 question = [ChatMessage(role="user", content=[{"type": "text", "text": QUESTION}])]
 
@@ -30,7 +34,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    agent = ToolCallingAgent(tools=[get_weather], model=model, max_steps=2)
+    agent = ToolCallingAgent(tools=[get_weather], model=caller, max_steps=2)
     agent.run(WEATHER_QUESTION)
     calls = [call for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or ()]
     assert calls, [getattr(step, "error", None) for step in agent.memory.steps]
