@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from oaiserve.engine.executors.native import cores
+from oaiserve import system_cpus
 from tests.missing_plugins import ignored_without_plugins, skip_without_plugins
 
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
@@ -26,7 +26,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 # processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without `cpu_threads`, an engine would give torch a thread for each core, in all tests after it, too.
-cores.allowed_cpus = lambda: [0]
+system_cpus.allowed_cpus = lambda: [0]
 
 # Servers and workers that tests start import what the tests have imported, so nobody compiles it a second time.
 sys.dont_write_bytecode = False
@@ -70,7 +70,7 @@ class Group(NamedTuple):
     marker: str
     what: str
     programs: tuple[str, ...]
-    package: str  # the Debian package of the programs
+    source: str  # as people install the programs
 
     @property
     def missing(self) -> list[str]:
@@ -82,9 +82,11 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("prometheus", "ask a real Prometheus", ("prometheus", "promtool"), "prometheus"),
-    Group("browser", "open the live page in a browser", ("chromium",), "chromium"),
-    Group("compiler", "run the native step", ("g++",), "g++"),
+    Group("prometheus", "ask a real Prometheus", ("prometheus", "promtool"), "apt-get install prometheus"),
+    Group("browser", "open the live page in a browser", ("chromium",), "apt-get install chromium"),
+    Group("compiler", "run the native step", ("g++",), "apt-get install g++"),
+    Group("openssl", "make certificates", ("openssl",), "apt-get install openssl"),
+    Group("helm", "render the chart", ("helm",), "a package of npm, as in .ci/run"),
 )
 
 
@@ -100,7 +102,7 @@ LONGEST = (
     "tests/e2e/test_snippets.py",
     "tests/engine/test_scheduler_machines.py",
     "tests/engine/executors/native/test_same_numbers.py",
-    "tests/engine/model/test_gpu_attention.py",
+    "tests/engine/executors/cuda/test_attention.py",
     "tests/tools/test_gpu_sections.py",
     "tests/engine/executors/native/test_native_families.py",
     "tests/engine/model/transformers_files/test_wrappers.py",
@@ -164,5 +166,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if number:
             terminalreporter.write_line(
                 f"Left out: tests that {group.what} ({number}). They need {' and '.join(group.programs)}, "
-                f"as from: apt-get install {group.package}"
+                f"as from: {group.source}"
             )

@@ -27,11 +27,17 @@ def opened_databases() -> Iterator[dict[str, list[sqlite3.Connection]]]:
 
 
 @contextmanager
-def held_up(connection: sqlite3.Connection) -> Iterator[None]:
-    """Hold up each statement of a connection until the block ends."""
+def held_up(connection: sqlite3.Connection) -> Iterator[Event]:
+    """Hold up each statement of a connection until the block ends, and return the event that one is held up."""
+    is_held = Event()
     may_go_on = Event()
-    connection.set_progress_handler(lambda: not may_go_on.wait(60), 1)
+
+    def wait() -> bool:
+        is_held.set()
+        return not may_go_on.wait(60)
+
+    connection.set_progress_handler(wait, 1)
     try:
-        yield
+        yield is_held
     finally:
         may_go_on.set()

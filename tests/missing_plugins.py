@@ -7,35 +7,42 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "oaiserve" / "plugins"
 PATHS = {  # of the routes of each plug-in
-    "batches": ("/v1/files", "/v1/batches"),
+    "batches": ("/v1/files", "/v1/batches", "/v1/messages/batches"),
+    "inspector": ("/debug/requests/{request_id}/tokens",),
     "keys": ("/admin/keys",),
     "messages": ("/v1/messages",),
-    "pages": ("/dashboard", "/requests", "/docs", "/favicon.ico"),
-    "pooling": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
+    "pages": ("/dashboard", "/requests", "/runs", "/docs", "/favicon.ico"),
+    "pooling": ("/v1/embeddings", "/v2/embed", "/embed", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
+    "runs": ("/debug/runs", "/runs"),
 }
 COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "terminal": ("chat", "launch")}
 
 # Tests of several plug-ins together, by their paths from here, with the plug-ins that they import.
-TOGETHER = {"world": ("gateway", "responses"), "e2e/test_prometheus.py": ("gateway",)}
+TOGETHER = {
+    "world": ("gateway", "responses"),
+    "e2e/test_prometheus.py": ("gateway", "media"),
+    "plugins/batches/test_message_batches.py": ("messages",),
+    "tools/test_clients.py": ("terminal",),
+    "plugins/gateway/test_runs.py": ("runs",),
+    "plugins/gateway/test_sockets.py": ("responses",),
+}
 
 
 def has_plugin(name: str) -> bool:
     return (FOLDER / name / "__init__.py").exists()
 
 
-def plugin_of(path: object) -> str | None:
-    """Return the plug-in with the route of this path, or None."""
-    for name, paths in PATHS.items():
-        if isinstance(path, str) and path.startswith(paths):
-            return name
-    return None
+def plugins_of(path: object) -> set[str]:
+    """Return the plug-ins that the route of this path needs: those that have the longest part of it."""
+    text = path if isinstance(path, str) else ""
+    found = [(len(start), name) for name, starts in PATHS.items() for start in starts if text.startswith(start)]
+    return {name for length, name in found if length == max(found)[0]}
 
 
 def is_served(path: object) -> bool:
     """Return whether no missing plug-in has the route of this path."""
-    plugin = plugin_of(path)
-    return plugin is None or has_plugin(plugin)
+    return all(map(has_plugin, plugins_of(path)))
 
 
 def has_command(name: str) -> bool:
@@ -49,12 +56,26 @@ def reason_to_skip(names: Iterable[str]) -> str | None:
     return f"restore {', '.join(missing)} to run these tests" if missing else None
 
 
+def tree_without(folder: Path, *parts: str) -> Path:
+    """Return a copy of oaiserve, of links, in which a folder is missing."""
+    package = folder / "oaiserve"
+    source = FOLDER.parent
+    for part in parts:
+        package.mkdir()
+        for entry in source.iterdir():
+            if entry.name != part:
+                (package / entry.name).symlink_to(entry)
+        package /= part
+        source /= part
+    return folder
+
+
 def skip_without_plugins(items: list[pytest.Item]) -> None:
     """Skip the tests with the mark `plugin` of a missing one, and cases that have the path of one as a parameter."""
     for item in items:
         needed = {name for mark in item.iter_markers("plugin") for name in mark.args}
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            needed |= {plugin_of(value) for value in item.callspec.params.values()} - {None}
+            needed = needed.union(*map(plugins_of, item.callspec.params.values()))
         if reason := reason_to_skip(needed):
             item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -163,7 +163,8 @@ def serving(config: Config) -> Iterator[Served]:
 @contextmanager
 def reading(**options: Any) -> Iterator[Served]:
     """Serve an engine that schedules and caches as any does, with blocks of 4 tokens, and draws letters."""
-    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), EngineOptions(block_size=4))
+    engine_options = EngineOptions(block_size=4, prefix_cache=options.get("prefix_cache", True))
+    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), engine_options)
     engine = make_engine(**{"kv_blocks": 512, "max_step_tokens": 512} | options)
     telemetry = FakeTelemetry()
     with (
@@ -175,17 +176,22 @@ def reading(**options: Any) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def serve_session() -> Iterator[Serve]:
-    """Return a function that starts one server for each chat template and set of ServerOptions."""
+    """Return a function that starts one server for each chat template and set of settings."""
     with ExitStack() as running:
         servers: list[RunningServer] = []
 
         @cache
-        def start(template: str | None = None, **options: object) -> Served:
+        def start(
+            template: str | None = None,
+            of_plugins: tuple[object, ...] = (),
+            model: str = "org/demo",
+            **options: object,
+        ) -> Served:
             chat_template = None if template is None else FakeTemplate(template)
             engine = FakeEngine(chat_template)
             telemetry = FakeTelemetry()
             server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
-            app = create_app(Config("org/demo", server_options), engine, telemetry)
+            app = create_app(Config(model, server_options, of_plugins=of_plugins), engine, telemetry)
             url, server = running.enter_context(running_server(app, server_options))
             servers.append(server)
             return Served(

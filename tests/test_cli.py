@@ -1,23 +1,17 @@
 import errno
-import json
 import os
 import re
-import signal
+import shutil
 import socket
 import subprocess
-import sys
-import urllib.request
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from oaiserve import __version__, cli
-from oaiserve.commands import model_banner
 from oaiserve.commands.file_checks import files_with_keys
-from oaiserve.commands.foreign_flags import OUR_FLAGS
-from oaiserve.commands.listening import listen
+from oaiserve.commands.foreign_flags import OUR_COMMANDS, OUR_FLAGS, SHORT
 from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.routes.intake.sampling_defaults import given_defaults
@@ -225,8 +219,8 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
     harmless.write_text("max-running: 4")
     config = serve(served, "--config", str(settings), "--api-key-file", str(keys))
     assert files_with_keys(config) == [keys, settings]
-    server = serve(served, "--api-key-file", str(keys), "--guard-all").server
-    assert (server.api_key_file, server.needs_key) == ((keys,), True)
+    config = serve(served, "--api-key-file", str(keys), "--guard-all")
+    assert (config.server.api_key_file, config.needs_key) == ((keys,), True)
     assert files_with_keys(serve(served, "--config", str(harmless))) == []
 
 
@@ -262,6 +256,10 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["serve", "demo", "--strict-max-tokens"], "Unknown option --strict-max-tokens. See 'oaiserve serve --help'."),
         (["serve", "demo", "--max-num-seqs", "3"], "Unknown option --max-num-seqs. Here it is --max-running."),
         (["serve", "demo", "--ctx-size=3"], "Unknown option --ctx-size. Here it is --max-model-len."),
+        (["serve", "demo", "-c", "3"], "Unknown option -c. Here it is --max-model-len."),
+        (["serve", "-m", "x.gguf"], "Unknown option -m. Here it is MODEL, which comes first and has no flag"),
+        (["serve", "demo", "--jinja"], "Unknown option --jinja. It is not needed: chat templates are in Jinja."),
+        (["run", "demo"], "Unknown command 'run'. Here it is oaiserve chat, or oaiserve serve with its chat page."),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
         (["serve", "demo", "--api-key", ""], "--api-key is not usable"),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
@@ -301,6 +299,17 @@ def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: p
     named = {flag for ours in OUR_FLAGS.values() for flag in re.findall(r"--[a-z-]+", ours)}
     assert named <= flags
     assert not OUR_FLAGS.keys() & flags
+    assert set(SHORT.values()) <= OUR_FLAGS.keys()
+
+
+def test_settings_of_other_servers_in_a_file_are_answered_with_settings_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "models.toml"
+    for key in ("ssl-certfile", "ssl_certfile"):
+        file.write_text(f"{key} = 'cert.pem'\n")
+        sentence = f"Unknown option '{key}' in {file}. Here it is tls-certificate."
+        assert sentence in refusal(capsys, "serve", "demo", "--config", str(file))
 
 
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +325,8 @@ def test_missing_argument_of_another_command_is_named(capsys: pytest.CaptureFixt
 
 def test_a_command_that_moved_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff", "a.jsonl", "b.jsonl", "--no-table"]) == 2
-    assert "'oaiserve bench diff' compares two recordings." in capsys.readouterr().err
+    assert "Here it is oaiserve bench diff, which compares two recordings." in capsys.readouterr().err
+    assert not OUR_COMMANDS.keys() & {"serve", *cli.OTHER_COMMANDS, *cli.SMALL_COMMANDS}
 
 
 @pytest.mark.parametrize("model", ["demo", "gpt2", "Qwen/Qwen3-0.6B", "."])
@@ -356,78 +366,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-SERVE_A_TINY_APP = """
-import signal
-import sys
-from oaiserve import cli
-from oaiserve.commands import banner as banners
-from oaiserve.commands import model_banner
-from oaiserve.http.connections import allowed_connections
-from oaiserve.commands.listening import run_until_signal
-from oaiserve.telemetry import logs
-
-hangs = "--hangs" in sys.argv
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        for _ in range(2):
-            message = (await receive())["type"]
-            print(message, file=sys.stderr, flush=True)
-            if hangs and message == "lifespan.shutdown":
-                await receive()  # this message never arrives
-            await send({"type": message + ".complete"})
-    else:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-def serve_app(config, sock):
-    if not hangs:
-        logs.configure(config.server.log_level, config.server.log_format)
-    banner = model_banner.of_server(config, sock.getsockname()[1], "generate", {})
-    run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
-    return 0
-
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
-sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1 + hangs :]], serve_app))
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "form"), [(signal.SIGTERM, "console"), (signal.SIGINT, "json"), (signal.SIGHUP, "console")]
-)
-def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number: signal.Signals, form: str) -> None:
-    command = [sys.executable, "-c", SERVE_A_TINY_APP, "--log-format", form]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        lines = (json.loads(line)["message"] if form == "json" else line for line in process.stderr)
-        banner = next(line for line in lines if line.startswith("oaiserve"))
-        url = banner.split(" at ")[1].strip()
-        assert urllib.request.urlopen(url).read() == b"ok"
-        process.send_signal(number)
-        rest = process.stderr.read()
-    assert process.returncode == 0
-    assert "Traceback" not in rest
-
-
-@pytest.mark.parametrize(
-    ("options", "page", "warns"),
-    [
-        ({}, "http://127.0.0.1:8000/", False),
-        ({"host": "0.0.0.0", "open_dashboard": True}, "http://127.0.0.1:8000/", True),
-        ({"host": "0.0.0.0"}, "closed: give --api-key", False),
-    ],
-)
-def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_opened(
-    options: dict[str, Any], page: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = ServerOptions(**options)
-    banner = model_banner.of_server(Config("demo", server), 8000, "generate", {})
-    assert banner.facts["Chat"].startswith(page)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        listen(server, sock, banner)
-    assert ("see all requests, but not their text" in caplog.text) == warns
-
-
 def test_make_serve_lets_args_name_the_port() -> None:
     command = ["make", "--dry-run", "--old-file", "setup", "serve", "PORT=8001", "ARGS=--port 9"]
     recipe = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -435,92 +373,22 @@ def test_make_serve_lets_args_name_the_port() -> None:
     assert "OAISERVE_PORT=8001 " in recipe
 
 
-LOAD_FOR_EVER = """
-import signal
-import sys
-import time
-from oaiserve import cli
-from oaiserve.engine.engine import Engine
-from oaiserve.checkpoints import demo
+def test_make_setup_says_first_that_a_compiler_is_missing(tmp_path: Path) -> None:
+    for program in ("python3", "venv/bin/python", "clang++"):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o700)
+    (tmp_path / "touch").symlink_to(shutil.which("touch") or "")
+    command = [shutil.which("make") or "make", "setup", "PYTHON=python3", f"VENV={tmp_path}/venv"]
 
-def load(*_, **__):
-    print("loading", file=sys.stderr, flush=True)
-    while True:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            pass  # as in a callback, where Python prints what is raised, and goes on
+    def first_line() -> str:
+        (tmp_path / "venv/.installed").unlink(missing_ok=True)
+        done = subprocess.run(command, env={"PATH": str(tmp_path)}, check=True, capture_output=True, text=True)
+        return done.stdout.splitlines()[0]
 
-demo.fetched = lambda: None
-Engine.from_pretrained = load
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
-cli.main(["serve", "demo", "--port", "0"])
-"""
-
-
-def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
-    with subprocess.Popen([sys.executable, "-c", LOAD_FOR_EVER], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            assert any(line == "loading\n" for line in process.stderr)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == -signal.SIGINT
-        finally:
-            process.kill()
-        assert process.stderr.read() == ""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signals_end_the_first_process_of_a_container_while_its_model_loads(number: signal.Signals) -> None:
-    """The kernel drops signals that such a process doesn't handle. Here it only believes to be one."""
-    first = f"import os\nos.getpid = lambda: 1\n{LOAD_FOR_EVER}"
-    with subprocess.Popen([sys.executable, "-c", first], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            assert any(line == "loading\n" for line in process.stderr)
-            process.send_signal(number)
-            assert process.wait(60) == 128 + number
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "says"),
-    [
-        ("OTEL_TRACES_SAMPLER", "foo", "An OTEL_ variable has a value that OpenTelemetry rejects: OTEL_TRACES_SAMPLER"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE is 'many', but must be a whole number"),
-        ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin'; this server supports"),
-    ],
-)
-def test_wrong_variable_of_traces_is_found_before_the_model_loads(variable: str, value: str, says: str) -> None:
-    environment = os.environ | {"OTEL_TRACES_EXPORTER": "console", variable: value}
-    command = [sys.executable, "-c", LOAD_FOR_EVER]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
-    assert f"oaiserve: {says}" in done.stderr
-    assert not re.search(r"\b[Ll]oading\b", done.stderr)
-
-
-def test_crash_leaves_the_signal_and_the_stacks_in_the_log() -> None:
-    crashing = LOAD_FOR_EVER.replace("while True:", "signal.raise_signal(signal.SIGBUS)\n    while True:")
-    done = subprocess.run([sys.executable, "-c", crashing], stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == -signal.SIGBUS
-    assert "Fatal Python error: Bus error" in done.stderr
-    assert "in load" in done.stderr
-
-
-def test_a_third_signal_ends_a_shutdown_that_hangs() -> None:
-    command = [sys.executable, "-c", SERVE_A_TINY_APP, "--hangs"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "lifespan.startup" not in (line := process.stderr.readline()):
-            assert line
-        process.terminate()
-        while "lifespan.shutdown" not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGINT)
-        process.terminate()
-        rest = process.stderr.read()
-    assert (process.returncode, rest) == (1, "")
+    assert first_line().startswith("Installing oaiserve")
+    (tmp_path / "clang++").unlink()
+    assert first_line().endswith("Install g++ for native code.")
 
 
 @pytest.mark.parametrize(

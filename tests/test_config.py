@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.storage.store_options import StoreOptions
 
 
 @pytest.mark.parametrize(
@@ -42,19 +43,44 @@ def test_api_keys_stay_out_of_the_repr() -> None:
     assert "secret" not in repr(Config("demo", ServerOptions(api_key=("secret",))))
 
 
+def test_a_model_has_the_name_of_its_file_or_folder_or_its_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "hub/models--org--chat/snapshots/abc"
+    for folder in (tmp_path / "Chat-0.5B", cached):
+        folder.mkdir(parents=True)
+    for file in ("small-Q4_K_M.gguf", "large-00001-of-00002.gguf"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    for model, name in {
+        "small-Q4_K_M.gguf": "small-Q4_K_M",
+        f"{tmp_path}/large-00001-of-00002.gguf": "large",
+        "Chat-0.5B/": "Chat-0.5B",
+        "./Chat-0.5B": "Chat-0.5B",
+        str(cached): "org/chat",
+        "org/chat": "org/chat",
+        "org/chat-GGUF:Q4_K_M": "org/chat-GGUF:Q4_K_M",
+        "demo": "demo",
+    }.items():
+        config = Config(model)
+        assert (config.model_name, set(config.accepted_names)) == (name, {name, model})
+
+
+def test_a_given_name_replaces_the_path(tmp_path: Path) -> None:
+    config = Config(str(tmp_path), ServerOptions(served_model_name=("a", "b", "a")))
+    assert config.model_names == config.accepted_names == ("a", "b")
+    with pytest.raises(OptionError, match="which is the name of the model itself"):
+        Config(str(tmp_path), engine=EngineOptions(lora=(f"{tmp_path.name}={tmp_path}",)))
+
+
 WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
     ({"host": ""}, "--host is empty, but must be an address or a name."),
     ({"port": 65536}, "--port is 65536, but must be between 0 and 65535."),
     ({"port": -1}, "--port is -1"),
-    ({"response_store_number": -1}, "--response-store-number is -1"),
-    ({"response_store_bytes": Bytes(0)}, "--response-store-bytes is 0"),
-    ({"response_store_seconds": 0}, "--response-store-seconds is 0"),
     ({"tls_key": Path("key.pem")}, "--tls-certificate is missing."),
     ({"tls_certificate": Path("cert.pem")}, "--tls-key is missing."),
     ({"api_key": ("",)}, "--api-key is not usable"),
     ({"api_key": ("two words",)}, "--api-key is not usable"),
-    ({"guard_all": True}, "--guard-all needs an --api-key, an --api-key-file or --stored-keys"),
-    ({"stored_keys": True}, "--stored-keys needs --response-store"),
     ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
     ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
     ({"allowed_host": ("",)}, "--allowed-host is ''"),
@@ -81,6 +107,11 @@ WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
     ({"log_level": "loud"}, "--log-level is 'loud', but must be one of debug, info, warning, error."),
     ({"log_format": "xml"}, "--log-format is 'xml'"),
 ]
+WRONG_OF_STORE: list[tuple[dict[str, Any], str]] = [
+    ({"response_store_number": -1}, "--response-store-number is -1"),
+    ({"response_store_bytes": Bytes(0)}, "--response-store-bytes is 0"),
+    ({"response_store_seconds": 0}, "--response-store-seconds is 0"),
+]
 WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
     ({"dtype": "int8"}, "--dtype is 'int8'"),
@@ -97,6 +128,8 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
         {"quantize": "int4", "device": "cuda"},
         "--quantize int4 and --device cuda do not go together: it is for a CPU",
     ),
+    ({"quantize": "fp8", "device": "cpu"}, "--quantize fp8 and --device cpu do not go together: it is for a GPU"),
+    ({"quantize": "fp8", "compile": False}, "--quantize fp8 needs --compile: only kernels can do it"),
     ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
     ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
     ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
@@ -124,6 +157,7 @@ WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
     ("options", "wrong", "message"),
     [
         *((ServerOptions, *row) for row in WRONG_OF_SERVER),
+        *((StoreOptions, *row) for row in WRONG_OF_STORE),
         *((EngineOptions, *row) for row in WRONG_OF_ENGINE),
         *((TelemetryOptions, *row) for row in WRONG_OF_TELEMETRY),
     ],
@@ -132,6 +166,11 @@ def test_a_wrong_option_is_named_with_its_value(options: type, wrong: dict[str, 
     with pytest.raises(OptionError) as error:
         options(**wrong)
     assert message in str(error.value)
+
+
+def test_guarding_all_needs_keys() -> None:
+    with pytest.raises(OptionError, match="--guard-all needs API keys"):
+        Config("demo", ServerOptions(guard_all=True))
 
 
 @pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000", "app://obsidian.md"])

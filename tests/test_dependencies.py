@@ -6,10 +6,13 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from oaiserve.plugin_loading import OURS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -41,12 +44,19 @@ def imported_packages() -> set[str]:
     return packages - sys.stdlib_module_names - LATER_MODULES - {"oaiserve", "loadtest"}
 
 
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    distributions = packages_distributions()
-    # Ray need not be installed. Several distributions share the package opentelemetry.
-    owners = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in imported_packages()}
-    assert {name for name, names_of_owner in owners.items() if not names_of_owner & declared().keys()} == set()
-    assert declared().keys() - set().union(*owners.values()) == set()
+def owners() -> dict[str, set[str]]:
+    """Return the distributions of each imported package. Several share the package opentelemetry."""
+    distributions = packages_distributions()  # Ray need not be installed.
+    return {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in imported_packages()}
+
+
+def test_what_is_imported_is_declared() -> None:
+    assert {name for name, names in owners().items() if not names & declared().keys()} == set()
+
+
+@pytest.mark.plugin(*OURS)
+def test_what_is_declared_is_imported() -> None:
+    assert declared().keys() - set().union(*owners().values()) == set()
 
 
 def test_tested_versions_are_in_the_declared_ranges() -> None:

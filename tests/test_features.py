@@ -8,7 +8,7 @@ from cyclopts import App
 
 from loadtest.cli import _command_line as bench
 from oaiserve.cli import OTHER_COMMANDS, SMALL_COMMANDS, command_line, small_command
-from oaiserve.plugin_loading import commands_of, own_plugins
+from oaiserve.plugin_loading import OURS, commands_of, own_plugins
 from tests.missing_plugins import has_command
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +54,10 @@ def commands() -> dict[str, App]:
     return found
 
 
+def test_each_plugin_of_oaiserve_has_a_line() -> None:
+    assert sorted(named("Plug-ins of oaiserve")) == sorted(OURS)
+
+
 def test_each_command_has_a_line() -> None:
     listed = [name for name in named("Commands") if has_command(name.split()[0])]
     of_plugins = commands_of(own_plugins())
@@ -63,7 +67,7 @@ def test_each_command_has_a_line() -> None:
     assert found == {*OTHER_COMMANDS, *SMALL_COMMANDS, *of_plugins}
 
 
-@pytest.mark.plugin("gateway")
+@pytest.mark.plugin("gateway", "inspector", "keys")
 def test_each_flag_of_serve_has_one_line() -> None:
     app = command_line(lambda config, sock: 0, own_plugins())
     existing = flags(app["serve"], app)

@@ -41,8 +41,10 @@ PS = (
     {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"},
 )
 
+APP = ("import oaiserve.app", {"cyclopts", "sqlite3"})  # as in a process that reads no command line
 
-@pytest.mark.parametrize("steps", [STEPS, (PS,)], ids=["server", "ps"])
+
+@pytest.mark.parametrize("steps", [STEPS, (PS,), (APP,)], ids=["server", "ps", "app"])
 def test_costly_packages_are_imported_late(steps: Sequence[tuple[str, set[str]]]) -> None:
     lines = [f"{code}; assert not (too_early := {late} & sys.modules.keys()), too_early" for code, late in steps]
     code = "\n".join(["import sys", *lines])

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import add_models, load
+from oaiserve.plugin_loading import add_models, load, media_of
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.models.decoders import byte_tokenizer
 from tests.models.in_blocks import file_of
@@ -43,12 +44,14 @@ NAMES = {
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what a test adds."""
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+def as_before(tmp_path: Path) -> Iterator[None]:
+    """Forget what a test adds. Of modules, only its plug-ins: an extension module can't be imported twice."""
     tables = (families.FAMILIES, architectures.ARCHITECTURES, settings.ALIKE)
     before = [dict(table) for table in tables]
     yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
     for table, rows in zip(tables, before, strict=True):
         table.clear()
         table.update(rows)
@@ -137,6 +140,23 @@ def test_a_family_or_architecture_that_cannot_be_added_stops_the_start(plugin: P
     with pytest.raises(StartupError) as caught:
         add_models([plugin])
     assert str(caught.value) == reason
+
+
+def test_media_are_read_by_the_first_plugin_that_can_and_the_log_names_one_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    media: Any = object()
+    request: Any = object()
+    failing = Plugin(name="bad", media=lambda request, mmproj: media if 1 / 0 else None)
+    declining = Plugin(name="none", media=lambda request, mmproj: None)
+    reading = Plugin(name="good", media=lambda request, mmproj: media)
+    load_media = media_of([Plugin(name="other"), failing, declining, reading])
+    assert load_media is not None
+    assert load_media(request, None) is media
+    assert [record.getMessage() for record in caplog.records] == [
+        "Plug-in 'bad' could not load what reads images and sounds, and reads none"
+    ]
+    assert media_of([Plugin(name="other")]) is None
 
 
 def test_families_that_raise_another_error_are_left_out_and_the_log_names_the_plugin(

@@ -56,7 +56,7 @@ def test_modules_that_commands_run_exist(page: Path) -> None:
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name} runs {module}"
 
 
-@pytest.mark.plugin("gateway")
+@pytest.mark.plugin("gateway", "media")
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_source_files_that_pages_name_exist(page: str) -> None:
     for file in re.findall(r"`([a-z_]+/[\w/]+\.(?:py|h|cpp))`", (ROOT / page).read_text()):
@@ -78,7 +78,7 @@ WITH_FLAGS = (
 RULES_AND_PANELS = [*ROOT.glob("deploy/prometheus/*.yml"), *ROOT.glob("deploy/grafana/dashboards/*")]
 
 
-@pytest.mark.plugin("gateway")
+@pytest.mark.plugin("gateway", "inspector", "keys")
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/{name}.md" for name in WITH_FLAGS), *map(str, sorted(RULES_AND_PANELS))]
 )
@@ -104,10 +104,11 @@ def test_the_table_of_routes_has_every_route() -> None:
 @pytest.mark.parametrize(
     ("page", "line", "source"),
     [
-        (
+        pytest.param(
             "docs/keys.md",
             "Created the key 'alice'. Copy it now, because it is not shown again:",
             "plugins/keys/command.py",
+            marks=pytest.mark.plugin("keys"),
         ),
         pytest.param(
             "docs/gateway.md",

@@ -1,6 +1,7 @@
 """Tests that memory is kept for what comes next, and given back, by what the system says about a process of its own."""
 
 import errno
+import os
 import platform
 import subprocess
 import sys
@@ -33,7 +34,39 @@ print(unprepared, prepared, given_back)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it does nothing without glibc")
+# Six threads at a time allocate memory. glibc writes a paragraph about each arena.
+ARENAS = """
+import ctypes
+from threading import Barrier, Thread
+from oaiserve.system_memory import share_arenas
+
+share_arenas()
+libc = ctypes.CDLL(None)
+all_are_there = Barrier(6)
+
+def allocate():
+    libc.malloc(1000)
+    all_are_there.wait()
+
+threads = [Thread(target=allocate) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.malloc_stats()
+"""
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it does nothing without glibc")
+
+
+@needs_glibc
+@pytest.mark.parametrize(("environment", "expected"), [({}, 2), ({"MALLOC_ARENA_MAX": "4"}, 4)])
+def test_threads_share_arenas_unless_the_environment_says_how_many(environment: dict[str, str], expected: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"} | environment
+    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr.count("Arena ") == expected
+
+
+@needs_glibc
 def test_memory_that_was_taken_needs_no_pages_until_it_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
     unprepared, prepared, given_back = map(int, done.stdout.split())
@@ -44,6 +77,7 @@ def test_memory_that_was_taken_needs_no_pages_until_it_is_given_back() -> None:
 
 def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_memory, "_libc", None)
+    system_memory.share_arenas()
     system_memory.keep_freed()
     system_memory.take(2**20)
     system_memory.give_back()
@@ -85,6 +119,13 @@ def test_cgroups_of_the_first_version_are_read_from_outside_and_from_within_a_co
         },
     )
     assert container_bytes(tmp_path) == 550
+
+
+def test_all_free_memory_is_available_where_nothing_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_memory, "container_bytes", lambda: None)
+    monkeypatch.setattr(system_memory, "address_space_bytes", lambda: None)
+    monkeypatch.setattr(system_memory, "free_bytes", lambda: 700)
+    assert system_memory.available_bytes() == 700
 
 
 def files(root: Path, contents: dict[str, str]) -> None:

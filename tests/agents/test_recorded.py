@@ -68,7 +68,7 @@ def test_the_tokens_of_a_recorded_request_are_counted_as_they_are_computed() -> 
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 def said(answer: httpx.Response) -> str:

@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_written_or_whose_lock_is_a_symbolic_link_is_one_
     precious.write_text("kept")
     (tmp_path / f"{demo.NAME}.lock").symlink_to(precious)
     for cache in (tmp_path, precious):
-        with pytest.raises(StartupError, match="could not be stored in"):
+        with pytest.raises(StartupError, match="could not be stored in .* Set OAISERVE_CACHE"):
             demo.fetched(cache, [never])
     assert precious.read_text() == "kept"
 
@@ -224,3 +224,18 @@ def test_a_user_without_a_home_folder_is_told_the_variable(monkeypatch: pytest.M
     monkeypatch.setattr(pwd, "getpwuid", no_entry)
     with pytest.raises(StartupError, match="has no home folder. Set OAISERVE_CACHE to a folder"):
         cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "cores", "size"),
+    [(0.5, 8, "0.6B"), (3, 8, "1.7B"), (9.9, 8, "4B"), (24, 8, "8B"), (24, 2, "4B"), (24, 1, "1.7B"), (900, 2, "30B")],
+)
+def test_the_model_for_real_work_fits_the_free_memory_and_the_cores(free_gb: float, cores: int, size: str) -> None:
+    assert f"Qwen3-{size}" in demo.better_model(int(free_gb * 10**9), cores)
+
+
+def test_advice_counts_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have one of many."""
+    monkeypatch.setattr(demo, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(demo, "available_bytes", lambda: 40 * 10**9)
+    assert demo.advice.__wrapped__().endswith(" oaiserve serve unsloth/Qwen3-1.7B-GGUF:Q4_K_M")

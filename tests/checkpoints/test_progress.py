@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from oaiserve.checkpoints import progress
-from oaiserve.checkpoints.progress import Elapsed, Progress, counted
+from oaiserve.checkpoints.progress import Doing, Elapsed, Progress, counted
 from oaiserve.telemetry import logs
 
 NAMES = ["a", "b", "c", "d"]
@@ -122,6 +122,56 @@ def test_only_one_of_two_concurrent_tasks_is_shown(monkeypatch: pytest.MonkeyPat
         assert again.is_first
     assert "Compiling ... 00:00" in screen.getvalue()
     assert "too" not in screen.getvalue()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_long_work_writes_a_line_after_two_seconds_and_then_fewer_and_fewer() -> None:
+    clock = Clock()
+    lines: list[str] = []
+    doing = Doing("Loading small", lambda: "import of torch" if clock.now < 105 else "", lines.append, clock=clock)
+    for _ in range(40):
+        doing.look()
+        clock.now += 0.5
+    assert lines == [
+        "Loading small: import of torch (2 s)",
+        "Loading small: import of torch (4 s)",
+        "Loading small (8 s)",
+        "Loading small (16 s)",
+    ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_long_work_has_a_bar_on_a_terminal_that_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 3600.0)
+    parts = iter(["first part", "second part", "third part"])
+    with Doing("Loading small", lambda: next(parts), pytest.fail) as doing:
+        doing.look()
+        with Progress(desc="Packing weights", total=4) as other:
+            other.update()
+            doing.look()
+            before = screen.getvalue()
+        doing.look()
+    assert "Loading small: first part ... 00:00" in before
+    assert "second part" not in screen.getvalue()
+    assert "Loading small: third part" in screen.getvalue()
+    assert screen.getvalue().endswith("\r")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_long_work_of_one_process_of_several_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    lines: list[str] = []
+    doing = Doing("Loading small", lambda: "", lines.append, has_bar=False)
+    doing.look()
+    assert (lines, screen.getvalue()) == (["Loading small (0 s)"], "")
 
 
 @pytest.mark.usefixtures("at_once")

@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from oaiserve import __version__
+from oaiserve.checkpoints import demo
 from oaiserve.commands import model_banner
-from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.config import Config, EngineOptions
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.screen import Screen
 from tests.engine.doubles import make_engine
+from tests.engine.text.tokenizers_for_tests import byte_level
 
 FACTS = {"Model": "a model", "Runs on": f"CPU, {'a very long description, ' * 8}which ends"}
 
@@ -37,10 +41,22 @@ def test_banner_describes_model_and_device(tmp_path: Path) -> None:
     engine = make_engine(path=file, default_params={"temperature": 0.2, "top_p": 0.9}, **of_model)
     facts = model_banner.engine_facts(Config(str(file), engine=EngineOptions(cpu_threads=3)), engine)
     assert facts == {
-        "Model": "small-Q4_K_M.gguf (-), damaged, 2 MB, up to 256 tokens a request",
+        "Model": f"{file} (-), damaged, 2 MB, up to 256 tokens a request",
         "Runs on": "CPU, 3 threads, native code, bfloat16, KV cache of 256 tokens (1.00 GiB)",
         "Sampling": "temperature 0.2, top_p 0.9 (the model), unless a request sets others",
     }
+
+
+def test_the_demo_names_a_model_for_real_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "available_bytes", lambda: 12 * 10**9)
+    monkeypatch.setattr(demo, "usable_cpus", lambda: 4)
+    demo.advice.cache_clear()
+    facts = model_banner.engine_facts(Config("demo"), make_engine(device="cpu", dtype="bfloat16"))
+    demo.advice.cache_clear()
+    assert facts["This demo"] == (
+        "is very small. For real work, serve a model that fits this machine: oaiserve serve "
+        "unsloth/Qwen3-8B-GGUF:Q4_K_M"
+    )
 
 
 def test_slower_code_is_named(tmp_path: Path) -> None:
@@ -49,13 +65,20 @@ def test_slower_code_is_named(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -> None:
-    file = tmp_path / f"{'a' * 40}.gguf"
+    file = tmp_path / f"{'a' * 41}.gguf"
     file.touch()
     shown = model_banner.of_server(Config(str(file)), 8000, "embed", {})
     assert "model" not in shown.example
-    assert f"serves {'a' * 40}.gguf at" in shown.title
-    assert "Live page" in shown.facts
-    assert f"  Name      {file}" in shown.text(Screen(lambda: 60)).splitlines(), "the name to send, whole"
-    assert "--served-model-name" in shown.facts["Name"]
-    named = Config(str(file), ServerOptions(served_model_name=("small",)))
-    assert "Name" not in model_banner.of_server(named, 8000, "embed", {}).facts
+    assert f"serves {'a' * 41} at" in shown.title
+    assert "API page" in shown.facts
+
+
+def test_a_model_without_a_chat_template_has_an_example_and_an_advice_for_it() -> None:
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_level()))
+    engine = make_engine(tokenizer=tokenizer, device="cpu", dtype="bfloat16")
+    facts = model_banner.engine_facts(Config("small"), engine)
+    shown = model_banner.of_server(Config("small"), 8000, "complete", facts)
+    assert "/v1/completions" in shown.example
+    assert "Chat" not in shown.facts
+    assert "oaiserve launch" not in shown.closing
+    assert facts["No chat"].startswith("The model has no chat template, so it only continues texts")

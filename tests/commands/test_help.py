@@ -65,6 +65,11 @@ def test_no_flag_is_broken_within(name: str, width: int) -> None:
         assert re.search(rf"(?<=│ |  ){flag}(?= |$)| {flag} ", text, re.MULTILINE), flag
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not name.startswith("bench ")])
+def test_a_repeatable_flag_is_shown_with_one_value(name: str) -> None:
+    assert not re.search(r"^│ *--[^│]*[A-Z]\.\.\. ", shown(*COMMANDS[name], 1000), re.MULTILINE)
+
+
 def arguments(app: App, command: App) -> list[Any]:
     found = command.assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
     return [argument for argument in found if argument.parse]
@@ -87,7 +92,7 @@ def test_the_help_of_serve_has_twelve_flags_on_one_screen(capsys: pytest.Capture
     [
         (["li"], ["list"]),
         (["serve", "demo", "--max-r"], ["--max-running"]),
-        (["serve", "demo", "--quantize", ""], ["none", "int8", "int4"]),
+        (["serve", "demo", "--quantize", ""], ["none", "int8", "int4", "fp8"]),
         (["rm", "demo", "--y"], ["--yes"]),
     ],
 )

@@ -1,6 +1,8 @@
 """The start of a child process, as far as it needs no model."""
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from oaiserve.commands.server_process import ServerProcess, start_on
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
 from oaiserve.wire.address import Address
+from tests.waiting import wait_until
 
 
 async def running(code: str) -> tuple[ServerProcess, socket.socket]:
@@ -46,7 +49,7 @@ def serve(*_):
     raise StartupError("No such file:\\n'a'")
 
 settings = tempfile.TemporaryFile()
-pickle.dump(((), None), settings)
+pickle.dump((PLUGINS, None), settings)
 pickle.dump(Config("demo"), settings)
 settings.flush()
 numbers = link.detach(), socket.socket(socket.AF_UNIX).detach(), settings.fileno()
@@ -55,8 +58,15 @@ sys.exit(run([*map(str, numbers)], serve))
 
 
 async def test_reason_why_a_process_cannot_start_is_that_of_the_error() -> None:
-    process, _ = await running(FAILING_START)
+    process, _ = await running(FAILING_START.replace("PLUGINS", "()"))
     with pytest.raises(StartupError, match="^No such file: 'a'$"):
+        await process.ready()
+    assert process.how_ended == "with exit code 2"
+
+
+async def test_plugin_that_cannot_be_loaded_is_the_reason_why_a_process_cannot_start() -> None:
+    process, _ = await running(FAILING_START.replace("PLUGINS", "('no_such_plugin',)"))
+    with pytest.raises(StartupError, match="^--plugin is 'no_such_plugin', which cannot be loaded"):
         await process.ready()
     assert process.how_ended == "with exit code 2"
 
@@ -67,3 +77,21 @@ async def test_process_without_a_drain_timeout_still_ends_in_order() -> None:
     await process.ready()
     await process.end(0)
     assert process.how_ended == "with exit code 4"
+
+
+async def test_process_shows_its_work_and_whether_it_is_stopped() -> None:
+    process, link = await running("link.sendall(b'+')\nwhile True: pass")
+    await process.ready()
+    wait_until(lambda: process.activity().cpu_seconds >= 0.1)
+    working = process.activity()
+    assert (working.is_runnable, working.is_stopped, working.is_traced) == (True, False, False)
+    assert 0 < working.main_seconds <= working.cpu_seconds
+
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: process.activity().is_stopped)
+
+    process.kill()
+    await process.ended()
+    with pytest.raises(OSError, match=str(process.pid)):
+        process.activity()
+    link.close()

@@ -38,7 +38,10 @@ REASONS = {
     "needs another program",
     "needs a file or an id of yours",
     "needs a release",
-    "run by `make clients`",
+    "needs anthropic",
+    "needs a server with --inspect, and the id of a request",
+    "needs openai[realtime]",
+    "`make clients`",
     "takes minutes",
     "waits for you to type",
 }

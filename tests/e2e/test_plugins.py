@@ -8,7 +8,7 @@ import httpx
 
 from oaiserve.plugin_loading import OURS
 from tests.e2e.live import serve_process
-from tests.plugin_door.test_without_plugins import tree_without
+from tests.missing_plugins import tree_without
 from tests.plugin_pages import plugins_of_page
 
 BODY = {"prompt": "Count: ", "max_tokens": 400, "ignore_eos": True, "seed": 3, "temperature": 1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oaiserve.facts.times import RequestTimes, WallClock
+from oaiserve.facts.times import RequestTimes, WallClock, duration
 
 
 def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:
@@ -50,3 +50,20 @@ def test_wall_clock_follows_a_step_of_the_clock_and_a_sleep_of_the_machine_but_n
     assert offset_ns() == wall_ns[0] - clock_ns[0]
     wall_ns[0] = 20 * 10**9  # It was set back.
     assert offset_ns() == 19 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("ns", "shown"),
+    [
+        (0, "0"),
+        (50, "0.05 µs"),
+        (999_400, "999 µs"),
+        (999_600, "1 ms"),
+        (24_316_000, "24.3 ms"),
+        (1_308_000_000, "1.31 s"),
+        (999.6e9, "16.7 min"),
+        (60_000e9, "1000 min"),
+    ],
+)
+def test_times_for_people_have_three_significant_digits(ns: float, shown: str) -> None:
+    assert duration(ns) == shown

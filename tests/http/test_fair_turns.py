@@ -99,19 +99,42 @@ def test_pieces_that_take_long_yield_the_cores_to_the_model() -> None:
         assert ends.get(timeout=TIMEOUT_SECONDS) == 0
 
 
-def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_thread_for_large_work_rests_in_proportion_to_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: SimpleQueue[tuple[str, float]] = SimpleQueue()
     monkeypatch.setattr(
         "oaiserve.http.fair_turns.time.sleep", lambda seconds: rests.put((threading.current_thread().name, seconds))
     )
+    cpu_ns = 0
+    monkeypatch.setattr("oaiserve.http.fair_turns.thread_time_ns", lambda: cpu_ns)
+
+    def work() -> str:
+        nonlocal cpu_ns
+        cpu_ns += 10_000_000
+        return "rests"
+
     with running() as workers:
         add(workers, lambda: "small", rest=2.0).get(timeout=TIMEOUT_SECONDS)
         add(workers, lambda: "large", num_bytes=LARGE_BYTES + 1).get(timeout=TIMEOUT_SECONDS)
-        add(workers, lambda: "rests", num_bytes=LARGE_BYTES + 1, rest=2.0).get(timeout=TIMEOUT_SECONDS)
-        name, seconds = rests.get(timeout=TIMEOUT_SECONDS)
-    assert name == "test-large"
-    assert seconds > 0
+        add(workers, work, num_bytes=LARGE_BYTES + 1, rest=2.0).get(timeout=TIMEOUT_SECONDS)
+        assert rests.get(timeout=TIMEOUT_SECONDS) == ("test-large", 0.02)
     assert rests.empty()
+
+
+def test_memory_for_a_large_body_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr("oaiserve.http.fair_turns.take", taken.append)
+    ends: SimpleQueue[object] = SimpleQueue()
+
+    def work() -> Generator[None, None, str]:
+        for _ in range(3):
+            yield
+        return "done"
+
+    with running() as workers:
+        for num_bytes in (MUCH_BYTES - 1, MUCH_BYTES):
+            workers.add(Task("", num_bytes, work(), ends.put, ends.put, lambda: None, bool, "test"))
+            assert ends.get(timeout=TIMEOUT_SECONDS) == "done"
+    assert taken == [MUCH_BYTES]
 
 
 def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:

@@ -43,12 +43,14 @@ def fetched(certificate: Path, trusted: Path | None, monkeypatch: pytest.MonkeyP
         fetch.tls_context.cache_clear()
 
 
+@pytest.mark.openssl
 def test_a_certificate_of_a_given_authority_is_accepted(
     certificates: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fetched(certificates["sound"], certificates["sound"], monkeypatch) == b"PNG"
 
 
+@pytest.mark.openssl
 @pytest.mark.parametrize(
     ("kind", "is_trusted", "reason"),
     [

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from oaiserve.app import create_app
@@ -16,6 +17,8 @@ from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import RunningServer, running_server
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.openssl
 
 
 @pytest.fixture
@@ -52,11 +55,26 @@ def test_a_handshake_that_does_not_come_counts_and_ends(server: tuple[tuple[str,
     assert ask(address) == b"HTTP/1.1 200"
 
 
+def test_http_without_tls_is_told_to_use_https_and_logged_once(
+    server: tuple[tuple[str, int], RunningServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    (host, port), running = server
+    for _ in range(2):
+        answer = httpx.post(f"http://{host}:{port}/v1/completions", json={"prompt": "Hello"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "This port speaks HTTPS. Begin the URL with https://."
+    wait_until(lambda: running.connections.num_open == 0)
+    assert running.connections.refused[Refusal.HANDSHAKE] == 2
+    assert [line for line in caplog.messages if "https://" in line] == [
+        "127.0.0.1 sent HTTP to this port, which speaks HTTPS: its URL must begin with https://"
+    ]
+
+
 def test_a_broken_handshake_leaves_nothing_open(server: tuple[tuple[str, int], RunningServer]) -> None:
     address, running = server
     for _ in range(5):
         with socket.create_connection(address, TIMEOUT_SECONDS) as client:
-            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            client.sendall(b"\x16\x03\x01\x00\x05hello")
             while client.recv(1024):
                 pass
     assert ask(address) == b"HTTP/1.1 200"
@@ -78,6 +96,6 @@ def test_a_certificate_outside_of_its_dates_is_a_warning_at_the_start(
 ) -> None:
     options = ServerOptions(tls_certificate=certificates[kind], tls_key=certificates[kind])
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        listen(options, sock, lambda: None)
+        listen(Config("demo", options), sock, lambda: None)
     expected = f"Clients will refuse --tls-certificate '{certificates[kind]}': {reason}."
     assert caplog.messages == ([expected] if reason else [])

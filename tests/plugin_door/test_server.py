@@ -1,7 +1,6 @@
 """What plug-ins add to a server, and what happens if they fail."""
 
 import logging
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,10 +10,13 @@ from starlette.routing import BaseRoute, Route
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import RequestRecord
+from oaiserve.http.keys import KeySource
 from oaiserve.plugin import Plugin, engine_of
+from oaiserve.plugin_loading import streams_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.records import record_at
 from tests.routes.doubles import FakeEngine, FakeTelemetry
@@ -85,10 +87,19 @@ def test_a_lifespan_that_fails_is_named_in_the_log_and_the_server_goes_on(
     assert [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR] == logged
 
 
-def test_stored_keys_without_their_plugin_stop_the_start() -> None:
-    server = ServerOptions(stored_keys=True, response_store=Path("store"))
-    with pytest.raises(StartupError, match="--stored-keys needs the plug-in 'keys'"):
-        create_app(Config("demo", server), FakeEngine(), FakeTelemetry(), plugins=[])  # type: ignore[arg-type]
+class LocksOptions:
+    needs_key = True
+
+
+def no_keys(config: Config) -> KeySource:
+    raise ValueError("no keys")
+
+
+def test_a_plugin_that_requires_keys_and_cannot_bring_them_stops_the_start() -> None:
+    plugin = Plugin(name="locks", options={"Locks": LocksOptions}, keys=no_keys)
+    config = Config("demo", of_plugins=(LocksOptions(),))
+    with pytest.raises(StartupError, match="Clients need an API key, but no plug-in brought the keys"):
+        create_app(config, FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
 
 
 def test_routes_that_cannot_be_made_are_named_in_the_log_and_those_of_other_plugins_answer(
@@ -101,6 +112,32 @@ def test_routes_that_cannot_be_made_are_named_in_the_log_and_those_of_other_plug
     with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)) as url:  # type: ignore[arg-type]
         assert httpx.get(f"{url}/v1/length").status_code == 200
     assert "Plug-in 'broken' could not make its routes, and has none" in caplog.messages
+
+
+class NamedStreams(LoopStreams):
+    """Streams of a plug-in."""
+
+
+def broken_streams(config: Config) -> None:
+    raise ValueError("no streams")
+
+
+def test_streams_that_cannot_be_made_are_named_in_the_log_and_those_of_another_plugin_are_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plugins = [
+        Plugin(name="broken", streams=broken_streams),
+        Plugin(name="none", streams=lambda config: None),
+        Plugin(name="named", streams=lambda config: NamedStreams),
+    ]
+    assert streams_of(plugins, Config("demo")) is NamedStreams
+    assert "Plug-in 'broken' could not make its streams, and has none" in caplog.messages
+
+
+def test_two_plugins_with_streams_stop_the_start() -> None:
+    plugins = [Plugin(name=name, streams=lambda config: NamedStreams) for name in ("first", "second")]
+    with pytest.raises(StartupError, match="'first' and 'second' both bring streams of requests. Turn one off"):
+        streams_of(plugins, Config("demo"))
 
 
 def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is_named_and_counted(
@@ -131,4 +168,4 @@ def test_the_plugins_of_oaiserve_show_their_metrics() -> None:
     with run_server(create_app(Config("demo"), FakeEngine(), telemetry)):  # type: ignore[arg-type]
         numbers = {name: read() for name, read in telemetry.shown.items()}
 
-    assert numbers.keys() == {metric.name for metric in plugin_metrics()}
+    assert numbers.keys() | telemetry.histograms.keys() == {metric.name for metric in plugin_metrics()}

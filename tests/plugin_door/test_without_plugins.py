@@ -8,24 +8,10 @@ from pathlib import Path
 import pytest
 
 from oaiserve.plugin_loading import OURS, OWN_SOURCE, load
-from tests.missing_plugins import TOGETHER
+from tests.missing_plugins import TOGETHER, tree_without
 from tests.plugin_door.imports import imports_of
 
 ROOT = Path(__file__).parents[2]
-
-
-def tree_without(folder: Path, *parts: str) -> Path:
-    """Return a copy of oaiserve, of links, in which a folder is missing."""
-    package = folder / "oaiserve"
-    source = ROOT / "oaiserve"
-    for part in parts:
-        package.mkdir()
-        for entry in source.iterdir():
-            if entry.name != part:
-                (package / entry.name).symlink_to(entry)
-        package /= part
-        source /= part
-    return folder
 
 
 @pytest.mark.parametrize("parts", [("plugins",), *(("plugins", name) for name in OURS)], ids="/".join)

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from oaiserve.engine.text.builtin_templates import NAMES, template_file
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
 from oaiserve.engine.text.special_tokens import SpecialTexts, control_tokens
 from oaiserve.engine.text.template_text import by_template, plain
@@ -234,7 +236,7 @@ def test_each_template_renders_each_request(llama_cpp: Path) -> None:
     paths = sorted((llama_cpp / "models/templates").glob("*.jinja"))
     assert len(paths) >= 70
     faults = []
-    for path in paths:
+    for path in (*paths, *(template_file(Path(name)) for name in NAMES)):
         template, dialect = loaded(path)
         for request, (body, texts) in REQUESTS.items():
             try:
@@ -249,6 +251,40 @@ def test_each_template_renders_each_request(llama_cpp: Path) -> None:
             faults += [f"{path.stem}, {request}: repeats {text!r}" for text in texts if prompt.count(text) > 1]
             faults += [f"{path.stem}, {request}: has {each!r}" for each in NOTATION.findall(prompt)]
     assert "\n".join(faults) == ""
+
+
+# Built-in templates with the real ones that they stand for, and what only these write for a conversation of plain text.
+BUILT_IN = {
+    "gemma": ("google-gemma-2-2b-it", ""),
+    "granite": ("ibm-granite-granite-3.3-2B-Instruct", ""),
+    "llama3": (
+        "meta-llama-Llama-3.2-3B-Instruct",
+        "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
+    ),
+    "mistral-nemo": ("mistralai-Mistral-Nemo-Instruct-2407", ""),
+    "mistral-small": ("Mistral-Small-3.2-24B-Instruct-2506", ""),
+    "phi3": ("microsoft-Phi-3.5-mini-instruct", ""),
+    "qwen": ("Qwen-Qwen2.5-7B-Instruct", ""),
+    "qwen3": ("Qwen-Qwen3-0.6B", ""),
+    "deepseek": ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "<think>\n"),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_template_writes_what_transformers_writes_with_the_real_one(name: str, llama_cpp: Path) -> None:
+    file, only_there = BUILT_IN[name]
+    real = (llama_cpp / f"models/templates/{file}.jinja").read_text()
+    built_in = template_file(Path(name)).read_text()
+    turns = [SYSTEM, USER, SAID, AGAIN]
+    conversations = [turns] if name != "gemma" else []  # The real one rejects systems, unlike Gemma 3's.
+    conversations += [turns[1:], [USER]] if name not in ("granite", "mistral-small", "llama3") else []
+    for messages in conversations:
+        variables = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "26 Jul 2024"}
+        ours, theirs = (
+            render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **variables)[0][0]
+            for source in (built_in, real)
+        )
+        assert ours == theirs.replace(only_there, "")
 
 
 def test_each_template_shows_its_dialect(llama_cpp: Path) -> None:

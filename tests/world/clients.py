@@ -40,7 +40,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "whole": (COMPLETIONS, {"prompt": LONG + "d", "max_tokens": 40, "seed": 9}),
     "whole chat": (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 30, "seed": 10}),
 }
-UNDONE = ("response", "short", "unstored")  # without [DONE]
 _cached = re.compile(rb'"(cached|cache_write)_tokens":\d+')
 _signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)
@@ -172,7 +171,7 @@ class Judge:
             return ""
         rest = events.get(-1, [])
         errors = [number for number, event in enumerate(rest) if b'"error":{' in event or b"response.failed" in event]
-        is_ended = answer.is_complete and errors and body.endswith((b"data: [DONE]\n\n", b"}\n\n")[case in UNDONE])
+        is_ended = answer.is_complete and errors and body.endswith(b"data: [DONE]\n\n")
         if errors:
             del rest[errors[0] :]
         if not any(_begins(events, reference) for reference in references):

@@ -23,7 +23,7 @@ import pytest
 
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
-from oaiserve.wire import upstream
+from oaiserve.plugins.gateway import upstream
 from tests.clocks import put_on_clock
 
 START_SECONDS = 1000.0

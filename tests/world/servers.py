@@ -23,7 +23,8 @@ from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.requests.commands import Command
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Masks, Step, StepResult
-from oaiserve.facts.record import HostPart, RequestRecord
+from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.step_record import HostPart
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.plugin_loading import own_plugins
@@ -33,7 +34,7 @@ from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.storage import store as store_module
-from oaiserve.storage.store import StoreLimits
+from oaiserve.storage.store_options import StoreLimits
 from oaiserve.wire.address import Address
 from tests.databases import opened_databases
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
@@ -51,7 +52,7 @@ _GRAMMARS = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_tok
 _E_ACUTE = TOKENIZER.backend.token_to_id("Ã"), TOKENIZER.backend.token_to_id("©")  # the two bytes of é
 _MASK = (1 << 64) - 1
 # A machine that keeps no thread waiting.
-_MACHINE: Any = SimpleNamespace(num_threads=1, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
+_MACHINE: Any = SimpleNamespace(num_threads=1, parallelism=1.0, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
 
 
 def _mixed(before: int, number: int) -> int:
@@ -379,7 +380,7 @@ class Replica(Host):
             grammars=_GRAMMARS,
             tokenize_workers=0,
             drafts="off",
-            hang_seconds=8,
+            watchdog_seconds=8,
             **options,
         )
         self.fails = False

@@ -3,11 +3,6 @@
 import pytest
 
 from oaiserve.wire.continuation import Piece, StreamSplitter
-from tests.missing_plugins import TOGETHER, reason_to_skip
-
-if reason := reason_to_skip(TOGETHER["world"]):
-    pytest.skip(reason, allow_module_level=True)
-
 from tests.world.hour import live
 
 
