@@ -264,11 +264,13 @@ class Engine:
         """Return whether a report has been asked for. From then on requests should have `prefix_keys`."""
         return self._reports.is_asked
 
-    def open_requests(self, epoch_offset_ns: int) -> dict[str, OpenRow]:
-        """Return the newest open requests by id, newest first. It may take milliseconds.
+    def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
+        """Return the newest open requests by id, newest first, or only that with this id. It may take milliseconds.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock."""
         rows = OpenRows(self._loop.arriving, self._loop.requests, self._loop.causes, self._clock_ns)
+        if request_id is not None:
+            return rows.one(request_id, epoch_offset_ns)
         return rows.newest(MOST_SHOWN, epoch_offset_ns)
 
     def take_steps(self) -> list[StepRecord]:

@@ -18,10 +18,12 @@ from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.door.middleware import json_response
-from oaiserve.routes.open_requests import open_requests
+from oaiserve.routes.open_requests import open_request, open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.report import ROUTER_HEADER, Report
+
+_WRITING_SECONDS = 2.0  # the longest wait for the accounts of requests that have ended
 
 closed_route = closed(f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard.")
 
@@ -100,8 +102,11 @@ async def recent_request(request: Request) -> Response:
     serving = serving_of(request)
 
     def find() -> dict[str, Any] | OpenRow | None:
-        opened = (row for row in open_requests(serving) if row.request_id == request_id)
-        return next(opened, None) or serving.telemetry.recent.get(request_id)
+        recent = serving.telemetry.recent
+        if (found := open_request(serving, request_id) or recent.get(request_id)) is None:
+            serving.telemetry.wait_for_queued(_WRITING_SECONDS)  # It may have ended just now.
+            found = recent.get(request_id)
+        return found
 
     entry = await run_in_threadpool(find)
     if entry is None:

@@ -29,6 +29,18 @@ def open_requests(serving: Serving) -> list[OpenRow]:
     return sorted([*in_engine.values(), *rows], key=lambda row: -row.received_unix_ns)
 
 
+def open_request(serving: Serving, request_id: str) -> OpenRow | None:
+    """Return the open request with this id, if there is one, however many are newer. Call it in a worker thread."""
+    exchanges = serving.exchanges.copy().values()
+    named = (each for each in exchanges if each.request_id == request_id and each.received_ns is not None)
+    exchange = next(named, None)
+    if exchange is None:
+        return None
+    if exchange.engine_id is not None and (rows := serving.telemetry.recent.open(exchange.engine_id)):
+        return rows[exchange.engine_id]
+    return _row(serving, exchange, time.time_ns() - monotonic_ns())
+
+
 def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
     model = serving.name_of(exchange.adapter)
     origin = Origin(exchange.request_id, exchange.operation, exchange.http_route, model, client=exchange.key_name)

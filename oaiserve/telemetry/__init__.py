@@ -117,6 +117,10 @@ class Telemetry:
             record.account.prompts = []  # Many records may be waiting.
         self._recorder.record(record)
 
+    def wait_for_queued(self, timeout_seconds: float) -> None:
+        """Wait until the records that are queued now are in `recent` and in metrics, or the timeout comes."""
+        self._recorder.wait_for_queued(timeout_seconds)
+
     def is_sampled(self, trace: TraceContext) -> bool:
         return self._tracing is not None and self._tracing.is_sampled(trace)
 

@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
-from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import EpochOffset, monotonic_ns
@@ -27,6 +26,7 @@ from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
+from oaiserve.telemetry.recent import OpenRequests, no_open_requests
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -54,8 +54,9 @@ class Measured:
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
-    # Returns them by id, newest first. Its argument is the wall clock minus the monotonic clock.
-    open_requests: Callable[[int], dict[str, OpenRow]] = lambda epoch_offset_ns: {}
+    # Returns the newest by id, newest first, or only that with an id. The other argument is the wall clock minus the
+    # monotonic clock.
+    open_requests: OpenRequests = no_open_requests
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
     targets: Targets = field(default_factory=Targets)  # for judging requests
 

@@ -34,7 +34,10 @@ Entry = dict[str, Any]
 Entries = list[Entry]
 
 
-def _none(epoch_offset_ns: int) -> dict[str, OpenRow]:
+OpenRequests = Callable[[int, str | None], dict[str, OpenRow]]
+
+
+def no_open_requests(epoch_offset_ns: int, engine_id: str | None) -> dict[str, OpenRow]:
     return {}
 
 
@@ -55,7 +58,7 @@ class RecentRequests:
         self,
         size: int,
         epoch_offset_ns: EpochOffset,
-        open_requests: Callable[[int], dict[str, OpenRow]] = _none,
+        open_requests: OpenRequests = no_open_requests,
         targets: Targets | None = None,
     ) -> None:
         self._open_requests = open_requests
@@ -127,9 +130,9 @@ class RecentRequests:
             items = [item for _, item in sorted(reached, key=itemgetter(0), reverse=True)]
         return [self._row(item) if rows else self._entry(item) for item in items[:limit]]
 
-    def open(self) -> dict[str, OpenRow]:
-        """Return the newest open requests by the engine's ids, newest first."""
-        return self._open_requests(self._epoch_offset_ns())
+    def open(self, engine_id: str | None = None) -> dict[str, OpenRow]:
+        """Return the newest open requests by the engine's ids, newest first, or only that with this id."""
+        return self._open_requests(self._epoch_offset_ns(), engine_id)
 
     def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:

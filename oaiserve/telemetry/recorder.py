@@ -59,7 +59,7 @@ class Recorder:
         self._batch_seconds = batch_seconds
         self._tick_seconds = tick_seconds
         self._clock_ns = clock_ns
-        self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
+        self._queue: SimpleQueue[RequestRecord | Event | None] = SimpleQueue()  # an event is set in its turn
         self._urgent = Event()  # set by close, so that the thread does not wait for batches
         self._logged_ns: dict[str, int] = {}
         self._thread = Thread(target=self._run, name="telemetry", daemon=True)
@@ -72,6 +72,12 @@ class Recorder:
         else:
             self._count_error("queue")
 
+    def wait_for_queued(self, timeout_seconds: float) -> None:
+        """Wait until the records that are queued now have been passed on, or the timeout comes."""
+        passed = Event()
+        self._queue.put(passed)
+        passed.wait(timeout_seconds)
+
     def close(self, timeout_seconds: float) -> bool:
         """Pass the queued records to the consumers, and accept no later ones. Return False if the timeout comes
         first."""
@@ -82,7 +88,7 @@ class Recorder:
 
     def _run(self) -> None:
         """Pass one batch of records after the other to the consumers, until the recorder is closed."""
-        item: RequestRecord | None
+        item: RequestRecord | Event | None
         is_closed = False
         while not is_closed:
             with suppress(Empty):
@@ -90,13 +96,19 @@ class Recorder:
                 if item is not None:
                     self._urgent.wait(self._batch_seconds)
                 while item is not None:
-                    for name, consumer in self._consumers.items():
-                        self._call(name, partial(consumer, item), f"on request {item.request_id}")
-                    if self._queue.qsize() < YIELD_MAX_QUEUED:
-                        self._urgent.wait(YIELD_SECONDS)
+                    if isinstance(item, Event):
+                        item.set()
+                    else:
+                        self._pass_on(item)
                     item = self._queue.get_nowait()
                 is_closed = True
             self._call("tick", self._tick, "at the end of a batch")
+
+    def _pass_on(self, record: RequestRecord) -> None:
+        for name, consumer in self._consumers.items():
+            self._call(name, partial(consumer, record), f"on request {record.request_id}")
+        if self._queue.qsize() < YIELD_MAX_QUEUED:
+            self._urgent.wait(YIELD_SECONDS)
 
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.

@@ -40,6 +40,8 @@ def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_p
             engine.submit(request(f"next{computed}"), inbox)  # during a step, so the engine thread has not taken it
             assert row_of(engine, f"next{computed}").phase == "tokenize_wait"
             assert next(iter(engine.open_requests(0))) == f"next{computed}"  # newest first
+            assert [*engine.open_requests(0, "r")] == ["r"]
+            assert engine.open_requests(0, "another") == {}
             engine.abort(f"next{computed}")
             runner.permit()
         assert (row.request_id, row.operation, row.route, row.model, row.client) == (

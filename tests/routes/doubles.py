@@ -386,6 +386,9 @@ class FakeTelemetry:
         self.recent.add(record)
         self.records.put(record)
 
+    def wait_for_queued(self, timeout_seconds: float) -> None:
+        pass
+
     def next_record(self) -> RequestRecord:
         return self.records.get(timeout=60)
 

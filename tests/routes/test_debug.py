@@ -11,19 +11,22 @@ import httpx
 import msgspec
 import pytest
 
+from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.request import Usage
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.open_requests import open_requests
+from oaiserve.routes.open_requests import open_request, open_requests
+from oaiserve.telemetry import Measured, Telemetry
 from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
-from tests.routes.doubles import finished
-from tests.serving import Served, serving
+from tests.routes.doubles import FakeEngine, finished
+from tests.serving import Served, running_server, serving
 
 RECORD = record_at(
     *(0, 1, 2, 10, 110, 160, 310, 400), account=EngineAccount(first_step=5, num_steps=10), finish_reasons=("stop",)
@@ -93,12 +96,9 @@ OPEN = OpenRow.of(
 )
 
 
-def test_open_requests_are_in_the_list_and_have_an_account_so_far(
-    some: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(some.telemetry.recent, "_open_requests", lambda epoch_offset_ns: {"of the engine": OPEN})
+def test_open_requests_are_in_the_list(some: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(some.telemetry.recent, "_open_requests", lambda *_: {"of the engine": OPEN})
     shown = msgspec.to_builtins(OPEN)
-    assert some.http.get("/debug/requests/req-9").json() == shown
     for query, is_shown in {
         "": True,
         "client=": True,
@@ -138,6 +138,9 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
 
     def look() -> None:
         looks.append(httpx.get(f"{served.url}/debug/requests").json()["open"])
+        if looks[-1]:
+            alone = httpx.get(f"{served.url}/debug/requests/slow").json()
+            assert (alone["request_id"], alone["phase"]) == ("slow", "receive")
 
     def body() -> Iterator[bytes]:
         yield b'{"model": "org/demo", '
@@ -156,7 +159,7 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
 
 
 def serving_with(in_engine: dict[str, OpenRow], exchanges: dict[str, Exchange]) -> Any:
-    recent = SimpleNamespace(open=lambda: in_engine)
+    recent = SimpleNamespace(open=lambda engine_id=None: in_engine if engine_id in (None, *in_engine) else {})
     telemetry = SimpleNamespace(recent=recent)
     return SimpleNamespace(telemetry=telemetry, exchanges=exchanges, name_of=lambda adapter: "demo")
 
@@ -169,6 +172,9 @@ def test_only_the_newest_requests_outside_the_engine_are_listed() -> None:
     exchanges = {str(number): received(str(number), number) for number in range(1, 3 * MOST_SHOWN)}
     rows = open_requests(serving_with({}, exchanges))
     assert [row.request_id for row in rows] == [*reversed(exchanges)][:MOST_SHOWN]
+    oldest = open_request(serving_with({}, exchanges), "1")
+    assert oldest is not None
+    assert oldest.request_id == "1"
 
 
 def test_answer_being_written_is_open_and_requests_of_the_engine_are_listed_once() -> None:
@@ -189,10 +195,26 @@ def test_answer_being_written_is_open_and_requests_of_the_engine_are_listed_once
     writing = rows["writing"]
     assert (writing.prompt_tokens, writing.cached_tokens, writing.computed_prompt_tokens) == (7, 4, 7)
     assert writing.completion_tokens == 2
+    assert open_request(serving_with({"e1": in_engine}, exchanges), "running") is in_engine
+    for name in ("writing", "ending"):
+        found = open_request(serving_with({"e1": in_engine}, exchanges), name)
+        assert found is not None
+        assert found.request_id == name
+    assert open_request(serving_with({"e1": in_engine}, exchanges), "nobody") is None
 
 
 def test_a_request_is_found_by_its_trace_as_exemplars_have_that(some: Served) -> None:
     assert some.http.get(f"/debug/requests/{0xDEF0 << 112:032x}").json()["request_id"] == "job-2"
+
+
+def test_a_request_that_has_ended_is_found_before_its_account_is_written() -> None:
+    config = Config("org/demo")
+    telemetry = Telemetry(Measured("org/demo", "", EngineNumbers), recent_requests=8, environ={})
+    with running_server(create_app(config, FakeEngine(), telemetry), config.server) as (url, _):
+        for name in ("first", "second", "third"):
+            body = {"model": "org/demo", "prompt": "a", "max_tokens": 1}
+            httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": name}).raise_for_status()
+            assert httpx.get(f"{url}/debug/requests/{name}").json()["request_id"] == name
 
 
 def test_an_unknown_id_is_a_404_which_says_how_many_are_kept(some: Served) -> None:

@@ -54,6 +54,16 @@ def test_failures_are_logged_once_a_minute(make_record, caplog: pytest.LogCaptur
     assert ["req-0" in line or "req-3" in line for line in caplog.messages] == [True, True]
 
 
+def test_queued_records_can_be_waited_for(make_record) -> None:
+    seen = []
+    recorder = Recorder({"seen": seen.append}, [].append, batch_seconds=0.001)
+    recorder.record(make_record(request_id="r"))
+    recorder.wait_for_queued(60)
+    assert [record.request_id for record in seen] == ["r"]
+    assert recorder.close(5)
+    recorder.wait_for_queued(0)  # Nothing sets its event any more.
+
+
 def test_close_returns_false_if_the_timeout_was_too_short(make_record) -> None:
     release = Event()
     recorder = Recorder({"slow": lambda record: release.wait(60)}, [].append)

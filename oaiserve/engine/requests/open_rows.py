@@ -27,11 +27,18 @@ class OpenRows:
 
     def newest(self, most: int, epoch_offset_ns: int) -> dict[str, OpenRow]:
         """Return the rows of the newest requests by id, newest first. It may take milliseconds."""
+        newest = dict(islice(reversed(self._all().items()), most))
+        return {request_id: self._row(each, epoch_offset_ns) for request_id, each in newest.items()}
+
+    def one(self, request_id: str, epoch_offset_ns: int) -> dict[str, OpenRow]:
+        """Return the row of this request by its id, if it is open."""
+        found = self._all().get(request_id)
+        return {} if found is None else {request_id: self._row(found, epoch_offset_ns)}
+
+    def _all(self) -> dict[str, Submitted | OpenRequest]:
         arriving = self.arriving.copy()  # read first, because they become open requests
         open_now: dict[str, Submitted | OpenRequest] = {**self.requests.all()}
-        open_now |= {request_id: each for request_id, each in arriving.items() if request_id not in open_now}
-        newest = dict(islice(reversed(open_now.items()), most))
-        return {request_id: self._row(each, epoch_offset_ns) for request_id, each in newest.items()}
+        return open_now | {request_id: each for request_id, each in arriving.items() if request_id not in open_now}
 
     def _row(self, entry: Submitted | OpenRequest, epoch_offset_ns: int) -> OpenRow:
         origin = entry.request.origin

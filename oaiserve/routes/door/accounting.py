@@ -120,7 +120,6 @@ class Accounting:
         if times.received is None:  # The request was answered or cancelled before its body began.
             times.received = times.responded
         serving = serving_of(Request(scope))
-        serving.exchanges.pop(exchange.unique_id, None)
         address, port = scope.get("server") or (None, None)
         if exchange.use is not None:
             core_ns = exchange.account.core_ns
@@ -155,5 +154,6 @@ class Accounting:
             "adapted": exchange.adaptations.notes,
         }
         serving.telemetry.record(RequestRecord(**{**shared, **own}))
+        serving.exchanges.pop(exchange.unique_id, None)  # last, so that the request is found at any time
         # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
         scope.get("state", {}).pop("exchange", None)

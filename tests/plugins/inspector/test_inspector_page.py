@@ -97,7 +97,9 @@ def test_the_tokens_can_be_read_with_the_keyboard_alone(server: LiveServer, open
     page.keyboard.press("Enter")
     walk_to(page, ".token-list:last-child .flow")
     page.keyboard.press("End")
-    assert "after the token before it" in page.locator(".token-line").last.inner_text()
+    line = page.locator(".token-line").last.inner_text()
+    # A draft that came true is in one step with the token before it.
+    assert " after the token before it" in line or " in one step with the token before it" in line
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE, {"width": 390, "height": 844}])

@@ -22,6 +22,7 @@ from tests.plugins.responses.test_stored import BrokenStore
 from tests.routes.asking import RESPONSES, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
 from tests.serving import Serve, Served, running_server
+from tests.waiting import wait_until
 
 ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -290,7 +291,7 @@ def test_a_completion_window_needs_a_response_in_the_background(served: Served) 
 def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
     clock = Clock()
     runner = ScriptedRunner(gated=True, launching=lambda _: clock.move(1))
-    first, *others = (request(name, max_tokens=WAIT_SECONDS["soonest"] + 10) for name in ("first", "second", "third"))
+    first, *others = (request(name, max_tokens=WAIT_SECONDS["soonest"] + 500) for name in ("first", "second", "third"))
     engine = make_engine(runner, clock_ns=clock, max_running=1)
     inbox = Inbox()
     config = Config("org/demo", ServerOptions(drain_timeout_seconds=0))
@@ -303,9 +304,16 @@ def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
         runner.started.get(timeout=60)
         served = Served(url, engine, telemetry, http)
         response_id = begin(served, max_output_tokens=3)
+
+        def is_queued() -> bool:
+            runner.permit()
+            runner.started.get(timeout=60)
+            return any(row.phase == "queue" for row in engine.open_requests(0).values())
+
+        wait_until(is_queued)
         for other in others:
             engine.submit(other, inbox)
-        runner.permit(1_000)
+        runner.permit(10_000)
         assert followed(served, response_id)[-1]["type"] in ENDS
         inbox.wait_terminal("first", "second", "third")
     turns = dict.fromkeys(one[0] for step in runner.steps for one in step)

@@ -8,12 +8,10 @@ import { byId, count, duration, element, facts, indented, words } from "./show.j
 import { textOrRefusal } from "./sse.js";
 
 const EVERY_MS = 1000; // while it is open
-const MOST_GAPS = 5; // attempts between the end of the request and the writing of its account
 const path = location.pathname.split("/").at(-1); // still encoded
 const id = decoded(path);
 let json = "";
 let wasOpen = false;
-let gaps = 0;
 
 // Returns an encoded part of an address as text: as it is if its escapes are wrong, so that the server can refuse it.
 function decoded(text) {
@@ -31,7 +29,6 @@ export function requestId() {
 
 // Shows the request, or why there is none. Returns when to load it again, if it is open.
 function show({ json: found, refusal }) {
-  if (refusal && wasOpen && gaps++ < MOST_GAPS) return EVERY_MS;
   if (refusal) return byId("account").replaceChildren(missing(refusal));
   if (!wasOpen && found === json) return null; // the page has become visible again
   json = found;
