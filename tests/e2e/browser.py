@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 if TYPE_CHECKING:  # playwright need not be installed where there is no Chromium
-    from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize
 
 WAIT_MS = 120_000  # on a busy machine
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -51,6 +51,10 @@ def open_page(browser: Browser, shared_context: BrowserContext) -> Iterator[Open
     origins = set()
     problems = []
 
+    def note(line: ConsoleMessage) -> None:
+        if line.type in ("error", "warning"):
+            problems.append(f"{line.text} ({line.location['url']})")
+
     def open_page(
         url: str,
         viewport: ViewportSize = DESK,
@@ -71,7 +75,7 @@ def open_page(browser: Browser, shared_context: BrowserContext) -> Iterator[Open
         page.emulate_media(color_scheme=color_scheme)
         base = url.rpartition("/")[0]
         if not may_log:
-            page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+            page.on("console", note)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(base) else None)
         page.on("request", lambda sent: origins.add("/".join(sent.url.split("/")[:3])))

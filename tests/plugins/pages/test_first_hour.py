@@ -127,6 +127,7 @@ def test_an_answer_behind_a_gateway_survives_its_killed_server(open_page: OpenPa
         body["messages"] = [{"role": "user", "content": LONG}]
         undisturbed = httpx.post(f"{idle.url}/v1/chat/completions", json=body, timeout=300).json()["choices"][0]
         assert chat["turns"][0]["answers"][0]["steps"][0]["message"]["content"] == undisturbed["message"]["content"]
+        page.close()  # It asks every two seconds whether the server is there.
 
 
 def is_busy(server: ServerProcess) -> bool:
@@ -154,6 +155,7 @@ def test_a_model_reads_the_colour_of_each_picture_also_after_a_reload(open_page:
             page.reload()
             page.wait_for_selector("#status[data-state=live]")
             assert page.locator(".asked img").count() == number
+        page.close()  # as above
 
 
 ANSWER = r"""
