@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +139,15 @@ def test_what_cannot_be_obeyed_is_refused_with_its_place(schema: Any, says: str)
     assert len(reason) < 500
 
 
-def test_definitions_that_double_at_each_level_are_refused_at_once() -> None:
+def test_definitions_that_double_at_each_level_are_refused() -> None:
     """If a schema has a reference and other keywords, the target is copied."""
     both = {"x": {"$ref": "", "type": "object"}, "y": {"$ref": "", "type": "object"}}
     definitions = {}
     for i in range(60):
         pair = {name: {**each, "$ref": f"#/$defs/d{i + 1}"} for name, each in both.items()}
         definitions[f"d{i}"] = {"type": "object", "properties": pair}
-    begin = time.monotonic()
+    # Copying all of them would take 2**60 steps.
     assert "joins more than" in refusal({"$ref": "#/$defs/d0", "$defs": {**definitions, "d60": {}}})
-    assert time.monotonic() - begin < 10  # not 2**60 steps
 
 
 def test_unions_that_are_not_joined_may_be_long() -> None:

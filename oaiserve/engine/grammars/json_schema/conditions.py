@@ -143,9 +143,9 @@ def _other_values(schema: dict[str, Any]) -> list[Any] | None:
     free = [kind for kind in TYPES if kind != "integer" and not any(is_of(value, {kind}) for value in values)]
     alternatives: list[Any] = [{"type": free}] if free else []
     if texts := {value for value in values if isinstance(value, str)}:
-        if sum(map(len, texts)) > MOST_CHARACTERS:
+        if sum(map(len, texts)) > MOST_CHARACTERS or len(pattern := _other_texts(texts)) > regexes.MOST_CHARACTERS:
             return None
-        alternatives.append({"type": "string", "pattern": _other_texts(texts)})
+        alternatives.append({"type": "string", "pattern": pattern})
     if numbers := sorted({value for value in values if is_number(value)}):
         if len(numbers) > MOST_EXCLUDED:
             return None
