@@ -127,7 +127,8 @@ class UploadForm:
             purpose = self._raw_purpose.decode(errors="replace").strip()
             self._given_purpose = next((one for one in GIVEN_PURPOSES if one == purpose), None)
             if self._given_purpose is None:
-                raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
+                *others, last = map(repr, GIVEN_PURPOSES)
+                raise invalid("purpose", f"must be {', '.join(others)} or {last}, got {show(purpose)}")
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:

@@ -39,6 +39,7 @@ LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=1000)
 AFTER_ID = Parameter("after_id", "The id after which the page begins.")
 BEFORE_ID = Parameter("before_id", "The id before which the page ends.")
 BETA = Parameter("beta", "Is ignored.")
+_OF_PROXIES = {"forwarded", "via", "x-real-ip"}
 
 
 class MessageRequest(msgspec.Struct):
@@ -65,7 +66,7 @@ class MessageCounts(msgspec.Struct):
 
 
 class MessageBatch(msgspec.Struct, kw_only=True):
-    """A batch of messages. `results_url` is a path on this server."""
+    """A batch of messages. Behind a proxy, `results_url` is a path on this server."""
 
     id: str
     type: Literal["message_batch"] = "message_batch"
@@ -137,7 +138,7 @@ async def create(request: Request) -> Response:
             await runner.store.add_batch(Owned(batch, request.state.owner), lines, content)
             await run_in_threadpool(content.close)  # This takes milliseconds for a large file.
     runner.added()
-    return json_response(_shown(batch), headers=adaptations.headers())
+    return json_response(_shown(request, batch), headers=adaptations.headers())
 
 
 @Operation(
@@ -158,21 +159,21 @@ async def list_batches(request: Request) -> Response:
     except NotFound:
         param = "after_id" if before is None else "before_id"
         raise invalid(param, f"there is no batch {show(query[param])}") from None
-    batches = [_shown(batch) for batch in (found[:limit] if before is None else found[-limit:])]
+    batches = [_shown(request, batch) for batch in (found[:limit] if before is None else found[-limit:])]
     first, last = (batches[0].id, batches[-1].id) if batches else (None, None)
     return json_response(MessageBatchPage(batches, first, last, len(found) > limit))
 
 
 @Operation(summary="A batch of messages.", group="Batches", answer=MessageBatch, errors=(NotFound,))
 async def retrieve(request: Request) -> Response:
-    return json_response(_shown(await _batch(request)))
+    return json_response(_shown(request, await _batch(request)))
 
 
 @Operation(summary="Cancel a batch of messages.", group="Batches", answer=MessageBatch, errors=(NotFound,))
 async def cancel(request: Request) -> Response:
     """Answer with the ended batch, which keeps the answers up to now."""
     await runner_of(request).cancel(Owned(await _batch(request), request.state.owner))
-    return json_response(_shown(await _batch(request)))
+    return json_response(_shown(request, await _batch(request)))
 
 
 @Operation(
@@ -239,7 +240,7 @@ async def _batch(request: Request) -> BatchObject:
     return batch
 
 
-def _shown(batch: BatchObject) -> MessageBatch:
+def _shown(request: Request, batch: BatchObject) -> MessageBatch:
     counts = batch.request_counts
     rest = counts.total - counts.completed - counts.failed
     has_ended = batch.ended_at is not None
@@ -257,8 +258,16 @@ def _shown(batch: BatchObject) -> MessageBatch:
         expires_at=_time(batch.expires_at),
         ended_at=_time(batch.ended_at),
         cancel_initiated_at=_time(batch.cancelling_at),
-        results_url=f"{PATH}/{batch.id}/results" if has_ended else None,
+        results_url=f"{_origin(request)}{PATH}/{batch.id}/results" if has_ended else None,
     )
+
+
+def _origin(request: Request) -> str:
+    """Return the scheme and host that the client uses for this server, or "" behind a proxy, which may have others."""
+    headers = request.headers
+    if "host" not in headers or any(name in _OF_PROXIES or name.startswith("x-forwarded-") for name in headers):
+        return ""
+    return f"{request.scope['scheme']}://{headers['host']}"
 
 
 def _time(seconds: int | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from io import BytesIO
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,8 +22,9 @@ from oaiserve.wire.surrogates import without_halves
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-GivenPurpose = Literal["batch", "vision", "user_data"]
-GIVEN_PURPOSES: tuple[GivenPurpose, ...] = ("batch", "vision", "user_data")
+# OpenAI has three names for files that prompts refer to, and clients differ in which one they send.
+GivenPurpose = Literal["assistants", "batch", "vision", "user_data"]
+GIVEN_PURPOSES: tuple[GivenPurpose, ...] = get_args(GivenPurpose)
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
 _MESSAGE_RESULTS = {EXPIRED[0]: "expired", CANCELLED[0]: "canceled"}  # by the codes of OpenAI's form
@@ -44,7 +45,7 @@ class FileObject(msgspec.Struct, kw_only=True):
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["batch", "batch_output", "vision", "user_data"]
+    purpose: GivenPurpose | Literal["batch_output"]
     status: str = "processed"
     object: str = "file"
 

@@ -59,7 +59,7 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     group="Batches",
     form=(
         Parameter("file", "Its content.", is_file=True),
-        Parameter("purpose", "`batch` for requests, `vision` or `user_data` for images.", allowed=GIVEN_PURPOSES),
+        Parameter("purpose", "`batch` for requests, any other for images and texts.", allowed=GIVEN_PURPOSES),
     ),
     answer=FileObject,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),

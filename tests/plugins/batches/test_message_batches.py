@@ -65,6 +65,21 @@ def test_a_batch_is_answered_in_the_background_and_anthropics_client_reads_it(se
     assert all(served.engine.submitted.get_nowait().is_background for _ in range(70))
 
 
+def test_the_url_of_the_results_is_absolute_unless_a_proxy_hides_the_address_that_the_client_uses(
+    served: Served, sdk: Anthropic
+) -> None:
+    # Vercel's AI SDK fetches the URL as it is. Anthropic's own clients would resolve a path.
+    batch = after_its_end(sdk, sdk.messages.batches.create(requests=requests(1)))
+    path = f"{PATH}/{batch.id}/results"
+    assert batch.results_url == f"{served.url}{path}"
+    assert served.http.get(batch.results_url).status_code == 200
+    newest = served.http.get(PATH).json()["data"][0]
+    assert newest["results_url"] == batch.results_url
+    for header in ("x-forwarded-for", "x-forwarded-proto", "forwarded", "via"):
+        proxied = served.http.get(f"{PATH}/{batch.id}", headers={header: "any"})
+        assert proxied.json()["results_url"] == path, header
+
+
 def test_a_request_that_is_refused_has_its_error_and_the_others_go_on(sdk: Anthropic) -> None:
     wrong = {"custom_id": "wrong", "params": params(temperature=-3)}
     batch = after_its_end(sdk, sdk.messages.batches.create(requests=[*requests(1), wrong]))

@@ -105,6 +105,15 @@ def test_a_part_of_any_type_is_stored_as_it_is(served: Served, kind: str) -> Non
     assert served.http.get(f"/v1/files/{answer.json()['id']}/content").content == nested
 
 
+@pytest.mark.parametrize("purpose", ["assistants", "user_data", "vision"])
+def test_a_file_for_prompts_may_have_any_of_openai_s_purposes_for_it(served: Served, purpose: str) -> None:
+    # Vercel's AI SDK uploads with "assistants" by default.
+    uploaded = served.http.post("/v1/files", data={"purpose": purpose}, files={"file": ("notes.txt", b"x")})
+    assert (uploaded.status_code, uploaded.json().get("purpose")) == (200, purpose)
+    listed = served.http.get("/v1/files", params={"purpose": purpose}).json()
+    assert uploaded.json()["id"] in [file["id"] for file in listed["data"]]
+
+
 @settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=300) | st.text("\r\n-b:", max_size=40).map(str.encode))
 def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
@@ -182,7 +191,7 @@ def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("head", "headers", "status", "reason"),
     [
-        (PURPOSE.replace(b"batch", b"evals") + b"--b\r\n", {}, 400, "must be 'batch', 'vision' or 'user_data'"),
+        (PURPOSE.replace(b"batch", b"evals") + b"--b\r\n", {}, 400, "'assistants', 'batch', 'vision' or 'user_data'"),
         (PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff\xfe{\0', {}, 400, "in UTF-8"),
         (b"", {"content-length": f"{65 * 2**20}"}, 413, "too large"),
         (b"", {"content-type": "application/json"}, 400, "must be multipart/form-data"),
