@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.clients import environments
 from tools.clients.clients import CLIENTS, SCRIPTS
 from tools.clients.environments import is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
@@ -28,10 +29,13 @@ WRITTEN = {  # by a user, and in a script
 HELPERS = {
     "features.py",
     "subjects.py",
+    "langchain_standard.py",
     "langchain_standard_tests.py",
+    "langchain_anthropic_standard_tests.py",
     "standard_tests.py",
     "features.mjs",
     "ai_sdk.mjs",
+    "ai_sdk_cases.mjs",
     "session_tools.py",
 }
 
@@ -108,6 +112,19 @@ def _bare(code: str) -> str:
 def test_versions_are_pinned(name: str, pinned: Any) -> None:
     assert is_pinned(name, pinned)
     assert re.fullmatch(r"\d+(\.\d+)+", version(name, pinned))
+
+
+@pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if client.is_javascript])
+def test_clients_run_with_the_node_that_they_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    client = CLIENTS[name]
+    pins = environments.pins_file(name, client).read_text()
+    (tmp_path / name).mkdir()
+    (tmp_path / name / ".installed").write_text(pins)
+    program, script = environments.command(name, client)
+    assert Path(script).exists()
+    brought = tmp_path / name / "node_modules/.bin/node"
+    assert program == (brought if "node" in json.loads(pins)["dependencies"] else "node")
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("use_*.py")), ids=lambda path: path.stem)

@@ -31,6 +31,10 @@ class Client:
         return self.script.endswith(".mjs")
 
     @property
+    def brings_node(self) -> bool:
+        return NODE in self.packages
+
+    @property
     def setup(self) -> str:
         if self.written:
             return self.written
@@ -43,17 +47,31 @@ import openai
 
 client = openai.OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")"""
 
+OPENAI_JS_SETUP = """\
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });"""
+
+# This package installs the program node, which then runs the client. That of the machine may be too old.
+NODE = "node@22"
+NEEDS_NODE = "It needs node 22, which its environment takes from npm's package `node`."
+
 CLIENTS = {
     "openai-3": Client("openai (Python)", ("openai",), "use_openai.py", OPENAI_SETUP),
     "openai-2": Client("openai 2 (Python)", ("openai<3",), "use_openai.py", OPENAI_SETUP),
     "openai-1": Client("openai 1 (Python)", ("openai<2",), "use_openai.py", OPENAI_SETUP),
     "openai-js": Client(
         "openai (JavaScript)",
-        ("openai", "zod"),
+        ("openai@>=7", "zod", NODE),
         "use_openai.mjs",
-        """\
-import OpenAI from "openai";
-const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });""",
+        OPENAI_JS_SETUP,
+        language="js",
+        note=NEEDS_NODE,
+    ),
+    "openai-js-6": Client(
+        "openai 6 (JavaScript)",
+        ("openai@6", "zod"),
+        "use_openai.mjs",
+        OPENAI_JS_SETUP,
         language="js",
     ),
     "anthropic": Client(
@@ -88,6 +106,15 @@ embedder = OpenAIEmbeddings(
         note="With `use_responses_api=True` it uses `/v1/responses`. Without `check_embedding_ctx_length=False` it "
         "sends token ids of OpenAI's models. Some of its standard tests need a better model.",
     ),
+    "langchain-anthropic": Client(
+        "LangChain, ChatAnthropic",
+        ("langchain-anthropic", "langchain", "langchain-tests"),
+        "use_langchain_anthropic.py",
+        """\
+from langchain_anthropic import ChatAnthropic
+
+model = ChatAnthropic(model="demo", base_url="http://127.0.0.1:8000", api_key="none")""",
+    ),
     "pydantic-ai": Client(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]",),
@@ -117,7 +144,7 @@ set_tracing_disabled(True)""",
     ),
     "ai-sdk-openai": Client(
         "Vercel's ai, @ai-sdk/openai",
-        ("@ai-sdk/openai", "ai", "zod"),
+        ("@ai-sdk/openai@>=4", "ai@>=7", "zod", NODE),
         "use_ai_sdk_openai.mjs",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
@@ -126,20 +153,34 @@ const model = openai("demo");
 const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
+        note=NEEDS_NODE,
     ),
     "ai-sdk-openai-compatible": Client(
         "Vercel's ai, @ai-sdk/openai-compatible",
-        ("@ai-sdk/openai-compatible", "ai", "zod"),
+        ("@ai-sdk/openai-compatible@>=3", "ai@>=7", "zod", NODE),
         "use_ai_sdk_openai_compatible.mjs",
         """\
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 const local = createOpenAICompatible({
-  name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
+  name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none",
+  supportsStructuredOutputs: true, includeUsage: true,
 });
 const model = local("demo");
 const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
+        note=f"{NEEDS_NODE} Without `includeUsage`, streams have no counts of tokens.",
+    ),
+    "ai-sdk-anthropic": Client(
+        "Vercel's ai, @ai-sdk/anthropic",
+        ("@ai-sdk/anthropic@>=4", "ai@>=7", "zod", NODE),
+        "use_ai_sdk_anthropic.mjs",
+        """\
+import { createAnthropic } from "@ai-sdk/anthropic";
+const anthropic = createAnthropic({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
+const model = anthropic("demo");""",
+        language="js",
+        note=NEEDS_NODE,
     ),
     "huggingface-hub": Client(
         "huggingface_hub",

@@ -34,7 +34,7 @@ def command(name: str, client: Client) -> list[str | Path]:
         return [folder / "bin/python", SCRIPTS / client.script]
     for script in SCRIPTS.glob("*.mjs"):  # node looks for packages next to the script
         shutil.copy(script, folder)
-    return ["node", folder / client.script]
+    return [folder / "node_modules/.bin/node" if client.brings_node else "node", folder / client.script]
 
 
 def installed(name: str, client: Client | Agent) -> Path:
@@ -93,7 +93,7 @@ def version(name: str, client: Client | Agent) -> str:
     """Return the pinned version of the client's first package."""
     if client.made_by is not None:
         return client.packages[0].partition("==")[2]
-    package = re.split(r"[<\[]", client.packages[0])[0]
+    package = re.split(r"(?!^)[<\[@]", client.packages[0])[0]  # an @ at the start belongs to a package's name
     pins = pins_file(name, client).read_text()
     if client.is_javascript:
         pinned_version: str = json.loads(pins)["dependencies"][package]

@@ -25,6 +25,7 @@ FEATURES = {
     "embeddings": "vectors, which equal the server's plain numbers",
     "load": "a load generator's run, without errors or missing tokens",
     "standard": "the client's standard tests",
+    "documented": "what else its documentation shows: settings, steps, errors, options of its providers",
     "loglikelihood": "log-probabilities, which equal transformers' to 0.001 in float32",
 }
 RUN_HERE = "<!-- not run: `make clients` -->"  # above a snippet, for the test that runs the docs' snippets

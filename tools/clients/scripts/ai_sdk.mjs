@@ -1,13 +1,14 @@
-// The examples for Vercel's ai package, with the models of either of its providers. One asks responses.
+// The examples for Vercel's ai package, with the models of its providers. One asks responses, and one has no
+// embeddings. `documented` are a provider's further cases.
 
 import assert from "node:assert/strict";
-import { Output, embedMany, generateText, stepCountIs, streamText, tool } from "ai";
+import { Output, embedMany, generateText, isStepCount, streamText, tool } from "ai";
 import { z } from "zod";
 import {
   QUESTION, TEXTS, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, checkVectors, run,
 } from "./features.mjs";
 
-export async function tryModels(model, embedder, asksResponses) {
+export async function tryModels(model, embedder, asksResponses, documented) {
   const base = { model, temperature: 0, maxOutputTokens: 200, maxRetries: 0 };
   const calls = [];
   const weather = tool({
@@ -15,7 +16,7 @@ export async function tryModels(model, embedder, asksResponses) {
     inputSchema: z.object({ city: z.string(), unit: z.enum(UNITS) }),
     execute: async (input) => (calls.push(input), `It is 18 degrees ${input.unit} in ${input.city}.`),
   });
-  const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: stepCountIs(3) };
+  const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: isStepCount(3) };
   const forcedFirst = ({ stepNumber }) =>
     stepNumber === 0 ? { toolChoice: { type: "tool", toolName: "weather" } } : { toolChoice: "auto" };
 
@@ -42,7 +43,7 @@ export async function tryModels(model, embedder, asksResponses) {
     calls.length = 0;
     const deltas = [];
     const result = streamText({ ...asked, prepareStep: forcedFirst });
-    for await (const part of result.fullStream) {
+    for await (const part of result.stream) {
       if (part.type === "error") throw part.error;
       if (part.type === "tool-input-delta") deltas.push(part);
     }
@@ -77,6 +78,6 @@ export async function tryModels(model, embedder, asksResponses) {
     await checkVectors((await embedMany({ model: embedder, values: TEXTS, maxRetries: 0 })).embeddings);
   }
 
-  const examples = [text, stream, tools, tools_streamed, auto, structured, embeddings];
-  await run(...examples, ...(asksResponses ? [responses] : []));
+  const examples = [text, stream, tools, tools_streamed, auto, structured];
+  await run(...examples, ...(asksResponses ? [responses] : []), ...(embedder ? [embeddings] : []), documented);
 }
