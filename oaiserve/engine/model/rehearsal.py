@@ -6,6 +6,7 @@ largest step takes, and they compile kernels. They overwrite blocks, so no reque
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequenced
 from dataclasses import replace
 from itertools import product
 
@@ -38,15 +39,19 @@ def prompt_of(ids: list[int], block_size: int, *, start: int = 0) -> Step:
     return Step([Chunk(sequence, start, len(ids) - start)])
 
 
-def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) -> tuple[Step, Step]:
+def prompts_and_decodes(
+    lengths: list[int], vocab_size: int, block_size: int, params: Sequenced[SamplingParams] = ()
+) -> tuple[Step, Step]:
     """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and a step that
-    decodes the last token. Each sequence has its own blocks, from the first block on."""
+    decodes the last token. Each sequence has its own blocks, from the first block on. They are greedy, or have `params`
+    in their order."""
     prompts = Step()
     decodes = Step()
     num_blocks = 0
     for index, length in enumerate(lengths):
         ids = [(7 * position + 13 * index + 3) % vocab_size for position in range(length)]
-        sequence = Sequence("rehearsal", index, ids, SamplingParams(temperature=0.0), max_len=length + 1)
+        of_sequence = params[index] if params else SamplingParams(temperature=0.0)
+        sequence = Sequence("rehearsal", index, ids, of_sequence, max_len=length + 1)
         blocks_end = num_blocks + -(-length // block_size)
         sequence.blocks = list(range(num_blocks, blocks_end))
         num_blocks = blocks_end

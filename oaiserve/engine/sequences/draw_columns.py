@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+GREEDY_BELOW = 1e-5  # a temperature below this is greedy
 
 
 class DrawRow(NamedTuple):
@@ -25,3 +29,11 @@ class DrawRow(NamedTuple):
 
 DRAW_COLUMNS = DrawRow._fields[:-1]  # all but the seed
 GREEDY = DrawRow(top_k=1.0)
+_columns_of = attrgetter(*DRAW_COLUMNS)
+
+
+def draw_parameters(params: Any) -> array[float]:
+    """Return the columns of the draws of a sequence with these `SamplingParams`, as float32."""
+    if params.temperature < GREEDY_BELOW:
+        return array("f", GREEDY[:-1])
+    return array("f", _columns_of(params))

@@ -6,24 +6,30 @@ A row need not be the last of a chunk: several positions of one sequence are as 
 from __future__ import annotations
 
 from array import array
-from operator import attrgetter
 
 import numpy as np
 
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, GREEDY, DrawRow
-from oaiserve.engine.sequences.noise import noise_seed
+from oaiserve.engine.sequences.noise import noise_seed, splitmix64
 from oaiserve.engine.sequences.sequence import Sequence
-
-GREEDY_BELOW = 1e-5  # a temperature below this is greedy
-_columns_of = attrgetter(*DRAW_COLUMNS)
+from oaiserve.engine.sequences.step import Chunk
 
 
 def draw_row(sequence: Sequence, position: int) -> DrawRow:
     """Return the parameters of the draw of the sequence's token at `position`."""
-    params = sequence.params
-    if params.temperature < GREEDY_BELOW:
+    if sequence.is_greedy:
         return GREEDY
-    return DrawRow._make((*array("f", _columns_of(params)), noise_seed(sequence.draw_key, position)))
+    return DrawRow._make((*sequence.draw_parameters, noise_seed(sequence.draw_key, position)))
+
+
+def draw_columns(draws: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `parameters_of` and `seeds` return for the rows of draws, each after the last token of its chunk."""
+    positions = array("Q", [draw[1] + draw[2] for draw in draws])
+    keys = array("Q", [draw[0].draw_key for draw in draws])
+    noise = splitmix64(np.frombuffer(keys, np.uint64), np.frombuffer(positions, np.uint64)).view(np.int64)
+    noise[[row for row, draw in enumerate(draws) if draw[0].is_greedy]] = GREEDY.seed
+    parameters = np.frombuffer(b"".join([draw[0].draw_parameters for draw in draws]), np.float32)
+    return parameters.reshape(-1, len(DRAW_COLUMNS)).T, noise
 
 
 def parameters_of(rows: list[DrawRow]) -> np.ndarray:

@@ -13,6 +13,7 @@ This file is the definition. `numpy_sampling` and `triton_sampling` compute the 
 from __future__ import annotations
 
 from math import log, log1p
+from typing import Any
 
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
@@ -27,12 +28,14 @@ NOISE_BITS = 52
 
 def draw_key(seed: int, choice: int) -> int:
     """Return the key of one choice of a prompt: 64 bits, which are unrelated for any two choices or seeds."""
-    return _splitmix64(seed & _MASK64, choice)
+    key: int = splitmix64(seed & _MASK64, choice)
+    return key
 
 
 def noise_seed(key: int, position: int) -> int:
     """Return the 64 bits for the noise of all ids, for the token at `position` of the sequence with that key."""
-    return _splitmix64(key, position)
+    seed: int = splitmix64(key, position)
+    return seed
 
 
 def noise_bits(seed: int, token_id: int) -> int:
@@ -68,8 +71,10 @@ def mix32(x: int) -> int:
     return x ^ x >> 16
 
 
-def _splitmix64(key: int, index: int) -> int:
-    """Return output number `index` of the generator SplitMix64 with seed `key` (Steele, Lea and Flood 2014)."""
+def splitmix64(key: Any, index: Any) -> Any:
+    """Return output number `index` of the generator SplitMix64 with seed `key` (Steele, Lea and Flood 2014).
+
+    Both are integers, or both are arrays of uint64."""
     z = (key + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64

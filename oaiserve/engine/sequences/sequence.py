@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
@@ -11,6 +12,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.engine.sequences.clients import Client, RequestTurn
+from oaiserve.engine.sequences.draw_columns import GREEDY_BELOW, draw_parameters
 from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
 from oaiserve.engine.sequences.lookup import Lookup
 from oaiserve.explain.causes import RequestCauses
@@ -63,6 +65,8 @@ class Sequence:
     # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
     needs_ids: bool = False
     has_edits: bool = False  # its logits are edited, by these ids or by parameters other than min_tokens
+    is_greedy: bool = False
+    draw_parameters: array[float] = field(init=False)  # the columns of its draws, as float32
     # written by Scheduler
     token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0  # including those that a step under way draws
@@ -119,6 +123,8 @@ class Sequence:
         )
         by_ids = self.params.allowed_token_ids is not None or self.bad_words or self.params.logit_bias
         self.has_edits = self.needs_ids or bool(by_ids)
+        self.is_greedy = self.params.temperature < GREEDY_BELOW
+        self.draw_parameters = draw_parameters(self.params)
 
     @property
     def num_pending(self) -> int:

@@ -79,7 +79,7 @@ class BlockTables:
         for sequence, start, num_tokens, _, _, _ in step.chunks:
             blocks = sequence.blocks
             first = start // block_size
-            last = (start + num_tokens - 1) // block_size
+            last = first if num_tokens == 1 else (start + num_tokens - 1) // block_size
             row = known.get(sequence)
             if row is None:
                 if not self._free:

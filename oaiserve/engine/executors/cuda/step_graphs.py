@@ -27,8 +27,6 @@ from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
-from oaiserve.engine.sequences.draw_columns import DrawRow
-from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, draw_row
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Draw, Step
 
@@ -155,12 +153,10 @@ class StepGraphs:
         has_adapters = any(adapters)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
-        is_plain = bool(draws) and all(map(_is_plain, draws))
-        rows: list[DrawRow] = []  # Without these, all draws are greedy.
-        if is_plain and not all(draw[0].params.temperature < GREEDY_BELOW for draw in draws):
-            rows = [draw_row(draw.sequence, draw.end) for draw in draws]
+        is_plain = _are_plain(draws)
+        sampled = draws if is_plain and not all(draw[0].is_greedy for draw in draws) else []
         numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
-        self._inputs[size].upload(self._words, step, table_rows, drawn_rows, rows, numbers)
+        self._inputs[size].upload(self._words, step, table_rows, drawn_rows, sampled, numbers)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -225,13 +221,13 @@ def _has_room(size: Size, num_rows: int, num_others: int, num_draws: int) -> boo
     return size.num_sequences >= num_rows + num_draws
 
 
-def _is_plain(draw: Chunk) -> bool:
-    """Return whether a draw needs only the logits and the parameters of its row."""
-    sequence, _, _, _, _, moment = draw  # A star would make a list of the others.
-    params = sequence.params
-    return (
-        moment is _AT_LAUNCH
-        and not sequence.has_edits
-        and params.logprobs is None
-        and not (params.min_tokens and is_edited(draw))
-    )
+def _are_plain(draws: list[Chunk]) -> bool:
+    """Return whether there are draws, and each needs only the logits and the parameters of its row."""
+    for draw in draws:
+        sequence, _, _, _, _, moment = draw  # A star would make a list of the others.
+        params = sequence.params
+        if moment is not _AT_LAUNCH or sequence.has_edits or params.logprobs is not None:
+            return False
+        if params.min_tokens and is_edited(draw):
+            return False
+    return bool(draws)

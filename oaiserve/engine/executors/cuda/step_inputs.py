@@ -13,10 +13,10 @@ from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.model.batch import aligned_size, lists_of
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import pinned
-from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, GREEDY, DrawRow
-from oaiserve.engine.sequences.draw_rows import parameters_of, seeds
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, GREEDY
+from oaiserve.engine.sequences.draw_rows import draw_columns, parameters_of, seeds
 from oaiserve.engine.sequences.sequence import Sequence
-from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step import Chunk, Step
 
 
 class InputViews(NamedTuple):
@@ -85,55 +85,60 @@ class StepInputs:
         step: Step,
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
-        rows: list[DrawRow],
+        sampled: list[Chunk],
         adapters: list[int],
     ) -> None:
-        """Copy the inputs of a step, with padding, into `words` on the device. `rows` are the parameters of its first
-        draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
+        """Copy the inputs of a step, with padding, into `words` on the device. `sampled` are its draws, unless all are
+        greedy. `adapters` has a number for each chunk, unless all are 0."""
         packed = self._padding.copy()
-        if rows:
-            packed[: len(rows)] = seeds(rows)
-            self._parameters_in(packed)[:, : len(rows)] = parameters_of(rows)
+        if sampled:
+            self._parameters_in(packed)[:, : len(sampled)], packed[: len(sampled)] = draw_columns(sampled)
         columns_of = self._of_prompts if self._size.tokens else self._of_decodes
         columns = columns_of(step, table_rows, drawn_rows, adapters)
         for column, values in zip(self._columns, columns, strict=True):
-            if values:
+            if len(values):
                 begin = column.start - self._first
-                # An array is made from a list faster than NumPy's are.
-                packed[begin : begin + len(values)] = np.frombuffer(array("q", values), np.int64)
+                packed[begin : begin + len(values)] = values if isinstance(values, np.ndarray) else _int64(values)
         on_device = words[self._first : self.end]
         on_device.copy_(pinned(torch.from_numpy(packed), on_device.device), non_blocking=True)
 
     def _of_decodes(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
-    ) -> list[list[int]]:
+    ) -> list[list[int] | np.ndarray]:
         """Return the beginning of each column of a step with one token of each sequence."""
         ids: list[int] = []
         sources: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        ends: list[int] = []
+        blocks: list[int] = []
         draws: list[int] = []
+        after_media: list[tuple[int, int]] = []  # rows with other positions
         block_size = self._block_size
-        for row, (sequence, start, _, max_draws, _, _) in enumerate(step.chunks):
+        chunks = step.chunks
+        for row, (sequence, start, _, max_draws, _, _) in enumerate(chunks):
             token_ids = sequence.token_ids
             if start < len(token_ids):
+                ids += [0] * (row - len(ids))
                 ids.append(token_ids[start])
                 sources.append(self.begin + row)
             else:
-                ids.append(0)
                 sources.append(drawn_rows[sequence])
-            positions.append(start if sequence.media is None else sequence.media.position(start))
-            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
-            ends.append(start + 1)
+            blocks.append(sequence.blocks[start // block_size])
             if max_draws:
                 draws.append(row)
-        states = [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else []
-        return [ids, sources, positions, slots, adapters, table_rows, [], ends, draws, states, []]
+            if sequence.media is not None:
+                after_media.append((row, sequence.media.position(start)))
+        starts = _int64([chunk[1] for chunk in chunks])
+        positions = starts.copy()
+        for row, position in after_media:
+            positions[row] = position
+        slots = _int64(blocks) * block_size + starts % block_size
+        states = [chunk.sequence.state or 0 for chunk in chunks] if self._has_states else []
+        if len(draws) == len(chunks):
+            draws = []  # They are as in the padding.
+        return [ids, sources, positions, slots, adapters, table_rows, [], starts + 1, draws, states, []]
 
     def _of_prompts(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
-    ) -> list[list[int]]:
+    ) -> list[list[int] | np.ndarray]:
         """Return the beginning of each column of a step with prompts."""
         lists = lists_of(step, self._block_size, drawn_rows)
         num_decodes = lists.num_decodes
@@ -165,3 +170,7 @@ class StepInputs:
         """Return the parameters of draws in the words of this size, float32 [columns, R]."""
         words = packed[self._width : self.begin - self._first]
         return words.view(np.float32).reshape(len(DRAW_COLUMNS), -1)
+
+
+def _int64(values: list[int]) -> np.ndarray:
+    return np.frombuffer(array("q", values), np.int64)  # An array is made from a list faster than NumPy's are.

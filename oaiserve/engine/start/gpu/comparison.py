@@ -112,11 +112,10 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
     if own.states is not None:
         most = min(most, own.states.last)
     lengths = [_possible(length, own) for length in LENGTHS[:most]]
-    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size)
+    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size, _PARAMS)
     sequences = [chunk.sequence for chunk in prompts.chunks]
     for place, sequence in enumerate(sequences):
         sequence.state = place
-        sequence.params = _PARAMS[place]
         sequence.adapter = _ADAPTERS[place] * with_adapters
     yield "a decode", Step(prompts.chunks[:1]), Step(decodes.chunks[:1])
     yield f"{most} decodes", prompts, decodes

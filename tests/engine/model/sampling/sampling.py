@@ -8,8 +8,8 @@ import torch
 from oaiserve.engine.model.sampling.sampled_ids import SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampled, Sampling
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_columns import DrawRow
-from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, draw_row
+from oaiserve.engine.sequences.draw_columns import GREEDY_BELOW, DrawRow
+from oaiserve.engine.sequences.draw_rows import draw_row
 from oaiserve.engine.sequences.masks import fill_masks
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Masks
