@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from oaiserve.engine.sequences.step import Chunk
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.step_cost import Load
 
 # Steps until all requests get their shares, so that the sums stay small, and their differences exact.
 MOST_STEPS = 1024
@@ -48,6 +49,8 @@ class PlainDecodes:
 
     def __init__(self) -> None:
         self._members: dict[RequestCauses, _Member] = {}
+        # The members in the order of the last step's chunks; empty if one has come or left since.
+        self._in_order: list[RequestCauses | None] = []
         self._sum_of_offsets = 0
         self._step = 0
         self._alone = _Sums()
@@ -58,19 +61,25 @@ class PlainDecodes:
     def __len__(self) -> int:
         return len(self._members)
 
-    def begin_step(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Note who takes part in a step, and return the chunks of others."""
+    def begin_step(self, chunks: list[Chunk], load: Load) -> list[Chunk]:
+        """Note who takes part in a step with this load, and return the chunks of others."""
         if self._step >= MOST_STEPS:
             self.settle_all()
         members = self._members
-        singles = [chunk for chunk in chunks if chunk[2] == 1 == chunk[3]]
-        others = []
-        if len(singles) < len(chunks):
+        number = len(chunks)
+        if load == (number, load.decode_context, load.cached_context, 0, 0, number, 0, 0):
+            singles = chunks  # each has one token and one draw
+            sum_of_starts = load.decode_context + load.cached_context
+            others = []
+        else:
+            singles = [chunk for chunk in chunks if chunk[2] == 1 == chunk[3]]
+            sum_of_starts = sum([chunk[1] for chunk in singles])
             others = [chunk for chunk in chunks if not chunk[2] == 1 == chunk[3]]
         owns = [chunk[0].causes for chunk in singles]
-        if len(owns) == len(members) and members.keys() == set(owns):
+        if owns == self._in_order or (len(owns) == len(members) and members.keys() == set(owns)):
             # No context grows by more than a token in a step. So if their sum has grown by one for each, all have.
-            if sum([chunk[1] for chunk in singles]) == self._sum_of_offsets + len(members) * self._step:
+            if sum_of_starts == self._sum_of_offsets + len(members) * self._step:
+                self._in_order = owns
                 return others
             self.settle_all()
         for absent in members.keys() - set(owns):
@@ -121,6 +130,7 @@ class PlainDecodes:
         member = self._members.pop(own, None)
         if member is None:
             return
+        self._in_order = []
         self._sum_of_offsets -= member.offset
         alone_ns, core_ns, machine_ns, reads = self._amounts(member.offset, member.num_cached)
         before = member.before
@@ -145,6 +155,7 @@ class PlainDecodes:
 
     def _come(self, own: RequestCauses, offset: int, num_cached: int) -> None:
         self._members[own] = _Member(offset, num_cached, self._amounts(offset, num_cached))
+        self._in_order = []
         self._sum_of_offsets += offset
 
     def _amounts(self, offset: int, num_cached: int) -> tuple[float, float, float, float]:

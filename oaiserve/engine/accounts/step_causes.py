@@ -164,7 +164,7 @@ class StepCauses:
             lone.machine_ns += machine_ns
             lone.weight_reads += 1
         else:
-            others = self.decodes.begin_step(chunks)
+            others = self.decodes.begin_step(chunks, load)
             if self.decodes:
                 rows = load.decodes + load.prompt_tokens
                 # A row costs less in a step with others than in a step of its own.

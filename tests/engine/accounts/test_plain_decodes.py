@@ -11,6 +11,7 @@ from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk
+from oaiserve.engine.sequences.step_load import load_of_chunks
 from oaiserve.explain.causes import RequestCauses
 
 NUMBER = 5
@@ -73,7 +74,7 @@ def test_shares_are_those_of_each_step(
                 share = unit * ns + beside
                 for place, amount in enumerate((ns, core_ns * share, machine_ns * share, 0.25)):
                     expected[sequence][place] += amount
-            found = decodes.begin_step(chunks)
+            found = decodes.begin_step(chunks, load_of_chunks(chunks))
             assert sorted(map(id, found)) == sorted(map(id, others))
             decodes.step_ended(costs, unit, beside, core_ns, machine_ns, 0.25, is_known=True)
             if asked is not None:
@@ -89,3 +90,23 @@ def check(sequence: Sequence, expected: dict[Sequence, list[float]]) -> None:
     assert own is not None
     found = [own.alone_ns, own.core_ns, own.machine_ns, own.weight_reads]
     assert found == pytest.approx(expected[sequence], rel=1e-9, abs=1e-3)
+
+
+def test_request_that_left_comes_again_with_a_context_of_nothing() -> None:
+    decodes = PlainDecodes()
+    first, second, *_ = sequences()
+    expected = {first: [0.0] * 4, second: [0.0] * 4}
+    assert first.causes is not None
+    # The last step adds nothing to the sum of contexts for the first sequence, as if that took no part.
+    for starts in ((3, 10), (4, 11), (0, 12)):
+        chunks = [Chunk(sequence, start, 1) for sequence, start in zip(expected, starts, strict=True)]
+        assert decodes.begin_step(chunks, load_of_chunks(chunks)) == []
+        decodes.step_ended((100.0, 1.0, 0.0), 0.0, 0.5, 10.0, 20.0, 0.5, is_known=True)
+        for chunk in chunks:
+            for place, amount in enumerate((100.0 + chunk.start, 5.0, 10.0, 0.5)):
+                expected[chunk.sequence][place] += amount
+        if chunks[0].start == 4:
+            decodes.settle(first.causes)
+    decodes.settle_all()
+    for sequence in expected:
+        check(sequence, expected)
