@@ -76,6 +76,8 @@ class Drafts:
 
     def verified(self, step: Step, step_ns: int) -> None:
         """Learn the time from the end of the step before to the end of this one. Prompts and decodes differ in cost."""
+        if len(step.chunks) > MOST_STEP_TOKENS:
+            return  # The times of such steps are not needed, and it takes time to add up their tokens.
         if step.num_tokens - step.num_draft_tokens == len(step.chunks):
             self._times.observe(step.num_tokens, step_ns)
 

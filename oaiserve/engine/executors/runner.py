@@ -133,11 +133,12 @@ class ModelRunner:
         draws: list[Chunk] = []
         sample_chunks: list[int] = []
         for index, chunk in enumerate(step.chunks):
-            if chunk.draft:
+            _, _, _, max_draws, draft, _ = chunk
+            if draft:
                 several = chunk.draws()
                 draws += several
                 sample_chunks += [index] * len(several)
-            elif chunk.max_draws:
+            elif max_draws:
                 draws.append(chunk)
                 sample_chunks.append(index)
         prompt_rows: list[tuple[int, int, int]] = []
@@ -159,7 +160,9 @@ class ModelRunner:
                 sequence, start, *_ = step.chunks[index]
                 num_top = sequence.params.prompt_logprobs or 0
                 known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + count]]
-        waiting_rows = [row for row, draw in enumerate(draws) if draw.draw is _LATE]
+        waiting_rows: list[int] = []
+        if replayed is None:
+            waiting_rows = [row for row, draw in enumerate(draws) if draw.draw is _LATE]
         launched = Launched(step, logits, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended)
         if replayed is None:
             self._sample_what_can_be(launched, known)
@@ -219,14 +222,16 @@ class ModelRunner:
 
     def collect(self, launched: Launched) -> StepResult:
         results = [ChunkResult() for _ in launched.step.chunks]
+        of_row = launched.sample_chunks
+        draws = launched.draws
         known_logprobs = []
         for rows, sampling in launched.samplings:
             sampled = sampling.wait()
             for row, token_id, is_finite, logprobs in zip(
                 rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
             ):
-                result = results[launched.sample_chunks[row]]
-                draft = launched.draws[row].draft
+                result = results[of_row[row]]
+                draft = draws[row][4]
                 if draft and result.token_ids != [*draft]:
                     continue  # This token was drawn after a draft that was wrong.
                 if is_finite:
@@ -270,7 +275,8 @@ class ModelRunner:
             self._drawn_ids = ids[0]
         elif ids:
             self._drawn_ids = torch.cat(ids)
-        self._drawn_rows = {launched.draws[row].sequence: place for place, row in enumerate(rows)}
+        draws = launched.draws
+        self._drawn_rows = {draws[row][0]: place for place, row in enumerate(rows)}
         # Read-backs arrive in launch order.
         self._ended = None
         if samplings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from dataclasses import replace
 
 from oaiserve.engine.request import Deliver, Event, PromptDone, TokenChunk
@@ -15,7 +16,7 @@ class Outbox:
     """The events since the last hand-over, by consumer."""
 
     def __init__(self) -> None:
-        self._events: dict[Deliver, list[Event]] = {}
+        self._events: defaultdict[Deliver, list[Event]] = defaultdict(list)
 
     def __len__(self) -> int:
         """Return the number of consumers with events."""
@@ -23,23 +24,22 @@ class Outbox:
 
     def emit(self, opened: OpenRequest, event: Event) -> None:
         """Put an event into the next hand-over."""
-        self._events.setdefault(opened.deliver, []).append(event)
+        self._events[opened.deliver].append(event)
 
     def emit_chunk(self, opened: OpenRequest, chunk: TokenChunk) -> None:
         """Emit a chunk of a choice. Before the first chunk of a prompt, emit that the prompt is done."""
-        request = opened.request
-        index = chunk.index // request.params.n
+        index = chunk.index // opened.request.params.n
         prompt = opened.prompts[index]
         if not prompt.sent:
             prompt.sent = True
             done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens, prompt.lost)
-            self.emit(opened, PromptDone(request.request_id, index, *done))
-        self._events.setdefault(opened.deliver, []).append(chunk)
+            self.emit(opened, PromptDone(opened.request.request_id, index, *done))
+        self._events[opened.deliver].append(chunk)
 
     def hand_over(self) -> list[Deliver]:
         """Deliver all events, by one call per consumer. Return the consumers that failed to take theirs."""
         outbox = self._events
-        self._events = {}
+        self._events = defaultdict(list)
         failed: list[Deliver] = []
         for deliver, events in outbox.items():
             try:

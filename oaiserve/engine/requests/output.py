@@ -25,6 +25,8 @@ class ChoiceOutput:
         stream_interval: int,
     ) -> None:
         params = sequence.params
+        self._request_id = sequence.request_id
+        self._index = sequence.index
         self._sequence = sequence  # only constants of it are read: its tokens may be ahead of this output
         self._max_tokens = sequence.max_len - sequence.prompt_len
         self.num_tokens = 0
@@ -47,7 +49,7 @@ class ChoiceOutput:
         self._text: list[str] = []  # none of it empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
-        self._num_characters = 0  # characters of all tokens, including text that is held back or cut off
+        self._num_characters = 0  # of all tokens, with text that is held back or cut off; `push_plain` counts none
         self._logprobs = TokenLogprobs() if params.logprobs is not None else None
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._end_ids = self._eos_token_ids | sequence.stop_ids
@@ -103,14 +105,14 @@ class ChoiceOutput:
         self.num_tokens += 1
         token_ids = self._token_ids
         token_ids.append(token_id)
+        texts = self._text
         text = self._detokenizer.push(token_id)
         if text:
-            self._num_characters += len(text)
-            self._text.append(text)
-        if self._chunk_tokens == 0 or len(token_ids) < self._chunk_tokens or not self._text:
+            texts.append(text)
+        if self._chunk_tokens == 0 or len(token_ids) < self._chunk_tokens or not texts:
             return None
-        chunk = TokenChunk(self._sequence.request_id, self._sequence.index, "".join(self._text), token_ids, None)
-        self._text = []
+        chunk = TokenChunk(self._request_id, self._index, "".join(texts), token_ids, None)
+        texts.clear()
         self._token_ids = []
         self._chunk_tokens = self._stream_interval
         return chunk
@@ -132,8 +134,8 @@ class ChoiceOutput:
             ends = [min(end, len(text)) for end in accumulate(self._text_lengths, initial=0)]
             self._text_lengths = [end - start for start, end in pairwise(ends)]
         chunk = TokenChunk(
-            self._sequence.request_id,
-            self._sequence.index,
+            self._request_id,
+            self._index,
             text,
             self._token_ids,
             self._logprobs,

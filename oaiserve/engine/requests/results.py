@@ -20,7 +20,6 @@ from oaiserve.engine.requests.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.requests.prompt_progress import report_progress
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.forbidden_ids import leaves_no_token
-from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -52,6 +51,8 @@ class Results:
         batch = len(step.chunks)
         self._num_forceable = FEW_TOKENS - batch
         of_choice = self._requests.of_choice
+        commit_next = self._scheduler.commit_next
+        emit_chunk = self._requests.outbox.emit_chunk
         for chunk, result in zip(step.chunks, results, strict=True):
             sequence, start, num_tokens, max_draws, _, draw = chunk
             opened = of_choice(sequence)
@@ -69,7 +70,13 @@ class Results:
                     and result.prompt_logprobs is None
                     and output.is_plain(token_ids[0])
                 ):
-                    self._take_plain(opened, output, sequence, start, token_ids[0], now_ns)
+                    # What `_take_chunk` does with a token after the first one of a choice, if it only adds its text.
+                    opened.notes.drew_next(sequence, now_ns)
+                    opened.usage.completion_tokens += 1
+                    token_chunk = output.push_plain(token_ids[0])
+                    commit_next(sequence, start, token_ids[0])
+                    if token_chunk is not None:
+                        emit_chunk(opened, token_chunk)
                 else:
                     self._take_chunk(opened, chunk, result, now_ns, batch=batch)
             except (GrammarGivenUp, GrammarViolation) as error:
@@ -78,17 +85,6 @@ class Results:
                 request_id = chunk.sequence.request_id
                 log.exception("Request %s failed", request_id)
                 self._requests.fail(request_id, InternalError("The server failed on this request's output."))
-
-    def _take_plain(
-        self, opened: OpenRequest, output: ChoiceOutput, sequence: Sequence, start: int, token_id: int, now_ns: int
-    ) -> None:
-        """Do what `_take_chunk` does with a token after the first one of a choice, if it only adds its text."""
-        opened.notes.drew_next(sequence, now_ns)
-        opened.usage.completion_tokens += 1
-        token_chunk = output.push_plain(token_id)
-        self._scheduler.commit_next(sequence, start, token_id)
-        if token_chunk is not None:
-            self._requests.outbox.emit_chunk(opened, token_chunk)
 
     def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
         sequence = chunk.sequence
