@@ -17,6 +17,7 @@ COMMANDS = {
     "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
+    "bench.host_step": "what a GPU's step costs the engine's thread, on such a device: docs/measurements.md",
     "bench.sockets": "turns of an agent on a WebSocket and over HTTP: docs/benchmarks.md",
     "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",
     "bench.newcomer": "a newcomer's first hour in a bare environment, step by step: docs/benchmarks.md",

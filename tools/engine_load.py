@@ -71,14 +71,15 @@ def complete(
     num_tokens: int,
     *,
     clients: int | None = None,
+    params: SamplingParams | None = None,
 ) -> EngineRun:
-    """Compute greedy answers to all prompts.
+    """Compute answers to all prompts, greedy ones unless there are `params`.
 
     The requests come all at once, or from this number of `clients`, which each send the next request after the last
     answer. Raises RuntimeError if a request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    params = greedy(num_tokens)
+    params = params or greedy(num_tokens)
     submit_ms = list[float]()
     requests = [
         Request(

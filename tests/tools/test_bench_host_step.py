@@ -1,0 +1,26 @@
+"""The tool that measures a step's host time takes steps of all sequences, with replayed graphs."""
+
+from argparse import Namespace
+from unittest.mock import patch
+
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.step_sizes import Size
+from tools.bench.host_step import measure, report
+
+
+def test_steps_of_all_sequences_are_replayed_and_reported() -> None:
+    launch = StepGraphs.launch
+    sizes: list[Size] = []
+
+    def counted(self: StepGraphs, size: Size, *arguments: object) -> object:
+        sizes.append(size)
+        return launch(self, size, *arguments)  # type: ignore[arg-type]
+
+    with patch.object(StepGraphs, "launch", counted):
+        results = measure(Namespace(sequences=[3], tokens=12, turns=1))
+
+    by_load = results["cpu_us_per_step"]
+    assert [*by_load] == ["greedy", "sampled"]
+    assert all(len(by_count["3"]) == 1 and by_count["3"][0] > 0 for by_count in by_load.values())
+    assert sizes.count(Size(3, 0)) >= 2 * 2 * 10  # of two loads, in a warm-up and a turn
+    assert "| sampled | 3 |" in report(results)
