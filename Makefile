@@ -9,6 +9,7 @@
 #              uvicorn, openai and anthropic that pyproject.toml allows, and compiles the kernels with the lowest and the newest Triton
 # make test-all   runs test, test-kernels and test-real in one go, as CI does
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
+# make test-arm   runs the demo model on emulated CPUs of aarch64, and compares its answers with x86's (ARGS= for other models)
 # make check   format, lint, types, imports and style; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
@@ -32,7 +33,7 @@ DOCS_VENV := build/docs-venv
 # Only these files are read, since reading all tests takes a minute.
 OF_KERNELS = $(shell grep --recursive --files-with-matches --include 'test_*.py' mark.kernels tests)
 
-.PHONY: serve test quick growth fuzz test-all test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test quick growth fuzz test-all test-kernels test-real test-range test-avx2 test-arm check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
@@ -70,6 +71,10 @@ test-all: setup
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test test-kernels
+
+# Minutes for each variant of the native code, in the emulator, so CI leaves it out.
+test-arm: setup
+	$(BIN)/python -m tools.arm $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

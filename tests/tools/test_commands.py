@@ -12,7 +12,14 @@ from tools.markdown import write_json
 
 ROOT = Path(__file__).parents[2]
 # Programs that others of these start, or that run in environments of their own.
-PARTS = {"tools", "tools.attack.neighbour", "tools.gpu.resources", "tools.gpu.section", "tools.gpu.worker"}
+PARTS = {
+    "tools",
+    "tools.arm.answers",
+    "tools.attack.neighbour",
+    "tools.gpu.resources",
+    "tools.gpu.section",
+    "tools.gpu.worker",
+}
 
 
 def test_the_list_has_the_commands_that_there_are() -> None:
