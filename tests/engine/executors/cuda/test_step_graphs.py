@@ -67,7 +67,8 @@ def test_log_probabilities_for_an_observer_leave_replayed_answers_as_they_are(ll
     )
     without_graph, of_observed = (runner.sampler.num_sampled for runner in runners)
     assert without_graph < of_observed
-    assert len(runners[1].replayed) == len(runners[0].replayed)
+    for runner in runners:
+        assert len(runner.replayed) == runner.num_steps
     num_tokens = sum(len(answer.token_ids) for answer in expected.choices.values())
     assert sum(len(answer.logprobs) for answer in answers.choices.values()) == num_tokens
     assert {key: each[:-1] for key, each in answers.choices.items()} == {
