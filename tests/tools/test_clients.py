@@ -32,6 +32,7 @@ HELPERS = {
     "langchain_standard.py",
     "langchain_standard_tests.py",
     "langchain_anthropic_standard_tests.py",
+    "langchain_chat.py",
     "standard_tests.py",
     "features.mjs",
     "ai_sdk.mjs",
