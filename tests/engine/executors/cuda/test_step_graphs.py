@@ -15,6 +15,7 @@ from oaiserve.engine.executors.cuda.step_sizes import MOST_PROMPTS, Size, step_s
 from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.model.transfer import pack, unpack
+from oaiserve.engine.scheduling.progress import planned_draw
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
@@ -138,7 +139,10 @@ class Drive:
         self.settle()
 
     def step(self, parts: list[tuple[int, int, int]]) -> None:
-        chunks = [Chunk(self.sequences[i], start, num_tokens) for i, start, num_tokens in parts]
+        chunks = [
+            Chunk(sequence := self.sequences[i], start, number, draw=planned_draw(sequence, start + number))
+            for i, start, number in parts
+        ]
         launched = self.runner.launch(Step(chunks))
         for sequence, *_ in chunks:
             sequence.num_tokens += 1
@@ -204,12 +208,13 @@ def test_steps_that_fit_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -
     assert graphs.find(Step([decode, Chunk(second, 3, 1)])) is None
 
 
-@settings(max_examples=16)
+@settings(max_examples=24)
 @given(
     steps=st.lists(
         st.tuples(
             st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=8, unique=True),
             st.lists(st.integers(1, 12), max_size=2),
+            st.integers(1, 4),
         ),
         min_size=1,
         max_size=8,
@@ -217,14 +222,15 @@ def test_steps_that_fit_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -
     overlap=st.booleans(),
 )
 def test_decodes_alone_and_beside_prompts_draw_the_same_tokens(
-    runners: tuple[ModelRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
+    runners: tuple[ModelRunner, GraphRunner], steps: list[tuple[list[int], list[int], int]], overlap: bool
 ) -> None:
-    """Next to the decodes of a step, sequences are recomputed, whole or in part, as after a preemption."""
+    """Next to the decodes of a step, sequences are recomputed, whole or in part, as after a preemption. Then the
+    decodes go on alone for some steps."""
     found = []
     for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
         drive = Drive(runner, overlap=is_overlapping)
         in_flight: set[int] = set()
-        for indices, parts in steps:
+        for indices, parts, times in steps:
             decodes = [(i, drive.sequences[i].num_tokens - 1, 1) for i in indices]
             idle = [i for i in range(len(KINDS)) if i not in in_flight.union(indices)]
             prompts = []
@@ -234,6 +240,9 @@ def test_decodes_alone_and_beside_prompts_draw_the_same_tokens(
                 prompts.append((i, length - num_tokens, num_tokens))
             drive.step(decodes + prompts)
             in_flight = {*indices, *(i for i, *_ in prompts)}
+            for _ in range(times - 1):
+                drive.step([(i, drive.sequences[i].num_tokens - 1, 1) for i in indices])
+                in_flight = {*indices}
         found.append(drive.answers)
     assert found[1] == found[0]
 
