@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import Finished, PromptDone, Request, Terminal, TokenChunk
+from oaiserve.engine.request import Event, Finished, PromptDone, Request, Terminal, TokenChunk
 from tests.engine.doubles import Inbox, Leaver
 from tests.engine.logprobs_for_tests import values_of
 
@@ -64,10 +65,38 @@ class Answers:
 
 
 def collect(engine: Engine, requests: list[Request], inbox: Inbox | None = None) -> Answers:
-    """Have a running engine answer requests that come all at once."""
+    """Have a running engine answer requests that come one after the other. The first may end before the last comes."""
     inbox = inbox or Inbox()
     for each in requests:
         engine.submit(each, inbox)
+    return answers_of(engine, requests, inbox)
+
+
+def collect_together(
+    engine: Engine, requests: list[Request], inbox: Inbox | None = None, *, num_later: int = 0
+) -> Answers:
+    """Have an engine without tokenize workers answer requests, in the same steps in every run.
+
+    It starts when it has them, except for the last `num_later`. One of these comes after each hand-over.
+    """
+    inbox = inbox or Inbox()
+    left = deque(requests)
+
+    def deliver(events: list[Event]) -> None:
+        inbox(events)
+        if left:
+            engine.submit(left.popleft(), deliver)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "is_ready", True)
+        while len(left) > num_later:
+            engine.submit(left.popleft(), deliver)
+    with engine:
+        return answers_of(engine, requests, inbox)
+
+
+def answers_of(engine: Engine, requests: list[Request], inbox: Inbox) -> Answers:
+    """Wait for the end of requests that have been submitted, and return their answers."""
     ended = inbox.wait_terminal(*(each.request_id for each in requests))
     chunks: dict[tuple[str, int], list[TokenChunk]] = {}
     prompt_logprobs = {}
@@ -89,10 +118,14 @@ def collect(engine: Engine, requests: list[Request], inbox: Inbox | None = None)
     return Answers(choices, prompt_logprobs, ended, engine.snapshot().num_preemptions)
 
 
-def run_to_the_end(engine: Engine, requests: list[Request], leaves_after: dict[str, int] | None = None) -> Answers:
-    """Start an engine for some requests, and check that nothing is left behind. Some are aborted after some tokens."""
-    with engine:
-        outcome = collect(engine, requests, Leaver(engine, leaves_after or {}))
+def run_to_the_end(
+    engine: Engine, requests: list[Request], leaves_after: dict[str, int] | None = None, *, num_later: int = 0
+) -> Answers:
+    """Run an engine without tokenize workers as `collect_together` does, and check that nothing is left behind.
+
+    Some requests are aborted after some tokens.
+    """
+    outcome = collect_together(engine, requests, Leaver(engine, leaves_after or {}), num_later=num_later)
     assert engine.failure is None
     scheduler = engine._loop._scheduler
     scheduler.check_integrity()

@@ -239,6 +239,6 @@ def answers(
         # Masks take no time here. A server gives up on a grammar that takes too much of it, and Python may collect the
         # garbage of many tests while a mask is filled.
         patch.setattr(grammar, "thread_time_ns", lambda: 0)
-        outcome = run_to_the_end(engine, requests, leaves_after)
+        outcome = run_to_the_end(engine, requests, leaves_after, num_later=len(requests) // 2)
     assert engine.snapshot().num_out_of_memory <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
     return outcome

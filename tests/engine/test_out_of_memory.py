@@ -8,10 +8,9 @@ import pytest
 
 from oaiserve.engine.request import Aborted, Failed, Finished, Request
 from oaiserve.engine.sequences.step import Step
-from tests.engine.answers import collect
+from tests.engine.answers import collect_together
 from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import Clock, Inbox, device_is_gone, make_engine, request
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -70,11 +69,11 @@ def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pyte
     inbox = Inbox(lambda _: clock.move(1))
     caplog.set_level(logging.WARNING, "oaiserve")
     options = {"max_running": 12, "max_step_tokens": 64, "kv_blocks": 400, "prefix_cache": False}
-    with make_engine(device, clock_ns=clock, tokenize_workers=0, **options) as engine:
-        requests = [request(f"r{i}", prompt_len=60, max_tokens=30, ignore_eos=True) for i in range(12)]
-        ended = collect(engine, requests, inbox).ended
-        snapshot = engine.snapshot()
-        steps = engine.take_steps()
+    engine = make_engine(device, clock_ns=clock, tokenize_workers=0, **options)
+    requests = [request(f"r{i}", prompt_len=60, max_tokens=30, ignore_eos=True) for i in range(12)]
+    ended = collect_together(engine, requests, inbox).ended
+    snapshot = engine.snapshot()
+    steps = engine.take_steps()
     assert all(event.usage.completion_tokens == 30 for event in ended.values())
     sizes = [num_tokens for num_tokens, _ in device.tried]
     assert sizes[:3] == [64, 30, 30]
@@ -84,7 +83,7 @@ def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pyte
     for first, second in pairwise(failed):
         assert second - first > 9, "a step a second: not tried again at once"
     assert len(caplog.messages) < len(failed), "not one line for each"
-    assert "no memory for a step of 6" in caplog.messages[0]
+    assert "no memory for a step of 64" in caplog.messages[0]
     assert "2 GiB were asked for" in caplog.messages[0]
     assert "--gpu-memory-utilization" in caplog.messages[0]
 
@@ -105,9 +104,8 @@ def test_any_other_error_in_a_part_fails_the_engine() -> None:
         return step.num_tokens <= 2
 
     device = Device(has_room)
-    with make_engine(device, tokenize_workers=0) as engine:
-        ended = collect(engine, [request("a"), request("b")]).ended
-        wait_until(lambda: engine.failure is not None)
+    engine = make_engine(device, tokenize_workers=0)
+    ended = collect_together(engine, [request("a"), request("b")]).ended
     assert [event.error.status for event in ended.values() if isinstance(event, Failed)] == [500, 500]
     assert isinstance(engine.failure, RuntimeError)
 

@@ -165,7 +165,7 @@ def test_prompts_that_begin_alike_share_a_kept_cache() -> None:
 
 def test_choices_of_a_prompt_go_on_from_copies_of_its_cache() -> None:
     request = Request("r", (TokenPrompt(TEXT),), greedy(6, n=3))
-    answers = run_to_the_end(engine_of("falcon_h1"), [request])
+    answers = run_to_the_end(engine_of("falcon_h1", tokenize_workers=0), [request])
     assert list(answers.token_ids.values()) == decoders.generate(model_of("falcon_h1"), [TEXT], 6) * 3
 
 
@@ -174,5 +174,5 @@ def test_grammars_penalties_and_log_probabilities_work_as_elsewhere() -> None:
     requests = some_requests(3, 40)
     loaded = described(model_of("llama"))
     expected = run(loaded, eager_runner(loaded, num_blocks=64, block_size=4), requests, 64)
-    engine = engine_of("llama", eos=EOS, **IN_SMALL_BLOCKS, max_running=12, max_step_tokens=24)
+    engine = engine_of("llama", eos=EOS, **IN_SMALL_BLOCKS, max_running=12, max_step_tokens=24, tokenize_workers=0)
     run_to_the_end(engine, requests).check(expected)

@@ -55,8 +55,8 @@ def run(
     max_step_tokens: int = 24,
 ) -> Answers:
     """Return the answers of an engine on this runner, none of which fails."""
-    sizes = IN_SMALL_BLOCKS | {"max_running": max_running, "max_step_tokens": max_step_tokens}
+    sizes = IN_SMALL_BLOCKS | {"max_running": max_running, "max_step_tokens": max_step_tokens, "tokenize_workers": 0}
     engine = make_engine(loaded, runner, num_blocks, eos=EOS, drafter=drafts, **sizes)
-    outcome = run_to_the_end(engine, requests)
+    outcome = run_to_the_end(engine, requests, num_later=len(requests) // 2)
     assert all(isinstance(event, Finished) for event in outcome.ended.values()), outcome.ended
     return outcome

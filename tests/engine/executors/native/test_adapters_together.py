@@ -13,7 +13,7 @@ from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
-from tests.engine.answers import collect
+from tests.engine.answers import collect, collect_together
 from tests.engine.executors.native.small_models import config, make_model, native_decoder
 from tests.engine.model.runners import make_engine
 from tests.engine.model.steps import BLOCK_SIZE
@@ -88,11 +88,9 @@ def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monke
 
 
 def test_answers_with_preemptions_are_those_alone() -> None:
-    with with_adapters("auto", 8, drafts="off") as engine:
-        tokens = collect(engine, REQUESTS).token_ids
-        snapshot = engine.snapshot()
-    assert tokens == answers_alone("auto")
-    assert snapshot.num_preemptions > 0
+    answers = collect_together(with_adapters("auto", 8, drafts="off", tokenize_workers=0), REQUESTS)
+    assert answers.token_ids == answers_alone("auto")
+    assert answers.num_preemptions > 0
 
 
 def test_an_adapter_is_kept_in_the_form_that_native_code_reads_alone() -> None:
