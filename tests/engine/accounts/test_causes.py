@@ -187,9 +187,8 @@ def test_a_preemption_and_what_is_computed_again_is_found() -> None:
     assert victims
     for name in victims:
         prefill, decode = causes_of(ended[name])
-        again_ns = sum(
-            TRUE.expected_ns(parts[name]) for _, parts in log[1:] if name in parts and parts[name].prompt_tokens
-        )
+        _, *later = (parts[name] for _, parts in log if name in parts)
+        again_ns = sum(TRUE.expected_ns(own) for own in later if own.prompt_tokens)
         expected_ns = ended[name].account.stalled_ns + again_ns
         assert prefill.get(Cause.PREEMPTION, 0) + decode.get(Cause.PREEMPTION, 0) == near(expected_ns)
 
