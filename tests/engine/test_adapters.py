@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event as Gate
 
 import pytest
 
@@ -12,7 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
-from tests.engine.answers import collect
+from tests.engine.answers import answers_of, collect
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.models.adapters import adaptable, merged, random_adapter
@@ -107,15 +108,18 @@ def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: Engine, h
 def test_an_adapter_that_is_replaced_stays_with_its_open_requests(engine: Engine, held: Held) -> None:
     number = engine.load_adapter("one", Path("one")).number
     expected = collect(engine, [request("alone", number, num_tokens=50)])
-    inbox = Inbox()
+    is_replaced = Gate()
+    inbox = Inbox(lambda _: is_replaced.wait(60))  # so that the first request is still open when the second comes
     engine.submit(request("open", number, num_tokens=50), inbox)
     replacing = engine.load_adapter("one", Path("two"), in_place=True).number
-    answers = collect(engine, [request("new", replacing)], inbox)
+    engine.submit(request("new", replacing), inbox)
+    is_replaced.set()
+    inbox.wait_terminal("open", "new")
     assert held.dropped.get(timeout=60) == number
     assert engine.snapshot().adapters == {"one": (0, 0)}
-    inbox.wait_terminal("open")
-    assert collect(engine, [], inbox).choices["open", 0].token_ids == expected.choices["alone", 0].token_ids
-    assert answers.choices["new", 0].token_ids == generate(merged(MODEL, ADAPTERS["two"]), [PROMPT], 6)[0]
+    answers = answers_of(engine, [], inbox).token_ids
+    assert answers["open", 0] == expected.token_ids["alone", 0]
+    assert answers["new", 0] == generate(merged(MODEL, ADAPTERS["two"]), [PROMPT], 6)[0]
 
 
 def test_a_table_has_each_name_once_and_a_bounded_number() -> None:
