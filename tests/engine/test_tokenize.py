@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from oaiserve.http.fair_turns import LARGE_BYTES
+from tests.waiting import wait_until
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -298,13 +299,19 @@ def test_an_abort_ends_the_newer_of_two_requests_with_one_id() -> None:
 
 
 def test_a_stop_fails_what_is_between_two_pieces() -> None:
-    stage = Stage(max_model_len=10**6)
-    stage.stage.submit(request("endless", "a|" * 500_000 + "a"))
-    while not stage.encoder.words:
-        pass
-    stage.stage.stop()
-    failed = stage.result()
-    assert isinstance(failed.error, Unavailable)
+    with running() as stage:
+        stage.encoder.gate.clear()
+        stage.stage.submit(request("long", "a|b"))
+        wait_until(lambda: stage.started)  # The first piece waits for the gate.
+        stopper = threading.Thread(target=stage.stage.stop)
+        stopper.start()
+        stage.stage.submit(request("next"))
+        assert stage.result().request.request_id == "next"  # A stage that has not been stopped would let it wait.
+        stage.encoder.gate.set()
+        failed = stage.result()
+        stopper.join(60)
+    assert (failed.request.request_id, type(failed.error)) == ("long", Unavailable)
+    assert stage.encoder.words == ["a"]
     assert stage.posted.empty()
 
 
