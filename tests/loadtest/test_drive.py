@@ -46,8 +46,9 @@ async def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -
 async def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency() -> None:
     target = Target()
     sending = Sending()
+    start_ns = monotonic_ns()
     asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # blocks the event loop
-    await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
+    await send_on_schedule(sending, target.run, "ab", [0, 0.02], start_ns)
     lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
     assert lags[1] > 0.08
     assert sending.samples[1].latency_ns / 1e9 > 0.08
