@@ -1,6 +1,7 @@
 """Probes in child processes that hang, crash or compute something else switch features off, and never the server."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu.child import DECLINED, Order, probed
 from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
+from tests.waiting import wait_until
 
 # A probe. Its arguments are what happens, and with which features.
 PROBE = """
@@ -31,6 +33,7 @@ if when != "before its verdict" or not order.tries_torch:
         sys.exit()
 if what == "hangs":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(os.environ["HANGS"], "w").close()
     threading.Event().wait()
 elif what == "crashes":
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -41,8 +44,9 @@ elif what == "is declined":
     sys.exit(DECLINED)
 """.replace("DECLINED", str(DECLINED)).replace("BY_TORCH", str(BY_TORCH))
 ORDER = Order("a model", EngineOptions(), "cuda")
+LIMIT_SECONDS = 60.0
 REASONS = {
-    "hangs": "its probe took longer than 2 s",
+    "hangs": "its probe took longer than 60 s",
     "crashes": "its probe ended with SIGSEGV",
     "is wrong": "its probe ended with exit code 1: the outputs would differ by 50 %",
 }
@@ -51,12 +55,29 @@ REASONS = {
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "probes"
+    hangs = tmp_path / "hangs"
     monkeypatch.setenv("PROBES", str(path))
+    monkeypatch.setenv("HANGS", str(hangs))
+
+    class Process(subprocess.Popen[bytes]):
+        """A process whose time limit passes as soon as it hangs, and no sooner, however slow the machine is."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout == LIMIT_SECONDS:
+                wait_until(lambda: self.poll() is not None or hangs.exists())
+                if hangs.exists():
+                    hangs.unlink()
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
     return path
 
 
-def run(what: str, when: str = "with graphs", order: Order = ORDER) -> Verdict | None:
-    return probed(order, (sys.executable, "-c", PROBE, what, when), 2.0 if what == "hangs" else 60.0)
+def run(
+    what: str, when: str = "with graphs", order: Order = ORDER, limit_seconds: float = LIMIT_SECONDS
+) -> Verdict | None:
+    return probed(order, (sys.executable, "-c", PROBE, what, when), limit_seconds)
 
 
 def verdict(by_torch: str, graphs: str = "") -> Verdict:
@@ -89,6 +110,11 @@ def test_all_is_off_if_no_probe_works(what: str, log: Path) -> None:
     without_graphs = ORDER._replace(options=EngineOptions(cuda_graph=False))
     assert run(what, "always", without_graphs) == all_off(REASONS[what])
     assert log.read_text() == "with torch\n\n"
+
+
+@pytest.mark.usefixtures("log")
+def test_a_probe_that_takes_longer_than_its_limit_has_failed() -> None:
+    assert run("hangs", "always", limit_seconds=0.1) == all_off("its probe took longer than 0 s")
 
 
 def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:
