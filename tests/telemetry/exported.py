@@ -23,7 +23,7 @@ def traced(*ended: RequestRecord, sampler: Sampler | None = ALWAYS_ON) -> list[R
     tracing = Tracing(exporter, sampler=sampler, **options)
     for one in ended:
         tracing.record(one)
-    assert tracing.close(5)
+    assert tracing.close(60)
     return list(exporter.get_finished_spans())
 
 

@@ -343,7 +343,7 @@ def test_a_log_that_nobody_reads_loses_lines_and_stops_no_thread(monkeypatch: py
         logs.configure(form="json", stream=stream)
         thread = Thread(target=lambda: [logging.getLogger("oaiserve").warning("Unread") for _ in range(3)])
         thread.start()
-        thread.join(10)
+        thread.join(60)
         is_stopped = thread.is_alive()
         end.read(size)
         thread.join()

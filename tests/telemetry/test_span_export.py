@@ -89,7 +89,7 @@ def test_a_full_batch_is_exported_at_once_and_another_after_the_delay() -> None:
         export.put(spans("a", 4))
         assert gate.came.get(timeout=60) == ["a"] * 4
         gate.results.put(SpanExportResult.SUCCESS)
-        assert export.close(5)
+        assert export.close(60)
         assert counts.by_result == {"ended": 4, "exported": 4}
         assert gate.is_shut_down
 
@@ -100,7 +100,7 @@ def test_the_spans_of_a_request_stay_together() -> None:
         export.put(spans(name, number))
     for _ in range(3):
         gate.results.put(SpanExportResult.SUCCESS)
-    assert export.close(5)
+    assert export.close(60)
     assert [gate.came.get(timeout=60) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
 
 
@@ -113,7 +113,7 @@ def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
     assert counts.by_result == {"ended": 13, "dropped": 6}
     for _ in range(3):
         gate.results.put(SpanExportResult.SUCCESS)
-    assert export.close(5)
+    assert export.close(60)
     assert [gate.came.get(timeout=60) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
     assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
     (line,) = lines()
@@ -133,7 +133,7 @@ def test_every_span_that_ended_has_one_result_and_no_trace_is_cut(
     for trace, (number, result) in enumerate(zip(numbers, results, strict=False)):
         export.put(spans(f"{trace}", number))
         gate.results.put(result)
-    assert export.close(5)
+    assert export.close(60)
     assert counts.by_result["ended"] == sum(numbers) == counts.settled
     batches = [gate.came.get() for _ in range(gate.came.qsize())]
     came = Counter(name for batch in batches for name in batch)
@@ -148,7 +148,7 @@ def test_repeated_failures_cause_one_warning(lines) -> None:
         export.put(spans("a", 2))
         gate.came.get(timeout=60)
         gate.results.put(result)
-    assert export.close(5)
+    assert export.close(60)
     assert lines() == [f"{LOST} RuntimeError('no route'). They are counted in /metrics."]
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
@@ -165,7 +165,7 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None
         gate.came.get(timeout=60)
         clock.now_ns = now_ns
         gate.results.put(result)
-    assert export.close(5)
+    assert export.close(60)
     lost, recovered, lost_again = lines()
     assert recovered == "INFO Spans reach the collector again; 3 were lost."
     assert lost == f"{LOST} the exporter gave no reason. They are counted in /metrics."
@@ -201,7 +201,7 @@ def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_ur
     export = SpanExport(CollectorExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
     for _ in range(3):
         export.put(spans("a", 1))
-    assert export.close(5)
+    assert export.close(60)
     (line,) = lines()
     assert line.startswith(f"{LOST} Failed to export spans batch")
     assert counts.by_result == {"ended": 3, "failed": 3}
@@ -225,7 +225,7 @@ def test_spans_that_a_collector_rejects_of_a_batch_are_lost(
         collector.answer = answer if isinstance(answer, bytes) else answer.SerializeToString()
         export = SpanExport(CollectorExporter(f"{collector.url}/v1/traces"), counts, BatchLimits(8, 3, 60))
         export.put(spans("a", 3))
-        assert export.close(5)
+        assert export.close(60)
     assert +counts.by_result == +Counter(ended=3, exported=3 - num_rejected, failed=num_rejected)
     warning = f"{LOST} {reason}. They are counted in /metrics."
     assert lines() == ([warning] if num_rejected else [])
@@ -233,7 +233,7 @@ def test_spans_that_a_collector_rejects_of_a_batch_are_lost(
 
 def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, lines) -> None:
     exporter = CollectorExporter(unreachable_url)
-    SpanExport(exporter, Counts(), AT_ONCE).close(5)
+    SpanExport(exporter, Counts(), AT_ONCE).close(60)
     exporter.shutdown()
     assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
 

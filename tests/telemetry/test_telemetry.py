@@ -31,7 +31,7 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     telemetry = of_engine(snapshot)
     with json_log() as stream:
         telemetry.record(record)
-        assert telemetry.close(5)
+        assert telemetry.close(60)
     assert sorted(collector.paths) == ["/v1/traces"]
     assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
     assert sum(len(span.events) for span in collector.spans) == len(account.events)
@@ -55,7 +55,7 @@ def test_an_invalid_variable_stops_the_start(snapshot: EngineNumbers, monkeypatc
 def test_spans_are_off_without_the_variables(snapshot: EngineNumbers, make_record: MakeRecord) -> None:
     telemetry = of_engine(snapshot, environ={})
     telemetry.record(make_record())
-    assert telemetry.close(5)
+    assert telemetry.close(60)
     page = telemetry.render(None)[0]
     assert b"oaiserve_requests_total{" in page
     assert b"oaiserve_spans_total{" not in page
@@ -69,7 +69,7 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
         environ={},
     )
     telemetry.observe_event_loop_lag(0.25)
-    assert telemetry.close(5)
+    assert telemetry.close(60)
     assert steps == []
     page = telemetry.render(None)[0]
     assert b'oaiserve_engine_step_seconds_sum{kind="decode"} 0.005\n' in page
@@ -87,5 +87,5 @@ def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:
     for _ in range(9):
         logger.warning("odd")
     assert b'oaiserve_log_messages_total{level="warning",result="left_out"} 4.0' in telemetry.render(None)[0]
-    assert telemetry.close(5)
+    assert telemetry.close(60)
     assert stream.getvalue().splitlines()[5:] == ["4 more messages like this one were left out: odd"]

@@ -63,7 +63,7 @@ def test_spans_of_each_request_have_the_time_of_day_at_its_end(make_record) -> N
     record = make_record()
     for _ in range(2):
         tracing.record(record)
-    assert tracing.close(5)
+    assert tracing.close(60)
     spans = exporter.get_finished_spans()
     first = spans[: len(spans) // 2]
     second = spans[len(spans) // 2 :]
@@ -86,7 +86,7 @@ def test_what_is_said_to_be_sampled_is_what_is_exported(sampler: str, make_recor
     ]
     for trace in traces:
         tracing.record(make_record(trace=trace))
-    assert tracing.close(5)
+    assert tracing.close(60)
     exported = {span.context.span_id for span in exporter.get_finished_spans()}
     assert [tracing.is_sampled(trace) for trace in traces] == [trace.span_id in exported for trace in traces]
 
