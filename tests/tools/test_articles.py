@@ -49,7 +49,8 @@ def test_each_experiment_has_its_figures_beside_those_of_its_article(
     tokens = articles.COUNTED_TOKENS
     assert (one["num_tokens"], one["hand_overs"], one["wake_ups"]) == (tokens, tokens, tokens)
     assert four["num_tokens"] == 4 * tokens
-    assert four["hand_overs"] == four["wake_ups"] <= four["num_steps"] < 2 * tokens
+    # In how many steps depends on when the requests come.
+    assert four["hand_overs"] == four["wake_ups"] <= four["num_steps"]
     assert eighth["hand_overs"] == 1 + -(-(tokens - 1) // 8)
 
 
