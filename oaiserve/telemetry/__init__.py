@@ -107,6 +107,8 @@ class Telemetry:
         )
         if self._tracing is not None:
             consumers["tracing"] = self._tracing.record
+            for result in ("ended", "exported", "failed", "dropped"):
+                self._metrics.count(names.SPANS, result, 0)  # PromQL's `rate` then sees the first increment.
         for name, observe in (observers or {}).items():
             consumers[f"plugin {name}"] = observe
         self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)

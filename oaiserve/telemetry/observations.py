@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from array import array
 
-from oaiserve.errors import APIError, kinds_of
+from oaiserve.errors import APIError, InternalError, Overloaded, Unavailable, kinds_of
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
@@ -37,6 +37,14 @@ MOST_NAMES = 512  # names of adapters, and of clients, that have series of their
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
 PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a token may cost very few units
+# Outcome, status and class of the error of the requests that the objectives count, whatever their operation.
+_IN_OBJECTIVES = (
+    (Outcome.FINISHED, "200", ""),
+    (Outcome.FAILED, "200", InternalError.__name__),  # in a stream
+    (Outcome.FAILED, "500", InternalError.__name__),
+    (Outcome.REJECTED, "429", Overloaded.__name__),
+    (Outcome.REJECTED, "503", Unavailable.__name__),
+)
 # Labels of a series that only another metric shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -75,6 +83,10 @@ class Observations:
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
+            for end, status, error_type in _IN_OBJECTIVES:
+                self.count(names.REQUESTS, (end, operation, model, status, error_type), 0)
+        for kind in (Overloaded, Unavailable):
+            self.count(names.REJECTED, (_snake_case(kind.__name__),), 0)
         for source in (LOCAL_COMPUTE, LOCAL_CACHE_HIT):
             self.count(names.PROMPT_SOURCES, (source, model), 0)
         for operation in sorted(OPERATIONS - POOLING_OPERATIONS):
@@ -160,8 +172,7 @@ class Observations:
         group = f"{code[0]}xx" if code[:1].isdigit() else "none"
         self.count(names.HTTP_REQUESTS, (record.http_route, record.http_method, group))
         if record.outcome is Outcome.REJECTED:
-            reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error_type or OTHER).lower()  # in snake case
-            self.count(names.REJECTED, (reason,))
+            self.count(names.REJECTED, (_snake_case(error_type or OTHER),))
         if record.deadline is not None:
             self.count(names.DEADLINES, (record.deadline,))
         for judged in self._targets.judge(record):
@@ -242,6 +253,10 @@ def _per_unit(metric: Metric) -> int:
     """Return the number of counted integers in a unit of the metric."""
     fine = {"joules": PER_FINE_UNIT, "price": PER_FINE_UNIT}
     return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO, **fine}.get(metric.unit, 1)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _bounded(known: set[str], name: str) -> str:

@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
-from oaiserve.errors import APIError, kinds_of
+from oaiserve.errors import APIError, InternalError, Overloaded, Unavailable, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.metric import metric as metric_named
-from oaiserve.facts.record import EngineAccount, ReadAgain, RequestRecord, WaitReason
+from oaiserve.facts.record import EngineAccount, Outcome, ReadAgain, RequestRecord, WaitReason
 from oaiserve.facts.step_record import StepKind, StepRecord
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
@@ -151,6 +151,33 @@ def test_a_number_is_on_the_page_before_any_request(
     metric: Metric, labels: dict[str, str], value: float, metrics: Metrics
 ) -> None:
     assert samples(metrics)[key(metric.name, **labels)] == value
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "error"),
+    [
+        (Outcome.FINISHED, 200, None),
+        (Outcome.FAILED, 200, InternalError),
+        (Outcome.FAILED, 500, InternalError),
+        (Outcome.REJECTED, 429, Overloaded),
+        (Outcome.REJECTED, 503, Unavailable),
+    ],
+)
+@pytest.mark.parametrize("operation", sorted(observations.OPERATIONS))
+def test_the_first_request_that_an_objective_counts_increments_a_series(
+    operation: str, outcome: Outcome, status: int, error: type[APIError] | None, metrics: Metrics, make_record
+) -> None:
+    """PromQL's `increase` of a series that appears with a first burst of refusals does not have this burst."""
+    before = samples(metrics)
+    error_type = error and error.__name__
+    metrics.observe(make_record(operation=operation, outcome=outcome, http_status=status, error_type=error_type))
+    after = samples(metrics)
+    increased = {
+        sample: number - before[sample]
+        for sample, number in after.items()
+        if sample[0] in (names.REQUESTS.name, names.REJECTED.name) and number
+    }
+    assert list(increased.values()) == [1] * (1 + (outcome is Outcome.REJECTED))
 
 
 def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: EngineNumbers) -> None:

@@ -42,6 +42,8 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     assert entry["request_id"] == line["request_id"] == record.request_id
     page = samples_on(telemetry.render(None)[0])
     assert page[key(names.SPANS.name, result="exported")] == 9
+    # An alert watches the increase of lost spans, which PromQL does not see if the series appears with the first ones.
+    assert page[key(names.SPANS.name, result="failed")] == page[key(names.SPANS.name, result="dropped")] == 0
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == record.prompt_tokens
 
 
