@@ -147,7 +147,9 @@ class Exchange:
         # Causes are known only for phases that ended with the last step.
         known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         causes_ns = {
-            phase: {str(cause): ns for cause, ns in causes.items()} for phase, causes in known.items() if causes
+            phase: {str(cause): ns for cause, ns in sorted(causes.items(), key=lambda cause: -cause[1])}
+            for phase, causes in known.items()
+            if causes
         }
         return RequestTimings(
             self._phases_ns(),

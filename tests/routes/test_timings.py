@@ -35,6 +35,7 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
     assert timings["time_to_first_token_ns"] == record.times.time_to_first_token_ns
     assert (timings["queue_waits_ns"], timings["stalled_ns"]) == ({"no_blocks": 17, "step_under_way": 4}, 23)
     assert timings["causes_ns"] == {"prefill": {"prefix": 3}, "decode": {"own": 5, "host": 6}}
+    assert list(timings["causes_ns"]["decode"]) == ["host", "own"]  # the largest first
     assert (timings["cached_tokens"], timings["trace_id"]) == (2, record.trace.trace_id_hex)
     assert (timings["draft_tokens"], timings["accepted_tokens"]) == (9, 4)
     assert last["choices"] == []
