@@ -6,9 +6,9 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from oaiserve.http.server import Server
 from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
+from tests.waiting import wait_until
 
 
 class RunningServer(Server):
@@ -131,6 +132,7 @@ class Served:
     engine: FakeEngine
     telemetry: FakeTelemetry
     http: httpx.Client
+    open_requests: Mapping[str, object] = field(default_factory=dict)
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -194,9 +196,8 @@ def serve_session() -> Iterator[Serve]:
             app = create_app(Config(model, server_options, of_plugins=of_plugins), engine, telemetry)
             url, server = running.enter_context(running_server(app, server_options))
             servers.append(server)
-            return Served(
-                url, engine, telemetry, running.enter_context(checked(httpx.Client(base_url=url, timeout=60)))
-            )
+            http = running.enter_context(checked(httpx.Client(base_url=url, timeout=60)))
+            return Served(url, engine, telemetry, http, app.state.serving.exchanges)
 
         yield start
         for server in servers:  # They notice it within 0.1 s: all at once, instead of one after another.
@@ -209,6 +210,9 @@ def serve(serve_session: Serve) -> Serve:
 
     def fresh(script: Script | None = None, **options: object) -> Served:
         served = serve_session(**options)
+        # A request is open until its record is written, which may be after its client has read the whole answer. The
+        # records and aborts of earlier tests must not reach this one.
+        wait_until(lambda: not served.open_requests)
         served.engine.reset()
         served.engine.script = script or served.engine.script
         served.telemetry.records = queue.Queue()
