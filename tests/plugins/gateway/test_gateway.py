@@ -382,7 +382,7 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
         replica.runner.permit(100)  # the replica may learn of it some steps later
         wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
         wait_until_idle(replica.engine)
-        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1
+        wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1)
 
 
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
