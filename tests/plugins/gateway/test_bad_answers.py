@@ -119,10 +119,11 @@ def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
 def test_an_answer_that_is_no_http_is_a_502(
     raw: tuple[RawReplica, httpx.Client], answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "HEAD_SECONDS", 0.2)
     replica, http = raw
     replica.answer = answer
-    got = http.post("/v1/completions", json={"prompt": "Hello"})
+    with monkeypatch.context() as patch:
+        patch.setattr(upstream, "HEAD_SECONDS", 0.2)
+        got = http.post("/v1/completions", json={"prompt": "Hello"})
     assert (got.status_code, got.json()["error"]["code"]) == (502, "bad_gateway")
     assert str(replica.address.port) not in got.text
     replica.answer = GOOD
