@@ -84,9 +84,10 @@ def test_an_empty_chat_suggests_prompts_and_one_click_sends_them(page: Page) -> 
 
 def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server: LiveServer, page: Page) -> None:
     settings(page, max_completion_tokens="60", seed="1")
-    send(page)
-    recent, *_ = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
-    entry = httpx.get(f"{server.url}/debug/requests/{recent['request_id']}", timeout=60).json()
+    with page.expect_response("**/v1/chat/completions") as answer:
+        send(page)
+    request_id = answer.value.headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
     line = page.inner_text(f"{LAST} .account .line")
     assert re.fullmatch(rf"[\d.]+ tok/s · {entry['completion_tokens']} tokens · [\d.]+ m?s", line)
     assert page.locator(f"{LAST} .bar i").count() == len(entry["phases"])
@@ -102,7 +103,7 @@ def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server:
     content = stored(page)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
     assert page.text_content("#said[role=status]") == f"small: {content}"  # for those who hear it, once it is whole
     page.click(f"{LAST} >> text=Open this request")
-    page.wait_for_url(f"**/requests/{entry['request_id']}")
+    page.wait_for_url(f"**/requests/{request_id}")
 
 
 def test_answers_of_two_models_and_of_two_rounds_say_where_they_differ(page: Page) -> None:
