@@ -286,8 +286,9 @@ async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[A
 
 
 def server_threads() -> set[threading.Thread]:
-    """Return all threads of this process except those of the clients and of AnyIO's pool."""
-    return {thread for thread in threading.enumerate() if not thread.name.startswith(("client", "AnyIO"))}
+    """Return all threads of this process except those of the clients, and of the pools of AnyIO and the event loop."""
+    pools = ("client", "AnyIO", "uvloop")
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(pools)}
 
 
 @contextmanager

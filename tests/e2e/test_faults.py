@@ -97,7 +97,8 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_request(stream: bool) 
         record = harness.record("victim")
     check_error(answer, InternalError, "Its log says why", () if stream else None)
     assert (record.outcome, record.error_type) == (Outcome.FAILED, "InternalError")
-    assert (record.http_status, record.completion_tokens) == ((200, 2) if stream else (500, 9))
+    # The abort takes effect in the step after the first token, or before it.
+    assert (record.http_status, record.completion_tokens) in ([(200, 1), (200, 2)] if stream else [(500, 9)])
 
 
 def check_error(answer: httpx.Response, error: type[APIError], message: str, texts: tuple[str, ...] | None) -> None:
