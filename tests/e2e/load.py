@@ -46,6 +46,8 @@ def calls(round_: int = 1) -> Iterator[Call]:
         yield Call(CHAT, body)
     for number in range(4):
         yield Call(TEXTS, {"prompt": f"{number} and", "max_tokens": 20, "ignore_eos": True, "n": 1 + number % 2})
+    # Its choices need twice the cache, so some are preempted even if the other requests have ended before.
+    yield Call(TEXTS, {"prompt": "So many", "max_tokens": 60, "ignore_eos": True, "n": 8})
     for _ in range(2):
         choice = {"choice": ["yes", f"no{round_}"]}
         yield Call(TEXTS, {"prompt": "Is it?", "max_tokens": 20, "structured_outputs": choice})

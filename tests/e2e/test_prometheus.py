@@ -45,7 +45,7 @@ FLAGS += ("--served-model-name", MODEL, "--drafts", "lookup")
 # Nothing is drafted while others wait, so this one is sent when the rest has been answered.
 ALWAYS = {"logit_bias": {"40": 100}, "temperature": 0}
 REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, **ALWAYS})
-VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
+VALUES = {"$__rate_interval": "5m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
 BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
 DOCS = Path(__file__).parents[2] / "docs"
 QUERIES = [
