@@ -317,5 +317,7 @@ def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
         assert followed(served, response_id)[-1]["type"] in ENDS
         inbox.wait_terminal("first", "second", "third")
     turns = dict.fromkeys(one[0] for step in runner.steps for one in step)
-    assert [*turns][0::2] == ["first", "second"], turns
-    assert response_id in [*turns][1]
+    before, mine, *after = turns
+    assert before == "first"
+    assert response_id in mine
+    assert {*after} == {"second", "third"}  # in the order in which the tokenize threads are done with them
