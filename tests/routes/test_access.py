@@ -49,7 +49,7 @@ def check_refused(response: httpx.Response, status: int, code: str | None, *word
 def raw(served: Served, request: bytes) -> bytes:
     """Send bytes and return the answer, which ends with the connection."""
     port = httpx.URL(served.url).port
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(request)
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
