@@ -417,7 +417,7 @@ class Engine:
             self._loop.post(Stop(drain=True))
             if not self._loop.join(drain_timeout_seconds):
                 self._loop.post(Stop(drain=False))
-                self._loop.join()
+        self._loop.join()  # After a failure, the thread may still deliver the ends of the open requests.
         self._tokenize.stop()
         if self._tier is not None:
             self._tier.stop()

@@ -142,7 +142,8 @@ class EngineLoop:
                 self._refuse(left)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        self._thread.join(timeout_seconds)
+        if self._thread.ident is not None:  # it has been started
+            self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -20,6 +20,7 @@ from tests.engine.doubles import (
     request,
     stepping,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -177,6 +178,18 @@ def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> Non
         assert inbox.wait_terminal("r")["r"].error.status == 503
         stopper.join(TIMEOUT_SECONDS)
     assert engine.snapshot().blocks_used == 0
+
+
+def test_stop_waits_until_a_thread_that_fails_has_delivered_the_ends_of_requests() -> None:
+    has_stopped = threading.Event()
+    delivered_after_stop: list[bool] = []
+    engine = make_engine(ScriptedRunner(computing=device_is_gone))
+    engine.start()
+    engine.submit(request(), lambda events: delivered_after_stop.append(has_stopped.wait(0.1)))
+    wait_until(lambda: engine._loop.is_stopped)
+    engine.stop()
+    has_stopped.set()
+    assert delivered_after_stop == [False]
 
 
 def test_closing_the_event_iterator_early_aborts_the_request() -> None:
