@@ -18,7 +18,7 @@ export async function tryModels(model, embedder, asksResponses, documented) {
   });
   const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: isStepCount(3) };
   const forcedFirst = ({ stepNumber }) =>
-    stepNumber === 0 ? { toolChoice: { type: "tool", toolName: "weather" } } : { toolChoice: "auto" };
+    stepNumber === 0 ? { toolChoice: { type: "tool", toolName: "weather" } } : { toolChoice: "none" };
 
   async function text() {
     checkCapital((await generateText({ ...base, prompt: QUESTION })).text);

@@ -23,7 +23,7 @@ import {
   wrapLanguageModel,
 } from "ai";
 import { z } from "zod";
-import { MODEL, QUESTION, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed } from "./features.mjs";
+import { BASE_URL, MODEL, QUESTION, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed } from "./features.mjs";
 
 const DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const City = z.object({ name: z.string().max(20), is_capital: z.boolean() });
@@ -413,7 +413,8 @@ export function casesOfModels(modelOf, name, unsupported = []) {
       );
     },
     async prompt_that_is_too_long() {
-      const prompt = "word ".repeat(20_000);
+      const { data } = await (await fetch(`${BASE_URL}/models`)).json();
+      const prompt = "word ".repeat(data[0].max_model_len);
       checkRefused(await generateText({ ...asked, prompt }).catch((error) => error), 400, /context|long|token/i);
     },
   };
