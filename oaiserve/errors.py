@@ -11,6 +11,7 @@ from typing import Any
 _MOST_NAMED = 20  # models that an error names
 ANTHROPIC_PATH = "/v1/messages"  # and all below it
 MODELS_PATH = "/v1/models"
+FILES_PATH = "/v1/files"
 REASON_HEADER = "x-oaiserve-reason"  # header of a 503 that says nothing about whether the server takes other requests
 # Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
 _ANTHROPIC_TYPES = {

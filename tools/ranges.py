@@ -51,6 +51,7 @@ OF_OPENAI = (
     *("tests/plugins/batches/test_batches.py", "tests/plugins/responses/test_background.py"),
     *("tests/plugins/responses/test_compact.py", "tests/plugins/responses/test_conversations.py"),
 )
+OF_ANTHROPIC = tuple(f"tests/plugins/batches/test_message_{name}.py" for name in ("batches", "files"))
 PACKAGES = {
     "uvicorn": Tested(("tests/http", "tests/routes/test_deadlines.py", "tests/e2e/test_shutdown.py")),
     "transformers": Tested(
@@ -68,7 +69,7 @@ PACKAGES = {
         build="cpu",
     ),
     "openai": Tested(("tests/routes/test_wishes.py", *OF_OPENAI), needs=("distro",)),
-    "anthropic": Tested(("tests/routes/test_wishes.py", "tests/plugins/batches/test_message_batches.py")),
+    "anthropic": Tested(("tests/routes/test_wishes.py", *OF_ANTHROPIC)),
     "triton": Tested(command=(sys.executable, "-m", "tools.gpu.kernels")),
 }
 

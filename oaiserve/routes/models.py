@@ -26,6 +26,7 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.default_limits import default_limits
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.routes.answer.paging import between
 from oaiserve.routes.door.middleware import is_of_anthropic, json_response
 from oaiserve.routes.intake.body_types import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.intake.invalid import invalid, show
@@ -121,16 +122,9 @@ def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
     for name in ("after_id", "before_id"):
         if name in cursors and cursors[name] not in ids:
             raise invalid(name, f"there is no model {show(cursors[name])} here")
-    limit = cursors.get("limit", 20)
-    start = ids.index(cursors["after_id"]) + 1 if "after_id" in cursors else 0
-    end = ids.index(cursors["before_id"]) if "before_id" in cursors else len(ids)
-    if "before_id" in cursors:
-        shown = range(start, end)[-limit:]
-    else:
-        shown = range(start, end)[:limit]
+    shown, has_more = between(ids, cursors.get("limit", 20), cursors.get("after_id"), cursors.get("before_id"))
     first, last = (ids[shown[0]], ids[shown[-1]]) if shown else (None, None)
     data = [in_form(scope, models[number]) for number in shown]
-    has_more = len(shown) < end - start
     return json_response({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
 
 

@@ -59,7 +59,8 @@ def document(
     bodies = [operation.body for operation in operations if operation.body is not None]
     answers: list[type[msgspec.Struct]] = [ErrorAnswer]
     for operation in operations:
-        answers += [kind for kind in (operation.answer, operation.event) if isinstance(kind, type)]
+        kinds = (operation.answer, operation.answer_of_anthropic, operation.event)
+        answers += [kind for kind in kinds if isinstance(kind, type)]
     statuses = {error.status for operation in operations for error in operation.all_errors}
     paths: dict[str, Any] = {}
     for route, operation in described:
@@ -148,7 +149,10 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if isinstance(operation.answer, str):
         content[operation.answer] = {}
     elif operation.answer is not None:
-        content["application/json"] = {"schema": _reference(operation.answer)}
+        schema: dict[str, Any] = _reference(operation.answer)
+        if operation.answer_of_anthropic is not None:
+            schema = {"anyOf": [schema, _reference(operation.answer_of_anthropic)]}
+        content["application/json"] = {"schema": schema}
     if operation.alternative is not None:
         content[operation.alternative] = {}
     if operation.event is not None:

@@ -84,6 +84,7 @@ class Operation:
     group: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | str | None = None  # type of the JSON; or else a media type, or None for no content
+    answer_of_anthropic: type[msgspec.Struct] | None = None  # JSON for clients that send `anthropic-version`
     alternative: str | None = None  # another media type, if the client prefers it
     event: type[msgspec.Struct] | None = None  # data of each event, if a body may ask for a stream
     query: tuple[Parameter, ...] = ()
@@ -157,7 +158,7 @@ class ErrorDetails(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """An error in OpenAI's form. Below /v1/messages it has Anthropic's type and further fields."""
+    """An error in OpenAI's form. Clients of Anthropic's API get its type and further fields."""
 
     error: ErrorDetails
     type: Literal["error"] | UnsetType = UNSET

@@ -29,14 +29,16 @@ _PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]*)', r
 _UNCHANGED = (b"", b"7bit", b"8bit", b"binary")  # encodings that leave a field as it is
 _QUOTED_PAIR = re.compile(rb'\\(["\\])')
 _EXTENDED = re.compile(rb"(?:utf-?8)?'[^']*'(.*)", re.IGNORECASE | re.DOTALL)  # charset, language and text
+_MEDIA_TYPE = re.compile(rb"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 _ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # Browsers escape only these in names.
 
 
 class UploadForm:
     """The fields of an upload. Its methods raise InvalidRequest as soon as something is wrong."""
 
-    def __init__(self, content_type: str, content: IO[bytes]) -> None:
-        """`content` receives the content of the file."""
+    def __init__(self, content_type: str, content: IO[bytes], purpose: GivenPurpose | None = None) -> None:
+        """`content` receives the content of the file. `purpose` is that of a form without the field; without it, a form
+        must have the field."""
         boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
         if not 1 <= len(boundary) <= MOST_BOUNDARY_BYTES:
             raise _malformed(f"its content type must have a boundary of 1 to {MOST_BOUNDARY_BYTES} characters")
@@ -47,8 +49,10 @@ class UploadForm:
         self._names: list[str] = []
         self._raw_purpose = b""
         self._start = b""  # start of the content
-        self._given_purpose: GivenPurpose | None = None  # set once its field has ended
+        self._required = {"file"} if purpose else {"file", "purpose"}
+        self._given_purpose = purpose  # replaced when its field ends
         self.filename = "file"
+        self.media_type = ""  # as the file's own header states it, without parameters
         self.num_bytes = 0  # bytes of the content
 
     @property
@@ -81,9 +85,10 @@ class UploadForm:
             else:
                 reason = "it does not have its boundary"
             raise _malformed(reason) from None
-        if not {"file", "purpose"} <= {*self._names}:
-            raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
-        if len(self._names) > 2:
+        if not self._required <= {*self._names}:
+            fields = "fields 'file' and 'purpose'" if len(self._required) > 1 else "field 'file'"
+            raise InvalidRequest(f"The form must have the {fields}.", param="file")
+        if {*self._names} - {"file", "purpose"}:
             adaptations.note("form", "fields other than 'file' and 'purpose' are left out")
 
     def check_encoding(self) -> None:
@@ -111,6 +116,8 @@ class UploadForm:
             )
         if name == "file":
             self.filename = filename or "file"
+            media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+            self.media_type = media_type.decode() if _MEDIA_TYPE.fullmatch(media_type) else ""
 
     def _take(self, data: bytes) -> None:
         name = self._names[-1]

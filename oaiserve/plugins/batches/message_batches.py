@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from functools import partial
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from oaiserve.errors import ANTHROPIC_PATH, InvalidRequest, NotFound
+from oaiserve.plugins.batches.anthropic_form import AFTER_ID, BEFORE_ID, BETA, LIMIT, read_page, rfc3339
 from oaiserve.plugins.batches.objects import (
     MOST_ID_CHARACTERS,
     MOST_LINES,
@@ -31,14 +32,10 @@ from oaiserve.routes.door.middleware import json_response, lasting_id
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import described
 from oaiserve.routes.intake.read import read_without_engine
-from oaiserve.routes.operation import Operation, Parameter, read_query
+from oaiserve.routes.operation import Operation, read_query
 
 PATH = f"{ANTHROPIC_PATH}/batches"
 MOST_FRAME_BYTES = 2**13  # bytes of a stored line in addition to its request: the route and the longest custom_id
-LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=1000)
-AFTER_ID = Parameter("after_id", "The id after which the page begins.")
-BEFORE_ID = Parameter("before_id", "The id before which the page ends.")
-BETA = Parameter("beta", "Is ignored.")
 _OF_PROXIES = {"forwarded", "via", "x-real-ip"}
 
 
@@ -149,19 +146,11 @@ async def create(request: Request) -> Response:
 )
 async def list_batches(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER_ID, BEFORE_ID, BETA))
-    limit = query["limit"] or 20
-    after = query["after_id"]
-    before = query["before_id"]
-    if after is not None and before is not None:
-        raise invalid("before_id", "a page is either after or before a batch. Send one of 'after_id' and 'before_id'")
-    try:
-        found = await runner_of(request).store.message_batches(request.state.owner, limit + 1, after, before)
-    except NotFound:
-        param = "after_id" if before is None else "before_id"
-        raise invalid(param, f"there is no batch {show(query[param])}") from None
-    batches = [_shown(request, batch) for batch in (found[:limit] if before is None else found[-limit:])]
+    newest = partial(runner_of(request).store.message_batches, request.state.owner)
+    found, has_more = await read_page(query, newest, "batch")
+    batches = [_shown(request, batch) for batch in found]
     first, last = (batches[0].id, batches[-1].id) if batches else (None, None)
-    return json_response(MessageBatchPage(batches, first, last, len(found) > limit))
+    return json_response(MessageBatchPage(batches, first, last, has_more))
 
 
 @Operation(summary="A batch of messages.", group="Batches", answer=MessageBatch, errors=(NotFound,))
@@ -271,5 +260,4 @@ def _origin(request: Request) -> str:
 
 
 def _time(seconds: int | None) -> Any:
-    """Return a time as RFC 3339 has it."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if seconds is None else rfc3339(seconds)

@@ -39,7 +39,7 @@ MOST_NUMBER_BYTES = 16  # digits of a number that counts for an estimate
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file."""
+    """A file. Those of Anthropic's clients have a `mime_type`, as their uploads state it."""
 
     id: str
     bytes: int
@@ -48,6 +48,7 @@ class FileObject(msgspec.Struct, kw_only=True):
     purpose: GivenPurpose | Literal["batch_output"]
     status: str = "processed"
     object: str = "file"
+    mime_type: str | UnsetType = UNSET
 
 
 class FilePage(Page[FileObject]):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial, wraps
 from operator import attrgetter
 from typing import Any
 
@@ -14,8 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from oaiserve.errors import BodyTooLarge, NotFound, Overloaded, UnsupportedMedia
-from oaiserve.http.refusals import STORED_BYTE_NS, STORED_NS
-from oaiserve.plugins.batches.form import UploadForm
+from oaiserve.plugins.batches import message_files
 from oaiserve.plugins.batches.objects import (
     GIVEN_PURPOSES,
     WINDOW_SECONDS,
@@ -29,29 +28,21 @@ from oaiserve.plugins.batches.objects import (
     LineReader,
 )
 from oaiserve.plugins.batches.state import runner_of
-from oaiserve.plugins.batches.store import PIECE_BYTES, Owned
+from oaiserve.plugins.batches.store import Owned
+from oaiserve.plugins.batches.uploads import file_in_path, store_upload
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.paging import AnyPage, page_of
-from oaiserve.routes.door.middleware import json_response, lasting_id
+from oaiserve.routes.door.middleware import is_of_anthropic, json_response, lasting_id
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
 from oaiserve.routes.intake.read import read_without_engine
-from oaiserve.routes.intake.receive import (
-    RETRY_AFTER_SECONDS,
-    TOO_MANY_BODIES,
-    announced_bytes,
-    check_size,
-    check_type,
-    pass_body,
-)
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
-from oaiserve.routes.serving import MOST_FILE_BYTES
 
-MOST_FORM_BYTES = 2**16  # bytes of a form in addition to its file, for a first check of its length
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id after which the page begins.")
 DONE_AFTER = Parameter("after", "The number of answers that the client has.", is_integer=True, least=0)
 PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES, "batch_output"))
+Function = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @Operation(
@@ -59,81 +50,61 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     group="Batches",
     form=(
         Parameter("file", "Its content.", is_file=True),
-        Parameter("purpose", "`batch` for requests, any other for images and texts.", allowed=GIVEN_PURPOSES),
+        Parameter(
+            "purpose",
+            "`batch` for requests, any other for images and texts. With anthropic-version it may be left out.",
+            allowed=GIVEN_PURPOSES,
+        ),
     ),
     answer=FileObject,
+    answer_of_anthropic=message_files.FileMetadata,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )
 async def upload(request: Request) -> Response:
-    """Answer with the file. Its content is written to the disk as it arrives. While other clients' requests are open,
-    many uploads of one client are held back."""
-    runner = runner_of(request)
-    store = runner.store
-    owner = request.state.owner
-    client = request.state.client
-    num_announced = announced_bytes(request.headers)
-    check_size(num_announced, MOST_FILE_BYTES)
-    check_type(request, "multipart/form-data")
-    await store.check_room(owner, max(0, num_announced - MOST_FORM_BYTES))
-    too_many = Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-    if not store.arriving_files.take(client, 1):
-        raise too_many
     adaptations = Adaptations()
-    taken = 0
-
-    def feed(data: bytes) -> None:
-        nonlocal taken
-        form.feed(data)
-        form.check_encoding()
-        if not store.arriving_bytes.take(client, form.num_bytes - taken):
-            raise too_many
-        taken = form.num_bytes
-
-    try:
-        with store.new_content() as content:
-            form = UploadForm(request.headers["content-type"], content)
-            await pass_body(request, runner.backend.received_bytes, MOST_FILE_BYTES, feed)
-            form.end(adaptations)
-            form.check_encoding()
-            file = FileObject(
-                id=f"file-{lasting_id(request)}",
-                bytes=form.num_bytes,
-                created_at=int(time.time()),
-                filename=form.filename,
-                purpose=form.purpose,
-            )
-            await store.add_file(owner, file, content)
-            if file.bytes > PIECE_BYTES:
-                await run_in_threadpool(content.close)  # This takes milliseconds for a large file.
-    finally:
-        store.arriving_bytes.give_back(client, taken)
-        store.arriving_files.give_back(client, 1)
-    if runner.backend.has_others(client):
-        request.state.charged_ns = STORED_NS + STORED_BYTE_NS * file.bytes
+    file = await store_upload(request, adaptations)
     return json_response(file, headers=adaptations.headers())
 
 
-@Operation(summary="The files.", group="Batches", answer=FilePage, query=(LIMIT, AFTER, PURPOSE))
+@Operation(
+    summary="The files.",
+    group="Batches",
+    answer=FilePage,
+    answer_of_anthropic=message_files.FileMetadataPage,
+    query=(LIMIT, AFTER, PURPOSE, *message_files.QUERY),
+)
 async def list_files(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER, PURPOSE))
     newest = partial(runner_of(request).store.files, request.state.owner, query["purpose"])
     return await _page(FilePage, query, newest)
 
 
-@Operation(summary="A file.", group="Batches", answer=FileObject, errors=(NotFound,))
+@Operation(
+    summary="A file.",
+    group="Batches",
+    answer=FileObject,
+    answer_of_anthropic=message_files.FileMetadata,
+    errors=(NotFound,),
+)
 async def retrieve_file(request: Request) -> Response:
-    return json_response((await _file(request))[0])
+    return json_response((await file_in_path(request))[0])
 
 
 @Operation(summary="The content of a file.", group="Batches", answer="application/octet-stream", errors=(NotFound,))
 async def file_content(request: Request) -> Response:
-    _, number = await _file(request)
+    _, number = await file_in_path(request)
     return StreamingResponse(runner_of(request).store.content(number), media_type="application/octet-stream")
 
 
-@Operation(summary="Delete a file.", group="Batches", answer=Deleted, errors=(NotFound,))
+@Operation(
+    summary="Delete a file.",
+    group="Batches",
+    answer=Deleted,
+    answer_of_anthropic=message_files.DeletedFile,
+    errors=(NotFound,),
+)
 async def delete_file(request: Request) -> Response:
-    file, _ = await _file(request)
+    file, _ = await file_in_path(request)
     await runner_of(request).store.delete_file(request.state.owner, file.id)
     return json_response(Deleted(file.id, "file"))
 
@@ -219,14 +190,24 @@ async def answers(request: Request) -> Response:
     return Response(content, media_type="application/jsonl", headers={"x-after": str(end)})
 
 
+def _in_either_form(of_openai: Function, of_anthropic: Function) -> Function:
+    """Return the function of a route that answers clients of both APIs, each in its form."""
+
+    @wraps(of_openai)
+    async def answer(request: Request) -> Response:
+        return await (of_anthropic if is_of_anthropic(request.scope) else of_openai)(request)
+
+    return answer
+
+
 def routes() -> list[Route]:
     return [
         Route(f"/v1/{path}", route, methods=[method])
         for path, method, route in (
-            ("files", "POST", upload),
-            ("files", "GET", list_files),
-            ("files/{file_id}", "GET", retrieve_file),
-            ("files/{file_id}", "DELETE", delete_file),
+            ("files", "POST", _in_either_form(upload, message_files.upload)),
+            ("files", "GET", _in_either_form(list_files, message_files.list_files)),
+            ("files/{file_id}", "GET", _in_either_form(retrieve_file, message_files.retrieve_file)),
+            ("files/{file_id}", "DELETE", _in_either_form(delete_file, message_files.delete_file)),
             ("files/{file_id}/content", "GET", file_content),
             ("batches", "POST", create),
             ("batches", "GET", list_batches),
@@ -235,14 +216,6 @@ def routes() -> list[Route]:
             ("batches/{batch_id}/answers", "GET", answers),
         )
     ]
-
-
-async def _file(request: Request) -> tuple[FileObject, int]:
-    file_id = request.path_params["file_id"]
-    file = await runner_of(request).store.file(request.state.owner, file_id)
-    if file is None:
-        raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
-    return file
 
 
 async def _batch(request: Request) -> BatchObject:

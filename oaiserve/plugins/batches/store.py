@@ -154,11 +154,13 @@ class BatchStore(Store):
                 raise sqlite3.OperationalError(f"an upload cannot be written: {error.strerror}") from error
 
     @on_thread
-    def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
-        """Return an owner's files that follow the one with the id `after`, newest first. Raises NotFound if there is
-        none."""
+    def files(
+        self, owner: str, purpose: str | None, limit: int, after: str | None, before: str | None = None
+    ) -> list[FileObject]:
+        """Return an owner's files, newest first: those that follow the one with the id `after`, or that precede the one
+        with the id `before`. Raises NotFound if there is none."""
         only = {} if purpose is None else {"purpose": purpose}
-        return self._page(FileObject, "stored_files", owner, limit, after, only=only)
+        return self._page(FileObject, "stored_files", owner, limit, after, before=before, only=only)
 
     def content(self, file: int) -> AsyncIterator[bytes]:
         """Return the content of the file with this number, in parts. It ends early if the file is deleted."""

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import Config
-from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
+from oaiserve.errors import FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
@@ -38,6 +38,7 @@ from oaiserve.plugins.gateway.client_request import (
 from oaiserve.plugins.gateway.lists import (
     REQUESTS_PATH,
     SCHEMA_PATH,
+    all_files_of_anthropic,
     all_kept,
     all_requests,
     models_answer,
@@ -51,6 +52,7 @@ from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.routes.door.middleware import is_of_anthropic
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
@@ -64,7 +66,7 @@ log = logging.getLogger(__name__)
 
 MOST_HOPS = 4  # most gateways that a request may pass
 MOST_LISTS = 4  # most requests for lists that are answered at the same time
-_LISTS = ("/v1/files", "/v1/batches")
+_LISTS = (FILES_PATH, "/v1/batches")
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _IDS = re.compile(r"/(responses|requests|files|batches|conversations|items|models)/[^/]+")
 
@@ -167,7 +169,7 @@ class Gateway:
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
         with HeldBytes(self.received, client) as held:
-            limit_bytes = MOST_FILE_BYTES if path == "/v1/files" else self.body_limit
+            limit_bytes = MOST_FILE_BYTES if path == FILES_PATH else self.body_limit
             await read_into(body, Request(scope, receive), held, limit_bytes)  # routing needs the prompt
             left = asyncio.create_task(client_left(receive))
             try:
@@ -213,6 +215,8 @@ class Gateway:
             return partial(models_answer, self.watch, self.router, scope, request.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:
             return partial(schema_answer, self.watch, self._refuses, request.headers)
+        if scope["path"] == FILES_PATH and is_of_anthropic(scope):
+            return partial(all_files_of_anthropic, self.watch, request.target, request.headers)
         if scope["path"] in _LISTS:
             return partial(all_kept, self.watch, request.target, request.headers)
         return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -24,8 +26,9 @@ from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.answer.document import document_response
-from oaiserve.routes.answer.paging import Page, page_of
+from oaiserve.routes.answer.paging import PAGE_PREFIX, Page, between, page_of
 from oaiserve.routes.door.middleware import json_response
+from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.models import list_answer
 from oaiserve.wire.report import ROUTER_HEADER
 
@@ -34,6 +37,7 @@ SCHEMA_PATH = "/openapi.json"
 MOST_PAGES = 10  # per list of a replica
 PAGE_ITEMS = 100  # as many as a page may have
 MOST_REQUESTS = 4096  # per replica
+MOST_FILES = 1000  # files of a page in the form of Anthropic's API
 MOST_MODELS = 2048  # items of a list of models, which has no pages
 MOST_MODEL_BYTES = 2**20  # size of a replica's list of models
 MOST_LIST_BYTES = 8 * 2**20  # size of all pages of a replica's list of files or batches
@@ -73,7 +77,13 @@ class _Stored(_Model, kw_only=True):
     created_at: UnixSeconds
 
 
+class _FileOfAnthropic(_Model, kw_only=True):
+    created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 Kind = TypeVar("Kind", bound=_Model)
+Dated = TypeVar("Dated", _Stored, _FileOfAnthropic)
+Query = dict[str, Any]  # Each value is a text, or a list of texts.
 
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -115,25 +125,63 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     Replicas that refuse count only if all do. Raises InvalidRequest if nothing has the id `after`.
     """
     path, _, query = target.partition(b"?")
-    fields = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
+    fields: Query = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
     after = fields.pop("after", None)
     limit = PAGE_ITEMS
     # Replicas refuse other limits.
     if fields["limit"] in {str(number) for number in range(1, PAGE_ITEMS + 1)}:
         limit = int(fields["limit"])
         fields["limit"] = str(PAGE_ITEMS)
+    newest = await _newest(watch, _Stored, path, headers, fields)
+    if isinstance(newest, Response):
+        return newest
+    page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
+    page.data = [text for _, text in page.data]
+    return json_response(page)
+
+
+async def all_files_of_anthropic(watch: Watch, target: bytes, headers: Headers) -> Response:
+    """Answer as `all_kept` does, in the form of Anthropic's API. A replica refuses a wrong query. Raises InvalidRequest
+    if no file has the id at the edge of the page."""
+    path, _, text = target.partition(b"?")
+    query = QueryParams(text.decode(errors="replace"))
+    fields: Query = {name: query.getlist(name) for name in query}
+    limit = query.get("limit", "20")
+    edges = {name: query[name].removeprefix(PAGE_PREFIX) for name in ("after_id", "before_id", "page") if name in query}
+    is_right = limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MOST_FILES and len(edges) < 2
+    if is_right and "ids[]" not in query and query.get("page", PAGE_PREFIX).startswith(PAGE_PREFIX):
+        fields = {name: each for name, each in fields.items() if name not in edges} | {"limit": str(PAGE_ITEMS)}
+    newest = await _newest(watch, _FileOfAnthropic, path, headers, fields, "after_id")
+    if isinstance(newest, Response):
+        return newest
+    ids = [file.id for file, _ in newest]
+    before = edges.get("before_id")
+    try:
+        shown, has_more = between(ids, int(limit), edges.get("after_id", edges.get("page")), before)
+    except ValueError:
+        (param, edge), *_ = edges.items()
+        raise invalid(param, f"there is no file {show(edge)}") from None
+    first, last = (ids[shown[0]], ids[shown[-1]]) if shown else (None, None)
+    next_page = f"{PAGE_PREFIX}{last}" if has_more and before is None else None
+    data = [newest[number][1] for number in shown]
+    return json_response(
+        {"data": data, "first_id": first, "last_id": last, "has_more": has_more, "next_page": next_page}
+    )
+
+
+async def _newest(
+    watch: Watch, kind: type[Dated], path: bytes, headers: Headers, query: Query, cursor: str = "after"
+) -> list[tuple[Dated, msgspec.Raw]] | Response:
+    """Return the items of all replicas' lists at a path, newest first, or a refusal if all replicas refuse."""
     names = sorted(watch.joined - watch.silent)
     answers = await asyncio.gather(
-        *(_listed(watch, name, _Stored, path, headers, fields, MOST_LIST_BYTES) for name in names)
+        *(_listed(watch, name, kind, path, headers, query, MOST_LIST_BYTES, cursor) for name in names)
     )
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
     by_id = {one.id: (one, text) for answer in answers if not isinstance(answer, Response) for one, text in answer}
-    newest = sorted(by_id.values(), key=lambda both: -both[0].created_at)
-    page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
-    page.data = [text for _, text in page.data]
-    return json_response(page)
+    return sorted(by_id.values(), key=lambda both: both[0].created_at, reverse=True)
 
 
 async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Headers) -> Response:
@@ -223,8 +271,9 @@ async def _listed(
     kind: type[Kind],
     path: bytes,
     headers: Headers,
-    query: dict[str, str],
+    query: Query,
     most_bytes: int,
+    cursor: str = "after",
 ) -> list[tuple[Kind, msgspec.Raw]] | Response:
     """Return the items of a replica's list that arrive in time and can be read, or its refusal."""
     items: list[tuple[Kind, msgspec.Raw]] = []
@@ -234,7 +283,7 @@ async def _listed(
             for _ in range(MOST_PAGES):
                 upstream = watch.upstreams[name]
                 status, content = await upstream.get(
-                    target + urlencode(query).encode(), headers, min(most_bytes, MOST_PAGE_BYTES)
+                    target + urlencode(query, doseq=True).encode(), headers, min(most_bytes, MOST_PAGE_BYTES)
                 )
                 if status >= 400:
                     return Response(content, status, media_type="application/json")
@@ -244,7 +293,7 @@ async def _listed(
                 items += new
                 if not page.has_more or not new:
                     break
-                query = query | {"after": new[-1][0].id}
+                query = query | {cursor: new[-1][0].id}
     return items
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from oaiserve.routes.intake.invalid import invalid, show
 
+PAGE_PREFIX = "page_"  # Begins the `page` of Anthropic's lists of files. The id of the file before the page follows.
 Item = TypeVar("Item")
 
 
@@ -20,6 +21,15 @@ class Page(msgspec.Struct, Generic[Item]):
     last_id: str | None
     has_more: bool
     object: str = "list"
+
+
+def between(ids: Sequence[str], limit: int, after: str | None, before: str | None) -> tuple[range, bool]:
+    """Return the places of at most `limit` items after or before an id, and whether there are more in that direction.
+    Raises ValueError for an unknown id."""
+    start = 0 if after is None else ids.index(after) + 1
+    end = len(ids) if before is None else ids.index(before)
+    shown = range(start, end)[:limit] if before is None else range(start, end)[-limit:]
+    return shown, len(shown) < end - start
 
 
 AnyPage = TypeVar("AnyPage", bound=Page[Any])

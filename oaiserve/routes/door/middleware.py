@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.errors import (
     ANTHROPIC_PATH,
+    FILES_PATH,
     MODELS_PATH,
     APIError,
     InternalError,
@@ -101,10 +102,10 @@ class RequestHeaders:
 
 
 def is_of_anthropic(scope: Scope) -> bool:
-    """Return whether a request is for Anthropic's API. Both APIs have the same path for models."""
+    """Return whether a request is for Anthropic's API. Both APIs have the same paths for models and for files."""
     path: str = scope["path"]
     return path.startswith(ANTHROPIC_PATH) or (
-        path.startswith(MODELS_PATH) and "anthropic-version" in Headers(scope=scope)
+        path.startswith((MODELS_PATH, FILES_PATH)) and "anthropic-version" in Headers(scope=scope)
     )
 
 

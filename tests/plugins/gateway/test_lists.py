@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.missing_plugins import is_served
@@ -125,3 +126,31 @@ def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fl
         assert sdk.files.delete(file.id).deleted
     for query in ("limit=0", "limit=many", "colour=1", "after=nobody"):
         assert two_models.http.get(f"/v1/files?{query}").status_code == 400
+
+
+@pytest.mark.plugin("batches")
+def test_files_are_listed_in_anthropics_form_at_whichever_server_has_them(two_models: Fleet) -> None:
+    with Anthropic(base_url=str(two_models.http.base_url), api_key="any", max_retries=0) as sdk:
+        known = [file.id for file in sdk.beta.files.list()]
+        ids = [sdk.beta.files.upload(file=(f"{number}.txt", b"x")).id for number in range(20)]
+        homes = [url for url in two_models.replicas if httpx.get(f"http://{url}/v1/files").json()["data"]]
+        assert len(homes) > 1, "or else a list is no list of several"
+        listed = [*sdk.beta.files.list(limit=3)]
+        assert sorted(file.id for file in listed) == sorted(known + ids), "it reads all pages"
+        assert [file.created_at for file in listed] == sorted((file.created_at for file in listed), reverse=True)
+        assert {file.id for file in sdk.beta.files.list(ids=ids[:5])} == {*ids[:5]}
+        headers = {"anthropic-version": "2023-06-01"}
+        order = [file.id for file in listed]
+        for query, shown in (
+            (f"after_id={order[4]}&limit=2", order[5:7]),
+            (f"before_id={order[4]}&limit=2", order[2:4]),
+            (f"page=page_{order[-1]}", []),
+        ):
+            page = two_models.http.get(f"/v1/files?{query}", headers=headers).json()
+            assert ([file["id"] for file in page["data"]], page["has_more"]) == (shown, bool(shown))
+        for query in ("limit=0", "limit=many", "limit=1001", "colour=1", "page=x", "page=page_x", "after_id=x&page=y"):
+            answer = two_models.http.get(f"/v1/files?{query}", headers=headers)
+            assert (answer.status_code, answer.json()["type"]) == (400, "error"), query
+        for file_id in ids:
+            assert sdk.beta.files.retrieve_metadata(file_id).id == file_id
+            assert sdk.beta.files.delete(file_id).type == "file_deleted"
