@@ -60,6 +60,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
         cached_tokens: int = 0,
         computed_prompt_tokens: int = 0,
         completion_tokens: int = 0,
+        num_continued_tokens: int = 0,
         most_tokens: int = 0,
         waits_for: str | None = None,
         causes_ns: dict[str, int] | None = None,
@@ -67,7 +68,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
         """Return the current row. Other threads may still write into `times`, in which `received` is set.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock. `most_tokens` is the limit of its answer, 0 where
-        there is none."""
+        there is none, and `num_continued_tokens` of the answer came from another server."""
         phases = times.so_far(clock_ns)
         received_ns = phases[0].start_ns
         return cls(
@@ -89,7 +90,12 @@ class OpenRow(msgspec.Struct, kw_only=True):
             prompt_left_ns=_left_ns(
                 phases[-1], "prefill", computed_prompt_tokens - cached_tokens, prompt_tokens - cached_tokens
             ),
-            answer_left_ns=_left_ns(phases[-1], "decode", completion_tokens - 1, most_tokens - 1),
+            answer_left_ns=_left_ns(
+                phases[-1],
+                "decode",
+                completion_tokens - num_continued_tokens - 1,
+                most_tokens - num_continued_tokens - 1,
+            ),
         )
 
 

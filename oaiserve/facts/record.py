@@ -175,6 +175,13 @@ class EngineAccount:
         span="oaiserve.restored_tokens",
         when="num_restored_tokens",
     )
+    num_continued_tokens: int = fact(
+        "Answer tokens that another server generated before this one continued the stream.",
+        json=True,
+        log=True,
+        span="oaiserve.continued_tokens",
+        when="num_continued_tokens",
+    )
     num_choices: int = fact("Choices that the request asked for, over all its prompts.")
     longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
     num_preemptions: int = fact(
@@ -422,7 +429,7 @@ class RequestRecord:
     )
     turn: Turn | None = None  # its place in an agent's run, if that is known
     completion_tokens: int = fact(
-        "Generated tokens, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
+        "Tokens of the answer, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
     )
     reasoning_tokens: int | None = fact(
         "Those of them that are reasoning. None: reasoning is not separated from the answer.",
@@ -495,9 +502,15 @@ class RequestRecord:
         return prefill_ns * self.read_again_tokens // max(1, num_computed)
 
     @property
+    def generated_tokens(self) -> int:
+        """Return the tokens of the answer without those that another server generated before it broke off."""
+        return self.completion_tokens - self.account.num_continued_tokens
+
+    @property
     def tokens_per_choice(self) -> int:
-        """Return the mean number of tokens per choice, by which TPOT divides because choices run side by side."""
-        return self.completion_tokens // max(1, self.account.num_choices)
+        """Return the mean number of generated tokens per choice, by which TPOT divides because choices run side by
+        side."""
+        return self.generated_tokens // max(1, self.account.num_choices)
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:

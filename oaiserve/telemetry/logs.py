@@ -175,7 +175,7 @@ def log_request(record: RequestRecord) -> None:
         f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} "
         f"{duration(times.duration_ns)} ({_named(_durations(phases_ns))}), "
         f"tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "
-        f"{record.completion_tokens} generated, "
+        f"{record.generated_tokens} generated, "
     )
     if account.grammar_kind is not None:
         message += f"grammar {account.grammar_kind}: "

@@ -188,7 +188,7 @@ class Observations:
         if not record.background:
             self._observe_tokens(record, labels, origin)
         if record.prompt_tokens:
-            self.add(names.REQUEST_GENERATION_TOKENS, labels, record.completion_tokens, origin)
+            self.add(names.REQUEST_GENERATION_TOKENS, labels, record.generated_tokens, origin)
             self.add(names.REQUEST_LONGEST_CHOICE_TOKENS, labels, account.longest_choice_tokens, origin)
             self.add(names.REQUEST_CHOICES, labels, int(record.params.get("n", 1)), origin)
             if "max_tokens" in record.params:
@@ -198,7 +198,7 @@ class Observations:
             self.count(names.READ_AGAIN_TOKENS, (record.read_again_reason,), record.read_again_tokens)
             if not record.background:
                 self.count(names.READ_AGAIN_SECONDS, (record.read_again_reason,), record.read_again_ns)
-        self.count(names.GENERATION_TOKENS, (operation, model), record.completion_tokens)
+        self.count(names.GENERATION_TOKENS, (operation, model), record.generated_tokens)
         for reason in record.finish_reasons:
             self.count(names.FINISHED_CHOICES, (operation, model, _known(reason, FINISH_REASONS)))
         for outcome, number in record.tool_calls.items():

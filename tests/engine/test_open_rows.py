@@ -9,6 +9,7 @@ from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.step import Step
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Cause, EventKind, Origin, WaitReason
+from oaiserve.wire.continuation import Piece
 from tests.engine.accounts.lab import Lab
 from tests.engine.doubles import (
     BlockedTokenizer,
@@ -89,6 +90,24 @@ def test_an_open_request_has_its_causes_so_far_and_its_time_left() -> None:
     reading = next(row for row in by_phase["prefill"] if row.computed_prompt_tokens)
     assert reading.prompt_left_ns > 0
     assert reading.answer_left_ns is None
+
+
+def test_the_pace_of_a_continued_stream_is_that_of_its_own_tokens() -> None:
+    rows: list[OpenRow] = []
+
+    class Watched(Lab):
+        def _compute(self, step: Step) -> None:
+            rows.extend(row for name, row in self.engine.open_requests(0).items() if name == "rest")
+            super()._compute(step)
+
+    lab = Watched()
+    with lab.engine:
+        sent = (Piece(0, [70 + number for number in range(30)]),)
+        lab.run(replace(request("rest", prompt_len=4, max_tokens=40), sent=sent))
+    last = [row for row in rows if row.phase == "decode"][-1]
+    num_decoded = last.completion_tokens - 30 - 1
+    assert num_decoded > 0
+    assert last.answer_left_ns == last.phases[-1].duration_ns * (9 - num_decoded) // num_decoded
 
 
 def test_a_request_that_is_tokenized_is_listed() -> None:

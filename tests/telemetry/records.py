@@ -102,6 +102,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
         **draw(causes(times)),
     )
     prompt_tokens = draw(TOKENS)
+    completion_tokens = draw(TOKENS)
+    account.num_continued_tokens = draw(st.just(0) | st.integers(0, completion_tokens))
     return RequestRecord(
         request_id="req-1",
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
@@ -116,7 +118,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         prompt_tokens=prompt_tokens,
         cached_tokens=draw(st.integers(0, prompt_tokens)),
         **draw(read_again()),
-        completion_tokens=draw(TOKENS),
+        completion_tokens=completion_tokens,
         finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
         answer_reasons=draw(st.sampled_from([(), ("tool_calls",)])),
         requested_model=draw(st.sampled_from([None, "gpt-4o"])),
@@ -225,7 +227,8 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, 
         yield vllm_names.TIME_TO_FIRST_TOKEN, vllm, ttft
         if is_finished:
             yield n.GEN_AI_TIME_TO_FIRST_TOKEN, gen_ai, ttft
-    per_choice = record.completion_tokens // max(1, record.account.num_choices)
+    generated = record.completion_tokens - account.num_continued_tokens
+    per_choice = generated // max(1, account.num_choices)
     if times.last_token is not None and per_choice > 1:
         tpot = Fraction((times.last_token - times.first_token) / (per_choice - 1)) / 10**9
         yield n.TIME_PER_OUTPUT_TOKEN_SECONDS, own, tpot
@@ -239,9 +242,9 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, 
     for gap_ns in filter(None, account.inter_token_ns):
         yield vllm_names.INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
     if record.prompt_tokens:
-        yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens
+        yield n.REQUEST_GENERATION_TOKENS, own, generated
         if is_finished:
-            yield vllm_names.REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
+            yield vllm_names.REQUEST_GENERATION_TOKENS, vllm, generated
         for metric, vllms, value in (
             (n.REQUEST_LONGEST_CHOICE_TOKENS, vllm_names.REQUEST_LONGEST_CHOICE_TOKENS, account.longest_choice_tokens),
             (n.REQUEST_CHOICES, vllm_names.REQUEST_CHOICES, record.params.get("n", 1)),
@@ -312,5 +315,5 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
         reason = {"reason": str(record.read_again_reason)}
         yield n.READ_AGAIN_TOKENS, reason, record.read_again_tokens
         yield n.READ_AGAIN_SECONDS, reason, seconds(record.read_again_ns)
-    yield n.GENERATION_TOKENS, where, record.completion_tokens
-    yield vllm_names.GENERATION_TOKENS, vllm, record.completion_tokens
+    yield n.GENERATION_TOKENS, where, record.completion_tokens - account.num_continued_tokens
+    yield vllm_names.GENERATION_TOKENS, vllm, record.completion_tokens - account.num_continued_tokens

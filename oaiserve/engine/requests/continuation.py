@@ -67,6 +67,7 @@ def take_up(
                     raise GrammarViolation("it has tokens behind its end")
                 output.push(token_id, Logprobs(token_id, 0.0, [], []) if has_logprobs else None)
             opened.usage.completion_tokens += len(token_ids)
+            opened.account.num_continued_tokens += len(token_ids)
             sequence.token_ids += token_ids
             if (chunk := output.take(was_sent=True)) is not None:
                 emit_chunk(opened, chunk)

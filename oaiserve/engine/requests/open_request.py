@@ -82,14 +82,18 @@ class OpenRequest:
 
     @property
     def work(self) -> Work:
-        """Return the work of this request, so that its time can be compared with the learned costs."""
+        """Return the work of this request, so that its time can be compared with the learned costs.
+
+        The tokens that another server generated are computed like those of a prompt.
+        """
+        num_continued = self.account.num_continued_tokens
         return Work(
             len(self.prompts),
-            self.usage.prompt_tokens,
+            self.usage.prompt_tokens + num_continued,
             self.usage.cached_tokens,
             self.account.num_choices,
-            self.usage.completion_tokens,
-            self.account.longest_choice_tokens,
+            self.usage.completion_tokens - num_continued,
+            self.account.longest_choice_tokens - num_continued // max(1, self.account.num_choices),
             self.needs_ids,
         )
 

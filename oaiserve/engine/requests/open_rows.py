@@ -64,4 +64,5 @@ class OpenRows:
             cached_tokens=entry.usage.cached_tokens,
             computed_prompt_tokens=entry.computed_prompt_tokens,
             completion_tokens=entry.usage.completion_tokens,
+            num_continued_tokens=entry.account.num_continued_tokens,
         )

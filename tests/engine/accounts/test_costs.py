@@ -1,10 +1,12 @@
 """The cost of a request that runs with others, and its cost alone."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from oaiserve.facts.record import EngineAccount
+from oaiserve.wire.continuation import Piece
 from tests.engine.accounts.lab import Lab
 from tests.engine.doubles import request
 
@@ -35,6 +37,12 @@ def test_the_cost_alone_is_the_same_in_any_company_and_is_that_of_a_request_that
         assert account.alone_ns == pytest.approx(alone.alone_ns, rel=0.05)
         assert account.alone_core_ns == pytest.approx(alone.core_ns, rel=0.05)
         assert account.price == pytest.approx(account.machine_ns / 1e11)
+
+
+def test_the_cost_alone_of_a_continued_stream_is_that_of_the_rest(lab: Lab) -> None:
+    sent = (Piece(0, [70 + number for number in range(30)]),)
+    account = lab.run(replace(request("rest", prompt_len=300, max_tokens=40), sent=sent))["rest"].account
+    assert account.alone_ns == pytest.approx(account.machine_ns, rel=0.05)
 
 
 def test_a_request_costs_less_beside_others_that_read_the_weights_with_it(lab: Lab) -> None:

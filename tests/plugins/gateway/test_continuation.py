@@ -387,6 +387,18 @@ def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
         assert running.ask().status_code == 200
 
 
+def test_a_server_counts_the_tokens_that_it_generated_itself() -> None:
+    body = json.dumps({"prompt": "Hi", "max_tokens": 5}).encode()
+    pieces = b"[[0,[70]],[0,[71]]]"
+    headers = {"x-oaiserve-sent": str(len(pieces)), "content-type": "application/json"}
+    with fleet(1) as running:
+        (replica,) = running.replicas.values()
+        answer = httpx.post(replica.server.url + COMPLETIONS, content=body + pieces, headers=headers)
+        record = replica.telemetry.next_record()
+    assert answer.json()["usage"]["completion_tokens"] == record.completion_tokens == 5
+    assert (record.account.num_continued_tokens, record.generated_tokens, record.tokens_per_choice) == (2, 3, 3)
+
+
 MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 40}
 SCHEMA = {"type": "object", "properties": {"a": MANY}, "required": ["a"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
