@@ -106,12 +106,14 @@ class Blocks:
             return None
         return _addresses(self.scales, self.rows)
 
-    def give_back(self) -> None:
-        """Let the system drop the file's pages from this process. Pages that are needed again are read again."""
-        if self.file is not None:
-            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            end = self.offset + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
-            self.file.madvise(mmap.MADV_DONTNEED, start, end - start)
+    def pages(self) -> tuple[int, int] | None:
+        """Return the address and the bytes of the mapped file's pages that have the data, or None if they are in
+        memory. Pages that a neighbour shares are read again."""
+        if self.file is None:
+            return None
+        before = self.offset % mmap.PAGESIZE
+        num_bytes = before + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
+        return self.data.ctypes.data - before, num_bytes
 
     def expand(self, dtype: torch.dtype = torch.float32, into: Tensor | None = None) -> Tensor:
         """Return the weights in a dtype, rounded from the reference implementation's float32.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from oaiserve.checkpoints.progress import show_transformers_progress
@@ -90,6 +90,7 @@ class StartRequest:
     task: Task = "generate"
     reserved: ReservedMemory | None = None  # for weights in quantization blocks
     compiling: Thread | None = None  # compiles the native library, since before the imports
+    is_packing: Event = field(default_factory=Event)  # set when blocks are packed, which needs no lock of Python
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -101,8 +102,11 @@ class StartRequest:
         with self.times.part("tokenizer"):
             return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck)
 
-    def load(self, part: str, load: Callable[[], T]) -> T:
+    def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.
+
+        A load that `packs_blocks` sets `is_packing` before it does so. This thread waits until then and leaves Python's
+        lock to the load, so that both threads work at the same time for as long as they can.
 
         Each thread that computes gets a pool of OpenMP workers. Once these outnumber the cores, all of them sleep
         between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards only the
@@ -110,9 +114,11 @@ class StartRequest:
         """
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
             loading = loader.submit(self.times.run, part, load)
+            if packs_blocks:
+                loading.add_done_callback(lambda _: self.is_packing.set())
+                self.is_packing.wait()
             try:
-                # Making the tokenizer holds Python's lock for up to a quarter of a second. So it comes last, when the
-                # other thread packs the largest matrix in native code.
+                # Making the tokenizer holds Python's lock for up to a quarter of a second, so it comes last.
                 self.meanwhile()
                 _ = self.tokenizer
             except StartupError:

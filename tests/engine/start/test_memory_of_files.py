@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
-from tests.engine.executors.native.small_models import config, make_model
+from oaiserve.engine.start.described import describe_model
+from tests.engine.executors.native.small_models import config, make_model, native_of
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save, started
+from tests.models.in_blocks import file_of
 
 pytestmark = [
     pytest.mark.compiler,
@@ -33,3 +36,12 @@ def test_pages_of_packed_weights_are_given_back(tmp_path: Path) -> None:
         greedy_answers(engine, [[5, 9, 3]])  # This reads the embedding.
         assert file.stat().st_size > 2**21
         assert 0 < resident_bytes(file) < file.stat().st_size / 4
+
+
+def test_pages_of_a_gguf_file_are_given_back_as_soon_as_its_blocks_are_packed(tmp_path: Path) -> None:
+    file = file_of(config("llama", hidden_size=256, intermediate_size=2048), tmp_path)
+    described = describe_model(find_model(file), OPTIONS)
+    executor = native_of(described, num_blocks=8, block_size=16, num_threads=1)
+    assert executor.weight_bytes > 2**21
+    assert resident_bytes(file) < file.stat().st_size / 4  # the description still has the file
+    assert described.decoder.layers

@@ -283,7 +283,9 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     # For weights in the blocks of GGUF files:
     "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),
-    "add_blocks": ((_DECODER, *(_POINTER,) * 4, c_long, c_long, _POINTER), _INDEX),
+    "add_blocks": ((_DECODER, *(_POINTER,) * 3, c_long, c_long, _POINTER), _INDEX),
+    "drop_after": ((_DECODER, _POINTER, c_long), _INDEX),
+    "pack": ((_DECODER, _POINTER), None),
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
     "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
 }

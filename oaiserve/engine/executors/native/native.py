@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.executors.native.library import Library, StepInput
 from oaiserve.engine.executors.native.operations import Operations
+from oaiserve.engine.executors.native.pack_weights import WeightPacker
 from oaiserve.engine.executors.native.packed_adapter import PackedAdapter
 from oaiserve.engine.executors.native.reserved import ReservedMemory
 from oaiserve.engine.model.adapters import Adapter
@@ -36,10 +38,12 @@ class NativeDecoder:
         block_size: int,
         has_adapters: bool = False,
         reserved: ReservedMemory | None = None,
+        before_packing: Callable[[], object] = lambda: None,
     ) -> None:
         """Copy the weights, except for the embeddings, into `reserved` if it is there. The rest of it is given back.
 
-        With `has_adapters`, rows of a step may have adapters. Raises NotKnown for sizes that the native code does not
+        With `has_adapters`, rows of a step may have adapters. `before_packing` is called each time before blocks are
+        packed, without Python's lock. Raises NotKnown for sizes that the native code does not
         support, and MemoryError.
         """
         self._library = library
@@ -56,15 +60,17 @@ class NativeDecoder:
         if reserved is not None:
             reserved.stop()
             library.lend_memory(self._handle, reserved.address, reserved.num_bytes)
+        weights = WeightPacker(library, self._handle, self._pool, before_packing)
         self._operations = Operations(
             library,
             self._handle,
-            self._pool,
+            weights,
             decoder,
             num_blocks=num_blocks,
             block_size=block_size,
             has_adapters=has_adapters,
         )
+        weights.finish()
         if reserved is not None:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches

@@ -16,14 +16,14 @@ from oaiserve.engine.executors.native.pack_weights import WeightPacker
 
 
 class OperationList:
-    def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
-        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
+    def __init__(self, library: Library, handle: int, weights: WeightPacker, *, has_adapters: bool) -> None:
+        """Begin the operations of the decoder of this `handle`, whose weights these are."""
         self.names: list[str] = []  # the kind of each operation, in order
         # Where adapters add: the matrices of each site, whose columns follow each other.
         self.sites: list[list[Matrix] | HeadRows] = []
         self.library = library
         self.handle = handle
-        self.weights = WeightPacker(library, handle, pool)
+        self.weights = weights
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read

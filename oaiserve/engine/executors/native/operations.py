@@ -31,7 +31,7 @@ from oaiserve.engine.executors.native.kv_layout import LANES, latent_dim, new_ca
 from oaiserve.engine.executors.native.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.executors.native.mixer_operations import MixerOperations
 from oaiserve.engine.executors.native.operation_list import OperationList, whole_lanes
-from oaiserve.engine.executors.native.pack_weights import PANEL
+from oaiserve.engine.executors.native.pack_weights import PANEL, WeightPacker
 from oaiserve.engine.model.attention import LayerCache
 
 
@@ -45,19 +45,19 @@ class Operations:
         self,
         library: Library,
         handle: int,
-        pool: int,
+        weights: WeightPacker,
         decoder: Decoder,
         *,
         num_blocks: int,
         block_size: int,
         has_adapters: bool,
     ) -> None:
-        """Add all operations of `decoder` to the one of this `handle`. Weights are packed by the threads of `pool`.
+        """Add all operations of `decoder` to the one of this `handle`, and their weights to `weights`.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
         refuse_reference_only(decoder)
-        self._operations = operations = OperationList(library, handle, pool, has_adapters=has_adapters)
+        self._operations = operations = OperationList(library, handle, weights, has_adapters=has_adapters)
         self.names = operations.names
         self.sites = operations.sites
         self.caches: list[LayerCache] = []

@@ -1,7 +1,12 @@
-"""Packs the matrices of a decoder for native code: several as one, in the model's dtype or in the blocks of a file."""
+"""Packs the matrices of a decoder for native code: several as one, in the model's dtype or in the blocks of a file.
+
+Matrices in blocks are listed first, and then packed together in one native call. Between two calls, the thread would
+wait for Python's lock, which another thread of a start holds for up to a quarter of a second.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +20,13 @@ from oaiserve.engine.executors.native.kv_layout import LANES
 from oaiserve.engine.executors.native.library import Library, place_of
 
 PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
+_BYTES_AT_ONCE = 2**30  # Larger models are packed in several calls, so that a progress bar moves.
 
 
 class WeightPacker:
-    def __init__(self, library: Library, handle: int, pool: int) -> None:
+    def __init__(self, library: Library, handle: int, pool: int, before_packing: Callable[[], object]) -> None:
+        """Pack weights of the decoder of this `handle` on the threads of `pool`. `before_packing` is called before each
+        native call that packs blocks."""
         # The input widths of quantized weights, by their index. Such inputs are in eight bits.
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
@@ -26,7 +34,10 @@ class WeightPacker:
         self._library = library
         self._handle = handle
         self._pool = pool
+        self._before_packing = before_packing
         self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
+        self._unpacked: list[Blocks] = []
+        self._unpacked_bytes = 0
         self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
 
     def pack(self, matrices: list[Matrix]) -> int:
@@ -68,10 +79,7 @@ class WeightPacker:
             else:
                 together = _side_by_side(scales[0], scales[1])
             kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
-            index = self._add(rows, together, kinds, len(rows), k, bias, gate.weight.columns)
-            gate.weight.give_back()
-            up.weight.give_back()
-            return index
+            return self._add([gate.weight, up.weight], rows, together, kinds, len(rows), bias)
         both = [self.expanded(matrix.weight).contiguous() for matrix in (gate, up)]
         pointers = [tensor.data_ptr() for tensor in both]
         self.num_bytes += sum(tensor.nbytes for tensor in both)
@@ -88,10 +96,7 @@ class WeightPacker:
         addresses_of_parts = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
         scales = padded(np.concatenate(addresses_of_parts), PANEL) if addresses_of_parts else None
         n = sum(len(part) for part in parts)
-        k = parts[0].shape[1]
-        index = self._add(rows, scales, kinds, n, k, bias, parts[0].columns)
-        for part in parts:
-            part.give_back()
+        index = self._add(parts, rows, scales, kinds, n, bias)
         if is_shared:
             self._shared[id(parts[0])] = index
         return index
@@ -101,20 +106,35 @@ class WeightPacker:
             return weight.expand(self._library.dtype)
         return weight
 
+    def finish(self) -> None:
+        """Pack all blocks that are not packed yet."""
+        self._before_packing()
+        self._library.pack(self._handle, self._pool)
+        self._unpacked.clear()
+        self._unpacked_bytes = 0
+
     def _add(
         self,
+        parts: list[Blocks],
         rows: NDArray[np.uintp],
         scales: NDArray[np.uintp] | None,
         kinds: NDArray[np.int32],
         n: int,
-        k: int,
         bias: Tensor | None,
-        columns: NDArray[np.int32] | None,
     ) -> int:
+        """Add a matrix of the rows of all `parts`, whose inputs have the columns of the first one."""
+        _, k = parts[0].shape
         pointers = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
-        index: int = self._library.add_blocks(self._handle, self._pool, *pointers, n, k, place_of(bias))
+        index: int = self._library.add_blocks(self._handle, *pointers, n, k, place_of(bias))
+        for part in parts:
+            if (pages := part.pages()) is not None:
+                self._library.drop_after(self._handle, *pages)
+        self._unpacked += parts
+        self._unpacked_bytes += sum(part.nbytes for part in parts)
+        if self._unpacked_bytes >= _BYTES_AT_ONCE:
+            self.finish()
         self.widths[index] = k
-        if columns is not None:
+        if (columns := parts[0].columns) is not None:
             columns = np.ascontiguousarray(columns)
             self._kept.append(columns)
             self.orders[index] = columns.ctypes.data

@@ -49,7 +49,8 @@ class FromDescription:
 
     def start(self, request: StartRequest) -> ServedModel:
         try:
-            started = request.load("weights", lambda: _started(request))
+            packs_blocks = request.source.gguf_file is not None
+            started = request.load("weights", lambda: _started(request), packs_blocks=packs_blocks)
         except (BuildError, MemoryError, NotKnown) as reason:
             request.drop_reserved()
             refuse_if_native_is_needed(request.options, reason)
@@ -117,6 +118,7 @@ def _executor(
             num_threads=num_threads,
             has_adapters=options.has_adapters,
             reserved=request.reserved,
+            before_packing=request.is_packing.set,
         )
     except NotKnown as error:
         if needing_native(options) is not None:

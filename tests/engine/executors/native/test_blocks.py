@@ -70,7 +70,8 @@ class Product:
         kinds = np.concatenate([np.full(-(-len(part) // 32), part.kind, np.int32) for part in parts])
         scales = None if (result := matrix.scale_addresses()) is None else padded(result, 32)
         packed = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
-        self.weights = library.add_blocks(self._decoder, self._pool, *packed, n, k, None)
+        self.weights = library.add_blocks(self._decoder, *packed, n, k, None)
+        library.pack(self._decoder, self._pool)
 
         def add(operation: str, *arguments: object) -> None:
             library.add(self._decoder, operation, *arguments, keep=torch.Tensor.data_ptr)

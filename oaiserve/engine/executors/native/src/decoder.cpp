@@ -32,6 +32,27 @@ namespace oaiserve {
 using Element = ELEMENT;
 using Weights = std::variant<Linear<Element>, BlockLinear>;
 
+// Weights in blocks whose rows have not been packed yet.
+struct UnpackedBlocks {
+  BlockLinear weights;
+  std::vector<const uint8_t*> rows, scales;  // [panels * PANEL]. There are no scales if the rows have them.
+  std::vector<std::pair<uint8_t*, size_t>> files;  // the pages of mapped files that have the rows
+
+  void pack(Pool& pool) const {
+    Items packing(panels_of(weights.n), [this](long panel) {
+      const BlockPanel& out = weights.panels[panel];
+      for_format(out.format, [&]<Format FORMAT>() {
+        const uint8_t* const* own_scales = scales.empty() ? nullptr : &scales[size_t(panel * PANEL)];
+        pack_panel<FORMAT>(&rows[size_t(panel * PANEL)], own_scales, weights.k, const_cast<uint8_t*>(out.data));
+      });
+    });
+    pool.run(packing);
+#if defined(__linux__)
+    for (const auto& [begin, bytes] : files) madvise(begin, bytes, MADV_DONTNEED);
+#endif
+  }
+};
+
 // A decoder owns its operations, the weights of its linear layers, and the buffers between operations. Embeddings,
 // weights of norms, rotary tables and the KV cache are the caller's, who keeps them alive as long as the decoder.
 class Decoder : public Work {
@@ -41,6 +62,7 @@ class Decoder : public Work {
   std::deque<Buffer<Element>> elements;
   std::deque<Buffer<RowLine>> groups;
   std::deque<Weights> weights;
+  std::vector<UnpackedBlocks> unpacked;  // of these weights
   std::deque<Linear<Element>> routers;
   std::deque<Assignment> assignments;
   std::deque<AnyCache<Element>> caches;
@@ -488,11 +510,10 @@ long oaiserve_add_groups(Decoder* decoder, long width, long rows_each) {
   return add_part(decoder->groups, Buffer<RowLine>(most_lines(width), rows_each));
 }
 
-// Weights of a linear layer that stay as a GGUF file has them. Packs the n rows of k weights at `rows`, on the threads
-// of `pool`. A row that is null is zeros. There are 32 for each panel, and a panel's rows have one of `formats`. If
-// `scales` are not null, all are MXFP4: `rows` are the codes, and `scales` the rows of their scales. Copies `bias` [n],
-// which may be null.
-long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const uint8_t* const* scales,
+// Weights of a linear layer that stay as a GGUF file has them: the n rows of k weights at `rows`, which oaiserve_pack reads.
+// A row that is null is zeros. There are 32 for each panel, and a panel's rows have one of `formats`. If `scales` are not
+// null, all are MXFP4: `rows` are the codes, and `scales` the rows of their scales. Copies `bias` [n], which may be null.
+long oaiserve_add_blocks(Decoder* decoder, const uint8_t* const* rows, const uint8_t* const* scales,
                          const Format* formats, long n, long k, const float* bias) {
   return guarded(-1L, [&] {
     const float* own = own_bias(*decoder, bias, n);
@@ -504,15 +525,25 @@ long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* row
       uint8_t* data = decoder->allocate<uint8_t>(size_t(bytes * (end - panel)));
       for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
     }
-    Items packing(panels_of(n), [=](long panel) {
-      for_format(panels[panel].format, [&]<Format FORMAT>() {
-        const uint8_t* const* own_scales = scales ? scales + panel * PANEL : nullptr;
-        pack_panel<FORMAT>(rows + panel * PANEL, own_scales, k, const_cast<uint8_t*>(panels[panel].data));
-      });
-    });
-    pool->run(packing);
-    return add_part(decoder->weights, BlockLinear{n, k, panels, own});
+    const long count = panels_of(n) * PANEL;
+    UnpackedBlocks unpacked{{n, k, panels, own}, {rows, rows + count}, {}, {}};
+    if (scales) unpacked.scales.assign(scales, scales + count);
+    const long index = add_part(decoder->weights, unpacked.weights);
+    if (index >= 0) decoder->unpacked.push_back(std::move(unpacked));
+    return index;
   });
+}
+
+// Lets the system drop pages of a mapped file once the blocks that were added last are packed. Pages that are needed again
+// are read again. Returns 0, or -1 if there is no memory.
+int oaiserve_drop_after(Decoder* decoder, uint8_t* begin, long bytes) {
+  return succeeds([&] { decoder->unpacked.back().files.push_back({begin, size_t(bytes)}); });
+}
+
+// Packs all blocks that were added since the last call, on the threads of `pool`.
+void oaiserve_pack(Decoder* decoder, Pool* pool) {
+  for (const UnpackedBlocks& unpacked : decoder->unpacked) unpacked.pack(*pool);
+  decoder->unpacked.clear();
 }
 
 // Quantizes `weights` [n, k] to blocks of a format of encode_blocks.h, as a GGUF file has them, on the threads of `pool`.
