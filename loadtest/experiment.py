@@ -175,7 +175,8 @@ class HttpExperiment:
             samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
         if offsets is not None:
             offsets = offsets[: sum(sample.turn == 0 for sample in samples)]  # `stop` leaves the rest unsent
-        after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples))
+        num_ended = sum(sample.error is None or sample.status is not None for sample in samples)
+        after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples), num_ended)
         shares_cores = is_here(self.http.url) and len(os.sched_getaffinity(0)) <= FEW_CORES
         run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling, shares_cores=shares_cores)
         lag = run["client"]["processes"][0]["loop_lag_seconds"]

@@ -109,15 +109,20 @@ def histogram_change(
     )
 
 
-def scrape_settled(side: ServerSide, before: Metrics, num_requests: int) -> Metrics:
-    """Scrape until the metrics include all requests of the run, for at most two seconds, and return the last scrape."""
+def scrape_settled(side: ServerSide, before: Metrics, num_finished: int, num_ended: int = 0) -> Metrics:
+    """Scrape until the metrics include all requests of the run, for at most two seconds, and return the last scrape.
+
+    The client got `num_finished` whole answers. The server may count more, because it may have finished an abandoned
+    answer. So it must also count `num_ended` requests with any outcome, if its metrics have outcomes.
+    """
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         after = side.scrape()
         if side.dialect is None or time.monotonic() > deadline:
             return after
-        count, _ = histogram_change(before, after, side.dialect.duration, side.dialect.only)
-        if count >= num_requests:
+        finished, _ = histogram_change(before, after, side.dialect.duration, side.dialect.only)
+        ended, _ = histogram_change(before, after, side.dialect.duration, ())
+        if finished >= num_finished and (ended >= num_ended or not side.dialect.only):
             return after
         time.sleep(0.05)
 

@@ -183,6 +183,20 @@ def test_a_scrape_waits_until_the_metrics_include_all_requests() -> None:
     assert after == parse_metrics(metrics_text(7, 1, 1))
 
 
+def test_a_scrape_waits_for_the_requests_that_the_client_abandoned() -> None:
+    """An abandoned answer that the server finished must not stand in for another one, whose times the client has."""
+
+    def page(num_finished: int, num_cancelled: int) -> str:
+        base = "oaiserve_request_duration_seconds_count"
+        return f'{base}{{outcome="finished"}} {num_finished}\n{base}{{outcome="cancelled"}} {num_cancelled}\n'
+
+    pages = [page(6, 1), page(7, 1), page(7, 2), page(8, 2)]
+    texts = iter(pages)
+    side = ServerSide(OURS, 0.001, scrape=lambda: parse_metrics(next(texts)))
+    after = scrape_settled(side, parse_metrics(page(5, 1)), 2, 4)
+    assert after == parse_metrics(pages[-1])
+
+
 def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
     assert OURS.duration == names.DURATION_SECONDS.name
