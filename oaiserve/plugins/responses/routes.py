@@ -242,7 +242,7 @@ def _reported(
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
-        "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
+        "tool_choice": _without_nulls(msgspec.to_builtins(body.tool_choice or "auto")),
         "tools": [_shown(tool) for tool in body.tools or [] if tool.type not in offered.left_out],
         "ignored_tools": list(offered.left_out) or UNSET,
         "top_logprobs": integer(body, "top_logprobs") or 0,
@@ -253,6 +253,15 @@ def _reported(
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
     }
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a choice of tools without the fields that its kind has not got."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:

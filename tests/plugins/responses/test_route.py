@@ -183,6 +183,23 @@ def test_the_end_of_a_stream_is_the_whole_answer_and_what_is_stored(
     assert without_ids([item["id"] for item in done]) == without_ids([item["id"] for item in stored["output"]])
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "get_time"},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_time"}],
+        },
+    ],
+)
+def test_a_response_repeats_the_choice_of_tools_as_the_client_sent_it(serve: Serve, choice: Any) -> None:
+    served = serve(**WITH_CALLS, script=says(*PIECES))
+    assert ask(served, tools=TOOLS, tool_choice=choice)["tool_choice"] == choice
+
+
 def test_logprobs_are_those_of_the_text(serve: Serve) -> None:
     served = serve(template=OPEN, script=says(*THOUGHT[1:]))
     (_, message) = ask(served, include=LOGPROBS, top_logprobs=1)["output"]
