@@ -26,7 +26,7 @@ from oaiserve.routes.intake.decode import MOST_TOLD, num_ids, parse
 from oaiserve.routes.intake.parameters import sampling_params
 from oaiserve.routes.intake.wishes import NAMES
 from tests.engine.logprobs_for_tests import token_logprobs
-from tests.routes.asking import CHAT, COMPLETIONS, RESPONSES
+from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES
 from tools.reference import bodies_of_routes
 
 json_values = st.recursive(
@@ -148,7 +148,7 @@ def test_misspelled_names_are_noted_as_those_that_were_probably_meant(
     path: str, body: dict[str, Any], meant: set[str]
 ) -> None:
     adaptations = Adaptations()
-    content = msgspec.json.encode({"prompt": "Hi", "input": "Hi", "messages": [], **body})
+    content = msgspec.json.encode({**BODIES[path], **body})
     at_once(parse(bodies_of_routes()[path], content, None, adaptations.note))
     assert set(adaptations.notes) == {f"{name}: an unknown parameter with a similar name is ignored" for name in meant}
 

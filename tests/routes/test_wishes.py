@@ -260,6 +260,18 @@ def test_each_parameter_of_the_sdks_is_read_or_a_row_of_the_table(root: tuple[st
     assert not unknown, f"no body of {route} has these, and no row of the table"
 
 
+@pytest.mark.parametrize("route", BODIES)
+def test_no_route_ignores_a_parameter_of_another_route_in_silence(route: str) -> None:
+    body = bodies_of_routes()[route]
+    paths = {path for other, dotted in ROOTS if other in BODIES for path, _ in parameters(sdk_type(dotted))}
+    paths |= {name for other in BODIES for name in bodies_of_routes()[other].__struct_fields__}
+    rows = {wish.path for wish in WISHES}
+    unknown = {
+        path for path in paths if not (has(body, path) or path in rows or any(_is_about(row, path) for row in rows))
+    }
+    assert not unknown, f"{route} does not read these, and no row of the table is about them"
+
+
 def _is_about(row: str, path: str) -> bool:
     """Return whether a row decides about a field: it names an object around it, or a field within it."""
     return path.startswith(f"{row}.") or row.startswith(f"{path}.")

@@ -169,7 +169,7 @@ def _grant_wishes(kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw],
                 continue
             if wish.how is How.REFUSED:
                 hint = wish.hint or "Please leave it out."
-                message = f"'{wish.path}' is not supported by this server. {hint}"
+                message = f"'{wish.path}' is not supported here. {hint}"
                 raise InvalidRequest(message, param=wish.path, code="unsupported_parameter")
             if note is not None:
                 note(wish.path, wish.hint)

@@ -30,6 +30,9 @@ class Wish(NamedTuple):
 
 
 _IS_ELSEWHERE = "is left out: this server has no such service"
+_IS_OF_RESPONSES = "is left out: only /v1/responses reads it"
+_IS_OF_TEMPLATES = "is left out: this route does not read it, or has no chat template"
+_FORMAT = "is left out: use 'response_format', or 'text.format' of /v1/responses"
 _BLOCK = "Nothing here moderates: please ask without it, and check the text yourself."
 
 # The first of several that are refused counts: tools before the choice among them.
@@ -56,6 +59,16 @@ WISHES: tuple[Wish, ...] = (
     Wish("truncate_prompt_tokens", How.REFUSED),
     Wish("use_beam_search", How.REFUSED, (False,)),
     Wish("web_search_options", How.REFUSED),
+    # Names of other routes, which would change the answer.
+    Wish("conversation", How.REFUSED, (), "Only /v1/responses continues conversations: send their messages instead."),
+    Wish("best_of", How.REFUSED, (1,)),
+    Wish("echo", How.REFUSED, (False,)),
+    Wish("generate", How.REFUSED, (True,), "On /v1/responses, send 'prompt_cache_options': {'prewarm': true} instead."),
+    Wish("instructions", How.REFUSED, ("",), "Send a system message instead."),
+    Wish("messages", How.REFUSED, ([],), "This route takes 'input' or 'prompt', and /v1/chat/completions messages."),
+    Wish("previous_response_id", How.REFUSED, (), "Only /v1/responses continues responses: send messages instead."),
+    Wish("system", How.REFUSED, ("", []), "Send a system message, or 'instructions' of /v1/responses, instead."),
+    Wish("thread", How.REFUSED, (), "Send the whole conversation instead."),
     Wish("moderation.policy.input.mode", How.REFUSED, ("score",), _BLOCK),
     Wish("moderation.policy.output.mode", How.REFUSED, ("score",), _BLOCK),
     Wish("moderation", How.TOLD, ({},), "is left out: nothing here moderates"),
@@ -77,6 +90,7 @@ WISHES: tuple[Wish, ...] = (
     Wish("fallbacks", How.TOLD, ([],), _IS_ELSEWHERE),
     Wish("image", How.TOLD, ({},), "is left out: images are read whole"),
     Wish("inference_geo", How.TOLD, ("global",), _IS_ELSEWHERE),
+    Wish("output_config.effort", How.TOLD, (), "is left out: only /v1/messages reads it"),
     Wish("output_config.task_budget", How.TOLD, (), "is left out: models here count no tokens of a task"),
     Wish("output_expires_after", How.TOLD, (), "is left out: files stay until they are deleted"),
     Wish("personality", How.TOLD, (), _IS_ELSEWHERE),
@@ -85,6 +99,25 @@ WISHES: tuple[Wish, ...] = (
     Wish("user_profile_id", How.TOLD, (), _IS_ELSEWHERE),
     Wish("workspace_id", How.TOLD, (), _IS_ELSEWHERE),
     Wish("store", How.TOLD, (False,), "is left out: only /v1/responses stores answers"),
+    Wish("add_generation_prompt", How.TOLD, (True,), _IS_OF_TEMPLATES),
+    Wish("chat_template_kwargs", How.TOLD, ({},), _IS_OF_TEMPLATES),
+    Wish("continue_final_message", How.TOLD, (False,), _IS_OF_TEMPLATES),
+    Wish("reasoning_format", How.TOLD, (), "is left out: only /v1/chat/completions reads it"),
+    Wish("include", How.TOLD, ([],), _IS_OF_RESPONSES),
+    Wish("logprobs", How.TOLD, (False, 0), "is left out: only chat and completions read it"),
+    Wish("top_logprobs", How.TOLD, (0,), "is left out: only chat and /v1/responses read it"),
+    # A client may count the tokens of a whole request, so these are not refused.
+    Wish("max_output_tokens", How.TOLD, (), "is left out: use 'max_tokens'"),
+    Wish("output_config.format", How.TOLD, (), _FORMAT),
+    Wish("output_format", How.TOLD, (), _FORMAT),
+    Wish("stop_sequences", How.TOLD, ([],), "is left out: use 'stop'"),
+    Wish("background", How.TOLD, (False,), "is left out: only /v1/responses can wait"),
+    Wish("enable_thinking", How.TOLD, (), "is left out: use 'chat_template_kwargs'"),
+    Wish("input", How.TOLD, (), "is left out: this route takes 'messages' or 'prompt'"),
+    Wish("prompt", How.TOLD, (), "is left out: this route takes 'messages' or 'input'"),
+    Wish("reasoning", How.TOLD, ({},), _IS_OF_RESPONSES),
+    Wish("text", How.TOLD, ({},), _IS_OF_RESPONSES),
+    Wish("thinking", How.TOLD, ({},), "is left out: only /v1/messages reads it"),
     Wish("truncation", How.TOLD, ("disabled",), "is left out: only /v1/responses truncates"),
     Wish("verbosity", How.TOLD, ("medium",), "is left out: models here have no switch for it"),
     Wish("reasoning_effort", How.TOLD, (), "is left out: no chat template reads it"),
@@ -124,6 +157,7 @@ WISHES: tuple[Wish, ...] = (
     Wish("include_reasoning", How.NOTHING),
     Wish("kv_transfer_params", How.NOTHING),
     Wish("length_penalty", How.NOTHING),  # It is about beams.
+    Wish("max_tool_calls", How.NOTHING),
     Wish("mcp_servers", How.NOTHING),
     Wish("mm_processor_kwargs", How.NOTHING),
     Wish("parallel_tool_calls", How.NOTHING),
