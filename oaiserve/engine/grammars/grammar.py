@@ -21,7 +21,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.grammars.notations import Translated, translate, with_prefix
+from oaiserve.engine.grammars.notations import NO_FORCING, Translated, translate, with_prefix
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
@@ -262,7 +262,9 @@ def _explained(error: str) -> str:
     # An assertion of llguidance, and messages about its limits, which clients can't change.
     if any(part in error for part in ("symbols.len()", "limits.", "limit for this grammar")):
         return "the grammar is too large"
-    return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
+    # The message quotes lines around the mistake, the last of which may be one that the client did not send.
+    lines = [line for line in error.replace("<non-verbose/>", "").splitlines() if not line.endswith(NO_FORCING)]
+    return " ".join(" ".join(lines).split())[:MOST_QUOTED].rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)

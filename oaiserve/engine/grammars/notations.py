@@ -47,6 +47,7 @@ _JSON_OPTIONS = {
     "coerce_one_of": False,
     "lenient": False,
 }
+NO_FORCING = '%llguidance {"no_forcing": true}'
 _KEYS_WITHOUT_NAMES = {"type", "additionalProperties", "$defs"}
 # Objects without listed names may have white space as models lay them out, too. Where a model that begins with a line
 # break must go on with a name, it invents odd ones, such as "/code" for "code".
@@ -196,7 +197,7 @@ def _lark_grammar(lark: str) -> Translated:
 
 def _unforced(lark: str) -> dict[str, str]:
     # Forcing text means looking ahead, perhaps very far. A model draws the only allowed token without it.
-    return {"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}
+    return {"lark_grammar": f"{lark}\n{NO_FORCING}"}
 
 
 def _lark_with_schemas(

@@ -324,6 +324,13 @@ def test_what_cannot_be_obeyed_is_refused_with_its_reason(kind: GrammarKind, tex
     assert len(refused.value.message) < 500
 
 
+def test_a_refused_grammar_is_quoted_as_the_client_sent_it() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        compiled("lark", "start: foo")
+    assert "start: foo" in refused.value.message
+    assert "llguidance" not in refused.value.message
+
+
 def test_a_lark_grammar_may_have_schemas_texts_to_stop_at_and_limits_of_tokens() -> None:
     schema = '{"properties": {"a": {"type": "boolean"}}, "x-guidance": {"key_separator": "=", "lenient": true}}'
     matcher = compiled("lark", f'start: "%json {{" a # %json {{\na[capture]: %json {schema}').matcher()
