@@ -6,6 +6,8 @@ A running server with --stored-keys notices each change within about a second.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,12 +32,14 @@ class StoreFile:
     config: Path | None = None
     """The server's config file, which may name that file."""
 
-    def opened(self) -> KeyTable:
+    @contextmanager
+    def opened(self) -> Iterator[KeyTable]:
         settings = {} if self.config is None else settings_in(self.config)
         path = self.response_store or settings.get("response-store", settings.get("response_store"))
         if path is None:
             raise StartupError("Give the file of the keys by --response-store, or the server's settings by --config.")
-        return KeyTable(Path(path))
+        with closing(KeyTable(Path(path))) as keys:
+            yield keys
 
 
 @Parameter(name="*")
@@ -81,24 +85,28 @@ def add(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_
     name
         The name of the key's owner, which logs show.
     """
-    key = file.opened().add(name, asdict(options))
+    with file.opened() as keys:
+        key = keys.add(name, asdict(options))
     print(f"Created the key '{name}'. Copy it now, because it is not shown again:", file=sys.stderr)
     print(key)
 
 
 def limit(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:
     """Change what a key may do. What no flag names stays as it is."""
-    file.opened().change(name, asdict(options))
+    with file.opened() as keys:
+        keys.change(name, asdict(options))
 
 
 def revoke(name: str, /, *, file: StoreFile = BY_SETTINGS) -> None:
     """Revoke a key for good. Answers in progress are completed."""
-    file.opened().revoke(name)
+    with file.opened() as keys:
+        keys.revoke(name)
 
 
 def list_(*, file: StoreFile = BY_SETTINGS) -> None:
     """List all keys, the valid ones first, with what each has used today (UTC)."""
-    rows = [_row(**key) for key in file.opened().listed()]
+    with file.opened() as keys:
+        rows = [_row(**key) for key in keys.listed()]
     if not rows:
         print("There are no keys yet. To create one: oaiserve keys add NAME")
         return

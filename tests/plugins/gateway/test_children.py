@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -141,11 +141,11 @@ def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp
     from oaiserve.plugins.keys.options import KeysOptions
 
     options = (KeysOptions(stored_keys=True), StoreOptions(response_store=tmp_path / "store"))
-    table = KeyTable(tmp_path / "store")
-    admin, alice = (
-        {"authorization": f"Bearer {table.add(name, values)}"}
-        for name, values in (("admin", {"role": "admin"}), ("alice", {"models": ["other"]}))
-    )
+    with closing(KeyTable(tmp_path / "store")) as table:
+        admin, alice = (
+            {"authorization": f"Bearer {table.add(name, values)}"}
+            for name, values in (("admin", {"role": "admin"}), ("alice", {"models": ["other"]}))
+        )
     with front(ServerOptions(), of_plugins=options) as client:
         answer = client.post("/v1/completions", json={"model": "demo", "prompt": "Hello"}, headers=alice)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_found")

@@ -1,5 +1,6 @@
 """The command of keys finds the file of a server's settings, prints a key once, and tells a mistake in a sentence."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_keys_are_made_listed_limited_and_revoked(
     assert "watch  1.5 cost/day  all " in run(capsys, "list")
     run(capsys, "revoke", "alice")
     assert "revoked  1.5 cost/day" in run(capsys, "list")
-    assert KeyTable(tmp_path / "store").valid() == {}
+    with closing(KeyTable(tmp_path / "store")) as table:
+        assert table.valid() == {}
     assert key.strip() not in shown
     for argv, says in (
         (("limit", "alice", "--role", "use"), "There is no valid key 'alice'"),

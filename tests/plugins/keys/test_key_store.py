@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,7 +41,8 @@ async def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_
     store.settle(use, 0, 0.0)
     table.may_go_on.set()
     await store.close()
-    (listed,) = KeyTable(tmp_path / "store").listed()
+    with closing(KeyTable(tmp_path / "store")) as keys:
+        (listed,) = keys.listed()
     assert (listed["requests_today"], listed["tokens_today"]) == (1, 0)
 
 

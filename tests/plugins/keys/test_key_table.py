@@ -5,7 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -41,8 +41,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def table(tmp_path: Path, clock: Clock) -> KeyTable:
-    return KeyTable(tmp_path / "store", clock)
+def table(tmp_path: Path, clock: Clock) -> Iterator[KeyTable]:
+    with closing(KeyTable(tmp_path / "store", clock)) as opened:
+        yield opened
 
 
 def added(table: KeyTable, name: str = "alice", **values: Any) -> StoredKey:
@@ -118,28 +119,34 @@ def open_cats(path: Path) -> None:
     database.opened(path, ("CREATE TABLE IF NOT EXISTS cats (name TEXT)",)).close()
 
 
+def open_keys(path: Path) -> None:
+    KeyTable(path).close()
+
+
 def test_keys_and_other_parts_share_a_file_whichever_comes_first(tmp_path: Path) -> None:
-    for name, first, second in (("a", open_cats, KeyTable), ("b", KeyTable, open_cats)):
+    for name, first, second in (("a", open_cats, open_keys), ("b", open_keys, open_cats)):
         first(tmp_path / name)
         second(tmp_path / name)
-        found = sqlite3.connect(tmp_path / name).execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            found = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
         assert {"keys", "uses", "cats"} <= {row[0] for row in found}
     other = tmp_path / "other"
-    sqlite3.connect(other).execute("CREATE TABLE cats (name TEXT)")
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE cats (name TEXT)")
     with pytest.raises(StartupError, match="another program"):
         KeyTable(other)
 
 
 def test_what_another_process_changes_reaches_every_connection_of_this_one(table: KeyTable, tmp_path: Path) -> None:
     """To close a file ends all locks of a process on it, so another one would take the log for its own."""
-    second = KeyTable(tmp_path / "store")
-    for name in ("alice", "bob"):
-        words = [sys.executable, "-m", "oaiserve", "keys", "add", name, "--response-store", str(tmp_path / "store")]
-        subprocess.run(words, check=True, env=ENVIRONMENT)
-        KeyTable(tmp_path / "store").close()
-    table.add("carol", {})
-    tables = (table, second, KeyTable(tmp_path / "store"))
-    found = [sorted(key.name for key in each.valid().values()) for each in tables]
+    with closing(KeyTable(tmp_path / "store")) as second:
+        for name in ("alice", "bob"):
+            words = [sys.executable, "-m", "oaiserve", "keys", "add", name, "--response-store", str(tmp_path / "store")]
+            subprocess.run(words, check=True, env=ENVIRONMENT)
+            open_keys(tmp_path / "store")
+        table.add("carol", {})
+        with closing(KeyTable(tmp_path / "store")) as third:
+            found = [sorted(key.name for key in each.valid().values()) for each in (table, second, third)]
     assert found == [["alice", "bob", "carol"]] * 3
 
 
@@ -212,7 +219,8 @@ def test_rows_of_the_past_go(table: KeyTable, clock: Clock, tmp_path: Path) -> N
         clock.now += 12.5
         settled(table, reserved(table, key, 10), 5)
         settled(table, Use(free, admitted=clock.now), 5)
-    (number,) = database.opened(tmp_path / "store", ()).execute("SELECT count(*) FROM uses").fetchone()
+    with closing(database.opened(tmp_path / "store", ())) as connection:
+        (number,) = connection.execute("SELECT count(*) FROM uses").fetchone()
     assert number <= 2 * 7
 
 
@@ -277,6 +285,10 @@ class Processes(RuleBasedStateMachine):
             asked.beyond_at = self.clock.now
             asked.tokens = min(used, asked.tokens)
 
+    def teardown(self) -> None:
+        for table in getattr(self, "tables", []):
+            table.close()
+
     @rule(process=st.integers(0, 1))
     def restart(self, process: int) -> None:
         self.tables[process].close()
@@ -331,8 +343,12 @@ def test_processes_that_ask_at_once_get_no_more_than_the_limit(table: KeyTable, 
 @pytest.mark.parametrize("change", ["role = 'other'", "models = 'x'", "models = '[[['", "models = 7"])
 def test_a_table_of_keys_that_cannot_be_read_is_one_sentence(tmp_path: Path, change: str) -> None:
     path = tmp_path / "store"
-    KeyTable(path).add("alice", {})
+    with closing(KeyTable(path)) as table:
+        table.add("alice", {})
     with closing(sqlite3.connect(path)) as other, other:
         other.execute(f"UPDATE keys SET {change}")
-    with pytest.raises(StartupError, match="^--response-store is '[^\n]*', which cannot be used: [^\n]*[.]$"):
-        KeyTable(path).valid()
+    with (
+        closing(KeyTable(path)) as table,
+        pytest.raises(StartupError, match="^--response-store is '[^\n]*', which cannot be used: [^\n]*[.]$"),
+    ):
+        table.valid()

@@ -1,7 +1,7 @@
 """Tests a server with stored keys: roles, limits, models and priorities; and changes while it runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ def stored_in(file: Path) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> KeyTable:
-    return KeyTable(tmp_path / "store")
+def table(tmp_path: Path) -> Iterator[KeyTable]:
+    with closing(KeyTable(tmp_path / "store")) as opened:
+        yield opened
 
 
 @pytest.fixture
