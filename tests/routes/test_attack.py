@@ -6,13 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.nesting import TOO_DEEP
 from tests.serving import Served
 from tools.attack.attack import Strike
 from tools.attack.families import ATTACKS
 from tools.attack.families.generated import generate
 from tools.attack.verdict import wrong
 
-DEEP = b"[" * 5000 + b"]" * 5000
+DEEP = b"[" * TOO_DEEP + b"]" * TOO_DEEP
 
 
 def send(served: Served, path: str, body: bytes, **headers: str) -> httpx.Response:

@@ -25,6 +25,7 @@ from oaiserve.routes.adaptations import HEADER
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
+from tests.nesting import TOO_DEEP
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import Serve, Served, run_server, serving
 from tests.waiting import wait_until
@@ -143,7 +144,7 @@ def test_half_of_a_surrogate_pair_is_read_as_by_the_route_and_fails_no_other_lin
     ],
 )
 def test_error_of_a_line_says_what_is_allowed(sdk: OpenAI, wrong: dict[str, Any], says: str) -> None:
-    content = jsonl(line(1) | wrong).replace(b'"DEEP"', b"[" * 5000 + b"]" * 5000)
+    content = jsonl(line(1) | wrong).replace(b'"DEEP"', b"[" * TOO_DEEP + b"]" * TOO_DEEP)
     file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
     batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     assert [error.message for error in batch.errors.data] == [f"The line is no request of a batch: {says}."]
@@ -405,7 +406,8 @@ def test_a_hostile_line_fails_by_itself_or_with_its_batch(served: Served, sdk: O
         refused = answers(sdk, batch.error_file_id) if batch.error_file_id else []
         assert (batch.status, batch.request_counts.completed + len(refused)) == ("completed", 2)
         assert [one["response"]["status_code"] for one in refused] == [400] * len(refused)
-        assert refused or b"u0000" in body
+        # From Python 3.12 on, an unknown parameter that is nested so deeply is read.
+        assert refused or b"u0000" in body or b"extra_body" in body
 
 
 @pytest.mark.parametrize(

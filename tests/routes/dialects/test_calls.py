@@ -15,6 +15,7 @@ from oaiserve.routes.dialects.families.hermes import HermesCalls
 from oaiserve.routes.dialects.families.llama import LlamaCalls
 from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, joined
+from tests.nesting import TOO_DEEP
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 PARSERS = list(dict.fromkeys(family.parser for family in FAMILIES))
@@ -36,8 +37,8 @@ def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one
         (HermesCalls, '<tool_call>{"name": "add", "arguments": {"a": 1}'),
         (HermesCalls, '<tool_call>{"name": "add", "argu'),
         (HermesCalls, '<tool_call>{"name": 3}</tool_call>'),
-        (HermesCalls, "<tool_call>" + '{"name":' * 3000),
-        (HermesCalls, '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 3000 + "1" + "}" * 3002),
+        (HermesCalls, "<tool_call>" + '{"name":' * TOO_DEEP),
+        (HermesCalls, '<tool_call>{"name": "add", "arguments": ' + '{"a":' * TOO_DEEP + "1" + "}" * (TOO_DEEP + 2)),
         (HermesCalls, "<tool_call>{}</tool_call>"),
         (LlamaCalls, 'Here: {"name": "add", "parameters": {}}'),
     ],

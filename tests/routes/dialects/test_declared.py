@@ -22,6 +22,7 @@ from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.families.llama import LLAMA
 from oaiserve.routes.dialects.segments import Content, Segment, joined
+from tests.nesting import TOO_DEEP
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate, says
 from tests.serving import Serve
@@ -243,7 +244,7 @@ def test_deep_templates_are_read_or_refused() -> None:
     for _ in range(900):
         deep = [deep]
     deeper = deep
-    for _ in range(5000):
+    for _ in range(TOO_DEEP):
         deeper = [deeper]
 
     assert response_form(with_calls(content_args={"x": deep})).template is not None
