@@ -162,7 +162,7 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
 
 def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
     """Compile the native code of a decoder that is stored in this dtype, if it is known, in a thread, while the start
-    goes on. Raises StartupError for options that a CPU cannot obey."""
+    goes on. None: there is nothing to compile. Raises StartupError for options that a CPU cannot obey."""
     import torch
 
     from oaiserve.engine.executors.native.build import build_beside, limit_features

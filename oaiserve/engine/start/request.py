@@ -89,8 +89,9 @@ class StartRequest:
     default_params: Mapping[str, float] = field(default_factory=dict)
     task: Task = "generate"
     reserved: ReservedMemory | None = None  # for weights in quantization blocks
-    compiling: Thread | None = None  # compiles the native library, since before the imports
-    is_packing: Event = field(default_factory=Event)  # set when blocks are packed, which needs no lock of Python
+    compiling: Thread | None = None  # compiles the native library, unless it is there
+    # Set once the load of a GGUF file compiles or packs, which needs no lock of Python.
+    is_native: Event = field(default_factory=Event)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -105,8 +106,9 @@ class StartRequest:
     def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.
 
-        A load that `packs_blocks` sets `is_packing` before it does so. This thread waits until then and leaves Python's
-        lock to the load, so that both threads work at the same time for as long as they can.
+        A load that `packs_blocks` sets `is_native` before it does so, or before it waits for the compiler. This thread
+        waits until then and leaves Python's lock to the load, so that both threads work at the same time for as long as
+        they can.
 
         Each thread that computes gets a pool of OpenMP workers. Once these outnumber the cores, all of them sleep
         between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards only the
@@ -115,8 +117,8 @@ class StartRequest:
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
             loading = loader.submit(self.times.run, part, load)
             if packs_blocks:
-                loading.add_done_callback(lambda _: self.is_packing.set())
-                self.is_packing.wait()
+                loading.add_done_callback(lambda _: self.is_native.set())
+                self.is_native.wait()
             try:
                 # Making the tokenizer holds Python's lock for up to a quarter of a second, so it comes last.
                 self.meanwhile()

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,13 +294,30 @@ def test_weights_that_are_quantized_already_are_refused_before_anything_is_compi
     assert compiled == []
 
 
+def test_the_server_is_imported_while_native_code_of_a_gguf_file_is_compiled(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_imported = Event()
+    seen: list[bool] = []
+    compiler = Thread(target=lambda: seen.append(is_imported.wait(10)))  # at once, unless the test fails
+
+    def build_beside(dtype: torch.dtype) -> Thread:
+        compiler.start()
+        return compiler
+
+    monkeypatch.setattr(build, "build_beside", build_beside)
+    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
+    start_model(path, EngineOptions(**OPTIONS), StartTimes(), is_imported.set)
+    assert seen == [True]
+
+
 def test_parts_of_a_start_are_timed_and_leave_time_to_import_more(tmp_path: Path, empty_cache: Path) -> None:
     save(make_model(FAMILIES["llama"]), tmp_path)
     times = StartTimes()
     called: list[str] = []
     answer(tmp_path, **OPTIONS, times=times, meanwhile=lambda: called.append("meanwhile"))
     assert called == ["meanwhile"]
-    parts = ["import of torch", "import of the native step", "native code", "weights", "tokenizer"]
+    parts = ["import of torch", "import of the native step", "weights", "tokenizer"]
     assert [name for name in parts if name in str(times)] == parts
 
 

@@ -35,12 +35,12 @@ def request_of(path: Path, order: list[str]) -> StartRequest:
 def test_the_main_thread_leaves_pythons_lock_to_a_load_until_it_packs_blocks(tmp_path: Path) -> None:
     order: list[str] = []
     request = request_of(tmp_path, order)
-    request.is_packing = is_packing = AwaitedEvent()
+    request.is_native = is_native = AwaitedEvent()
 
     def load() -> None:
-        is_packing.is_awaited.wait(MOST_SECONDS)
+        is_native.is_awaited.wait(MOST_SECONDS)
         order.append("describe")
-        is_packing.set()
+        is_native.set()
 
     with pytest.raises(StartupError, match="There is no model at"):
         request.load("weights", load, packs_blocks=True)

@@ -102,16 +102,20 @@ def build(dtype: torch.dtype) -> Path:
     return path
 
 
-def build_beside(dtype: torch.dtype) -> Thread:
-    """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
+def build_beside(dtype: torch.dtype) -> Thread | None:
+    """Build the library in a thread, which is returned, or return None if it is there. `load` will report errors.
 
     A failing start does not wait for it.
     """
+    try:
+        if is_built(dtype):
+            return None
+    except BuildError:
+        return None
 
     def run() -> None:
         with suppress(BuildError, NotPrivate):
-            if not is_built(dtype):
-                build(dtype)
+            build(dtype)
 
     thread = Thread(target=run, name="compile", daemon=True)
     thread.start()

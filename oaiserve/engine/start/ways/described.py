@@ -61,6 +61,7 @@ class FromDescription:
 def _started(request: StartRequest) -> Started:
     options = request.options
     if request.compiling is not None:
+        request.is_native.set()
         with request.times.part("native code"):
             request.compiling.join()
     subject = subject_of(request.source.path, options)
@@ -118,7 +119,7 @@ def _executor(
             num_threads=num_threads,
             has_adapters=options.has_adapters,
             reserved=request.reserved,
-            before_packing=request.is_packing.set,
+            before_packing=request.is_native.set,
         )
     except NotKnown as error:
         if needing_native(options) is not None:

@@ -261,10 +261,14 @@ def test_two_processes_that_start_at_once_both_find_a_sound_library(compiler: Co
 
 def test_a_library_is_built_beside_other_work_once_and_without_an_error(compiler: Compiler) -> None:
     folder = compiler('echo made > "$out"')
-    for _ in range(2):
-        build.build_beside(torch.float32).join()
+    thread = build.build_beside(torch.float32)
+    assert thread is not None
+    thread.join()
     assert build.is_built(torch.float32)
+    assert build.build_beside(torch.float32) is None
     assert num_calls(folder) == 1
     compiler("exit 1")
-    build.build_beside(torch.bfloat16).join()
+    thread = build.build_beside(torch.bfloat16)
+    assert thread is not None
+    thread.join()
     assert not build.is_built(torch.bfloat16)
