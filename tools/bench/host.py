@@ -76,8 +76,8 @@ def main(argv: Sequence[str]) -> None:
     if "serve" in argv:
         start_model = engine.start_model
 
-        def without_computing(*parameters: Any) -> ServedModel:
-            return replace(start_model(*parameters), runner=InstantRunner())
+        def without_computing(*parameters: Any, **additions: Any) -> ServedModel:
+            return replace(start_model(*parameters, **additions), runner=InstantRunner())
 
         engine.start_model = without_computing
         serve(argv)
