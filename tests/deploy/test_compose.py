@@ -176,6 +176,11 @@ def health_of(port: int) -> int:
     return done.returncode
 
 
+def test_the_health_check_has_only_flags_that_podman_4_reads() -> None:
+    (flags,) = re.findall(r"^HEALTHCHECK (.*)\\$", DOCKERFILE, re.MULTILINE)
+    assert set(re.findall(r"--([a-z-]+)=", flags)) <= {"interval", "timeout", "start-period", "retries"}
+
+
 @pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
 def test_the_health_check_requests_ready_and_fails_if_nothing_listens(status: int, exit_status: int) -> None:
     app = Starlette(routes=[Route("/ready", lambda request: Response(status_code=status))])
