@@ -1,10 +1,16 @@
 """Answers of two machines may differ only where two tokens tie, and the environment for aarch64 has what this needs."""
 
 import math
+from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
-from tools.arm import environment
+from oaiserve.engine.executors.native import prebuilt
+from oaiserve.errors import StartupError
+from tests.engine.executors.native.small_models import FAMILIES, make_model
+from tests.engine.remembered import save
+from tools.arm import answers, environment
 from tools.arm.comparison import MAX_DIFFERENCE, TIE, Position, compare
 
 NEAR = TIE / 2
@@ -69,3 +75,14 @@ def test_max_has_simple_pointer_authentication_in_the_emulator() -> None:
     assert command[:3] == ["qemu-aarch64", "-cpu", "max,pauth-impdef=on"]
     assert "OAISERVE_CACHE=/c" in command
     assert command[-1] == "x.py"
+
+
+def test_the_answers_of_this_machine_are_limited_as_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
+    for variable in (prebuilt.LIMIT, "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.setenv(variable, "")  # so that what the start sets is undone
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    with pytest.raises(StartupError, match="^--cpu-features avx2 cannot be had: torch uses AVX512 in this process"):
+        answers.answer(str(folder), ["The"], 1, "auto", "avx2")

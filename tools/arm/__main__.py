@@ -16,9 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from oaiserve.checkpoints import demo
+from oaiserve.config import CpuFeatures
 from tools.arm import comparison, environment
 from tools.arm.comparison import Position
 
@@ -34,6 +35,12 @@ def main() -> int:
     add("--variants", nargs="+", default=[*CPUS], choices=CPUS, help="variants of native code")
     add("--tokens", type=int, default=16, help="tokens of each answer (default: 16)")
     add("--prompts", type=int, default=4, help="number of prompts, up to 4 (default: 4)")
+    add(
+        "--cpu-features",
+        default="native",
+        choices=get_args(CpuFeatures),
+        help="instructions of x86 that the answers compared with use, as the server's (default: native)",
+    )
     arguments = parser.parse_args()
     models = [Path(model).resolve() for model in arguments.models] or [demo.fetched()]
     for model in models:
@@ -46,7 +53,9 @@ def main() -> int:
         for variant in arguments.variants:
             began = time.monotonic()
             actual = emulated(model, variant, limits)
-            expected = on_this_machine(model, [*limits, "--dtype", actual["dtype"]])
+            expected = on_this_machine(
+                model, [*limits, "--dtype", actual["dtype"], "--cpu-features", arguments.cpu_features]
+            )
             faults += report(f"{model.name}, {variant}", expected, actual, time.monotonic() - began)
     return int(faults > 0)
 

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from oaiserve.config import CpuFeatures
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native import prebuilt
 from oaiserve.engine.executors.native.variants import VARIANTS
@@ -45,12 +46,14 @@ def main() -> None:
     add("--tokens", type=int, required=True, help="tokens of each answer")
     add("--prompts", type=int, default=len(PROMPTS), help="number of prompts")
     add("--dtype", default="auto", help="as the server's")
+    add("--cpu-features", default="native", help="as the server's")
     add("--variant", help="variant of native code to use, which must be one of aarch64")
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         if arguments.variant:
             use_variant(arguments.variant, Path(folder))
-        result = answer(arguments.model, PROMPTS[: arguments.prompts], arguments.tokens, arguments.dtype)
+        prompts = PROMPTS[: arguments.prompts]
+        result = answer(arguments.model, prompts, arguments.tokens, arguments.dtype, arguments.cpu_features)
     arguments.output.write_text(json.dumps(result))
 
 
@@ -77,13 +80,15 @@ def emulated_features() -> frozenset[str]:
     return frozenset(name for bits, entry in entries for name, bit in bits.items() if entry >> bit & 1)
 
 
-def answer(model: str, prompts: Sequence[str], num_tokens: int, dtype: str) -> dict[str, Any]:
+def answer(
+    model: str, prompts: Sequence[str], num_tokens: int, dtype: str, cpu_features: CpuFeatures
+) -> dict[str, Any]:
     """Return the answers, each a list of [token id, [[id, log-probability], ...]]."""
     # `exact` refuses to start without the native step, where plain PyTorch would take its place.
     options: dict[str, Any] = {
         "device": "cpu", "exact": True, "drafts": "off", "cpu_threads": 1, "kv_blocks": KV_BLOCKS
     }  # fmt: skip
-    with Engine.from_pretrained(model, dtype=dtype, **options) as engine:
+    with Engine.from_pretrained(model, dtype=dtype, cpu_features=cpu_features, **options) as engine:
         loaded_seconds = time.process_time()
         return {
             "machine": platform.machine(),
