@@ -38,8 +38,11 @@ FORMATS = ("Q4_K", "Q6_K", "Q8_0", "BF16")
 ROWS = (1, 8, 64)  # those of products.h
 MULTIPLY_ADDS = 1024 * 2048  # those of one row
 PROGRAMS = ("llama.cpp", "oaiserve")
-# The core whose model llvm-mca takes for a variant. LLVM has none of Apple's M1: it takes that of the A7 for it.
-CORES = {"aarch64-dotprod": "neoverse-n1", "aarch64-i8mm-bf16": "neoverse-v1"}
+# The cores that llvm-mca models for a variant. LLVM has one model for all of Apple's, that of the A7 of 2013.
+CORES = {
+    "aarch64-dotprod": ("neoverse-n1", "apple-m1"),
+    "aarch64-i8mm-bf16": ("neoverse-v1", "neoverse-n2", "apple-m2"),
+}
 ITERATIONS = 100
 MOST_DIFFERENCE = 0.03  # Products may differ by this share of the largest, since both round rows to eight bits.
 MARKERS = "aarch64-instructions"
@@ -72,7 +75,11 @@ def main() -> None:
         default="llvm-mca",
         help="the program llvm-mca, of LLVM 18 or newer: older ones take the Neoverse for a Cortex-A57",
     )
-    add("--core", help="the core to model, as llvm-mca calls it (default: Neoverse N1 for dotprod, V1 for i8mm)")
+    add(
+        "--cores",
+        nargs="+",
+        help="the cores to model, as llvm-mca calls them (default: two or three for each variant)",
+    )
     add_publishing(parser, MARKERS)
     arguments = parser.parse_args()
     results = results_of(arguments, measure)
@@ -102,8 +109,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     for num_rows, section in zip(ROWS, sections, strict=True):
                         row = {"variant": variant.name, "format": weight_format, "rows": num_rows, "program": name}
                         row |= {"instructions": section.instructions, "loaded_bytes": section.loaded_bytes}
-                        found = model(arguments.mca, program, section, arguments.core or CORES[variant.name])
-                        rows.append(row | asdict(found))
+                        cores = arguments.cores or CORES[variant.name]
+                        modelled = {core: asdict(model(arguments.mca, program, section, core)) for core in cores}
+                        rows.append(row | {"cores": modelled})
     return {"rows": rows}
 
 
@@ -255,19 +263,23 @@ def readable(disassembly: str) -> str:
 
 
 def report(results: dict[str, Any]) -> str:
-    """Return a table of what was counted and modelled, with the figures of all numbers of rows side by side."""
+    """Return tables of what was counted and of what was modelled, with all numbers of rows side by side."""
     programs: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for row in results["rows"]:
         programs.setdefault((row["variant"], row["format"]), {}).setdefault(row["program"], []).append(row)
-    table = [["code", "weights", "instructions", "share", "bytes", "share", "cycles", "share", "busiest part"]]
+    counts = [["code", "weights", "instructions", "share", "bytes", "share"]]
+    cycles = [["code", "weights", "core", "cycles", "share", "busiest part"]]
     for (variant, weight_format), of_program in programs.items():
-        cells = [variant.removeprefix("aarch64-"), weight_format]
-        for key in ("instructions", "loaded_bytes", "cycles"):
-            peer, ours = ([row[key] for row in of_program[name]] for name in PROGRAMS)
-            cells += compare(ours, peer)
-        most = of_program["oaiserve"][-1]
-        table.append([*cells, f"{most['busiest']} {most['busy_share']:.0%}"])
-    return "\n".join(as_markdown(table))
+        names = [variant.removeprefix("aarch64-"), weight_format]
+        peer, ours = (of_program[name] for name in PROGRAMS)
+        cells = list(names)
+        for key in ("instructions", "loaded_bytes"):
+            cells += compare([row[key] for row in ours], [row[key] for row in peer])
+        counts.append(cells)
+        for core, most in ours[-1]["cores"].items():
+            of_core = ([row["cores"][core]["cycles"] for row in rows] for rows in (ours, peer))
+            cycles.append([*names, core, *compare(*of_core), f"{most['busiest']} {most['busy_share']:.0%}"])
+    return "\n".join([*as_markdown(counts), "", *as_markdown(cycles)])
 
 
 def compare(ours: list[float], peer: list[float]) -> list[str]:
