@@ -119,12 +119,12 @@ inline void store_bytes(f32x16 integers, int8_t* out) {
   store(out, integers);
 }
 
-// Writes 16 numbers times `per_value` as integers. Returns their sum, which is exact, or NaN unless all are finite.
+// Writes 16 numbers times `per_value` as integers, and returns these. Their sum is exact, or NaN unless all are finite.
 template <class T>
-float quantize_lanes(const T* x, float per_value, int8_t* out) {
+f32x16 quantize_lanes(const T* x, float per_value, int8_t* out) {
   const f32x16 values = rounded(load(x) * per_value);
   store_bytes(values, out);
-  return sum(values);
+  return values;
 }
 
 template <class T>
@@ -137,8 +137,9 @@ float largest(const T* x, long count) {
 template <class T>
 void quantize_group(const T* x, QuantizedGroup& out) {
   const float most = largest(x, BLOCK_GROUP), per_value = most > 0 ? 127 / most : 0;
-  float total = 0;
-  for (long i = 0; i < BLOCK_GROUP; i += LANES) total += quantize_lanes(x + i, per_value, out.values + i);
+  f32x16 totals = splat(0);
+  for (long i = 0; i < BLOCK_GROUP; i += LANES) totals += quantize_lanes(x + i, per_value, out.values + i);
+  const float total = sum(totals);
   // Numbers that are not finite make the total NaN, and with it the scale and all results.
   out.scale = most / 127 + total * 0.0f;
   out.sum = total == total ? int32_t(total) : 0;
@@ -164,7 +165,7 @@ void quantize_super(const T* x, QuantizedSuper& out) {
     const long group = i / (BLOCK_GROUP / LANES);
     const int power = out.is_shifted ? finer[group] : 0, shift = out.shifts[group] = finest - power;
     const float per_value = most_of_all > 0 ? float(127 << power) / most_of_all : 0;
-    float total = quantize_lanes(x + i * LANES, per_value, out.values + i * LANES);
+    float total = sum(quantize_lanes(x + i * LANES, per_value, out.values + i * LANES));
     whole += total;
     if (total != total) total = 0;
     out.half_sums[i] = int16_t(int(total) << shift);

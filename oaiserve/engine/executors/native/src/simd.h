@@ -118,6 +118,18 @@ inline float to_float(bf16 x) {
 
 inline f32x16 splat(float x) { return x - f32x16{}; }
 
+#if defined(__AVX2__)
+// Stores the last byte of each lane. GCC's own conversion moves bytes one by one.
+inline void store_last_bytes(VectorBits v, void* p) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+  const __m256i bytes = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0c080400));  // of each half, in its first lane
+  _mm_storel_epi64((__m128i*)p, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+#endif
+}
+#endif
+
 // The elements of E at `p`, in lanes of V, and back. Numbers become bfloat16 by rounding to nearest even, where NaN stays
 // NaN, and integers by rounding to the nearest; E must have room for them.
 template <class V, class E>
@@ -170,7 +182,11 @@ void store_lanes(E* p, V v) {
     else
       memcpy(p, &bytes, sizeof(Few));
 #else
-    const Few out = convert<Few>((VectorBits)(v + 12582912.0f));
+    const auto integers = (VectorBits)(v + 12582912.0f);
+#if defined(__AVX2__)
+    if constexpr (sizeof(E) == 1) return store_last_bytes(integers, p);
+#endif
+    const Few out = convert<Few>(integers);
     memcpy(p, &out, sizeof(out));
 #endif
   }
