@@ -81,6 +81,11 @@ def test_blocks_that_only_a_page_divides_are_one() -> None:
     assert instructions.joined([blocks[2], blocks[0], blocks[3], blocks[1]]) == [(96, 1, 7), (4092, 3, 9), (4104, 5, 3)]
 
 
+def test_what_follows_a_loop_and_the_way_into_it_is_joined_with_both() -> None:
+    blocks = [instructions.Block(*block) for block in ((4080, 4, 2), (4084, 3, 14), (4096, 2, 16))]
+    assert instructions.joined(blocks) == [(4080, 6, 2), (4084, 5, 14)]
+
+
 def test_cycles_and_busy_parts_of_a_model_are_those_of_one_iteration() -> None:
     assert instructions.read_model(MCA) == (2.5, {"N1UnitL.1": 0.5, "N1UnitV0": 2.25})
 

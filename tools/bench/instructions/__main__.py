@@ -207,13 +207,14 @@ def model(mca: str, program: Path, section: Section, core: str) -> Modelled:
 
 
 def joined(blocks: list[Block]) -> list[Block]:
-    """Join blocks that follow each other: QEMU also ends a block with its page, or if it gets too long."""
+    """Join blocks with what follows all of them: QEMU also ends a block with its page, or if it gets too long."""
     found: list[Block] = []
     for block in sorted(blocks):
-        last = found[-1] if found else block
-        is_alike = abs(last.times - block.times) < 0.01 * block.times  # The first round may have had another division.
-        if is_alike and last.address + 4 * last.instructions == block.address:
-            found[-1] = last._replace(instructions=last.instructions + block.instructions)
+        before = [i for i, first in enumerate(found) if first.address + 4 * first.instructions == block.address]
+        times = sum(found[i].times for i in before)
+        if abs(times - block.times) < 0.05 * block.times:  # Rare divisions of the same code are not among the blocks.
+            for i in before:
+                found[i] = found[i]._replace(instructions=found[i].instructions + block.instructions)
         else:
             found.append(block)
     return found
