@@ -15,6 +15,8 @@ KINDS = ("bf16", "float")  # kinds of libraries, by the type of activations, key
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
+    # On aarch64, GCC would load early what doesn't fit into registers then. On x86, this is the default.
+    "-fno-schedule-insns",
 ]
 _DIGEST_BYTES = hashlib.sha256().digest_size
 

@@ -50,17 +50,6 @@ Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
 #endif
 }
 
-// Whether codes are loaded less their offset, with a sign. On aarch64 the CPU multiplies signed codes: those of eight bits
-// have to have a sign, and those of supers have one because subtracting the offset from sums takes longer.
-template <Layout L>
-constexpr bool HAS_SIGNED_CODES = false;
-#if defined(__ARM_FEATURE_DOTPROD)
-constexpr bool has_signed_codes(const Layout& layout) { return !layout.is_small() || layout.is_super; }
-template <Layout L>
-  requires(has_signed_codes(L))
-constexpr bool HAS_SIGNED_CODES<L> = true;
-#endif
-
 // The entries of the format's table, plus its offset unless codes have a sign, at the places that the bytes say.
 template <Layout L>
 VectorBits look_up(VectorBits places) {
@@ -85,44 +74,55 @@ VectorBits look_up(VectorBits places) {
 #endif
 }
 
-// Loads the same quads of the left and the right columns: `p` points to the quads of WIDTH columns. Where GCC calls this
-// in place of inlining it, formats with high bits take twice as long.
+// Planes of step numbers, where a plane of low bits or of high bits has several quads.
 template <Layout L>
-[[gnu::always_inline]] inline void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
-  const auto plane = [p](long at) { return load_vector<VectorBits>(p + at * PLANE); };
-  if constexpr (L.is_whole() && HAS_SIGNED_CODES<L>) {
-    left = plane(2 * step);
-    right = plane(2 * step + 1);
-  } else if constexpr (L.is_whole()) {
-    left = plane(2 * step) ^ in_each_byte(128);
-    right = plane(2 * step + 1) ^ in_each_byte(128);
-  } else if constexpr (L.low_bits == 4) {
-    const VectorBits both = plane(step);
-    left = both & 0x0f0f0f0fu;
+constexpr long low_plane(int step) {
+  return L.low_bits == 4 ? step : step / 2;
+}
+template <Layout L>
+constexpr long high_plane(int step) {
+  return step * L.high_bits / 4;
+}
+
+// The same quads of the left and the right columns, from what planes have of them. Where GCC calls this in place of
+// inlining it, formats with high bits take twice as long.
+template <Layout L>
+[[gnu::always_inline]] inline void unpack_codes(VectorBits low, VectorBits high, int step, VectorBits& left,
+                                                VectorBits& right) {
+  if constexpr (L.low_bits == 4) {
+    left = low & 0x0f0f0f0fu;
 #if defined(__aarch64__)
-    right = (VectorBits)vshrq_n_u8((uint8x16_t)both, 4);
+    right = (VectorBits)vshrq_n_u8((uint8x16_t)low, 4);
 #else
-    right = both >> 4 & 0x0f0f0f0fu;
+    right = low >> 4 & 0x0f0f0f0fu;
 #endif
   } else {
-    const VectorBits both = plane(step / 2) >> step % 2 * 4;
-    left = both & 0x03030303u;
-    right = both >> 2 & 0x03030303u;
+    low >>= step % 2 * 4;
+    left = low & 0x03030303u;
+    right = low >> 2 & 0x03030303u;
   }
   if constexpr (L.high_bits > 0) {
     constexpr int STEPS_EACH = 4 / L.high_bits;
     constexpr uint32_t MASK = (((1u << L.high_bits) - 1) << L.low_bits) * 0x01010101u;
-    const VectorBits both = load_vector<VectorBits>(p + low_bytes + step / STEPS_EACH * PLANE);
     const auto moved = [&](int from) {  // bits from a place of a byte to above the low ones
-      return (from >= L.low_bits ? both >> (from - L.low_bits) : both << (L.low_bits - from)) & MASK;
+      return (from >= L.low_bits ? high >> (from - L.low_bits) : high << (L.low_bits - from)) & MASK;
     };
     const int from = step % STEPS_EACH * 2 * L.high_bits;
 #if defined(__aarch64__)
-    left = (left & ~MASK) | moved(from);  // one instruction, which selects bits
-    right = (right & ~MASK) | moved(from + L.high_bits);
-    if constexpr (HAS_SIGNED_CODES<L> && L.is_small() && L.offset != 0) {
-      left = (VectorBits)((int8x16_t)left - int8_t(L.offset));
-      right = (VectorBits)((int8x16_t)right - int8_t(L.offset));
+    if constexpr (STORED_SIGN<L> != 0) {
+      // The high bits move to the top of their bytes, and down with copies of the sign. Then the low ones are inserted.
+      const auto with_sign = [&](int place) __attribute__((always_inline)) {
+        return (uint8x16_t)((int8x16_t)((uint8x16_t)high << (8 - L.high_bits - place)) >> (8 - L.code_bits()));
+      };
+      const uint8x16_t low_bits = vdupq_n_u8((1 << L.low_bits) - 1);
+      left = (VectorBits)vbslq_u8(low_bits, (uint8x16_t)low, with_sign(from));
+      if constexpr (L.low_bits == 4)
+        right = (VectorBits)vsriq_n_u8(with_sign(from + L.high_bits), (uint8x16_t)low, 4);
+      else
+        right = (VectorBits)vbslq_u8(low_bits, (uint8x16_t)(low >> L.low_bits), with_sign(from + L.high_bits));
+    } else {
+      left = (left & ~MASK) | moved(from);  // one instruction, which selects bits
+      right = (right & ~MASK) | moved(from + L.high_bits);
     }
 #else
     left |= moved(from);
@@ -133,6 +133,52 @@ template <Layout L>
     left = look_up<L>(left);
     right = look_up<L>(right);
   }
+}
+
+// Loads vectors that are neighbours in memory.
+template <int COUNT>
+[[gnu::always_inline]] inline void load_vectors(const uint8_t* p, VectorBits* out) {
+#pragma GCC unroll 4
+  for (int v = 0; v < COUNT; v++) out[v] = load_vector<VectorBits>(p + v * sizeof(VectorBits));
+#if defined(__aarch64__)
+#pragma GCC unroll 2
+  for (int v = 0; v + 1 < COUNT; v += 2) asm("" : "+w"(out[v]), "+w"(out[v + 1]));  // One instruction loads both.
+#endif
+}
+
+// The vectors of columns of a tile: SLICES times WIDTH neighbours on the left, and as many on the right.
+template <Layout L, int SLICES>
+struct TileColumns {
+  static constexpr int VECTORS = 2 * SLICES;
+  long first;  // column of the left half
+
+  long at(int v) const { return v / SLICES * LANES + first + v % SLICES * WIDTH; }
+
+  // Loads the codes of a step of a group. Where GCC calls this in place of inlining it, formats with high bits take twice
+  // as long.
+  [[gnu::always_inline]] void load(const uint8_t* codes, long low_bytes, int step, VectorBits (&out)[VECTORS]) const {
+    codes += first * 4;
+    if constexpr (L.is_whole()) {
+      for (int half = 0; half < 2; half++) load_vectors<SLICES>(codes + (2 * step + half) * PLANE, out + half * SLICES);
+      if constexpr (!HAS_SIGNED_CODES<L>)
+        for (VectorBits& of_columns : out) of_columns ^= in_each_byte(128);
+    } else {
+      VectorBits low[SLICES], high[SLICES]{};
+      load_vectors<SLICES>(codes + low_plane<L>(step) * PLANE, low);
+      if constexpr (L.high_bits > 0) load_vectors<SLICES>(codes + low_bytes + high_plane<L>(step) * PLANE, high);
+#pragma GCC unroll 4
+      for (int i = 0; i < SLICES; i++) unpack_codes<L>(low[i], high[i], step, out[i], out[SLICES + i]);
+    }
+  }
+};
+
+// Loads the same quads of the left and the right columns: `p` points to the quads of WIDTH columns.
+template <Layout L>
+[[gnu::always_inline]] inline void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
+  VectorBits codes[2];
+  TileColumns<L, 1>{0}.load(p, low_bytes, step, codes);
+  left = codes[0];
+  right = codes[1];
 }
 
 // The offset that sums of products have. Codes of eight bits may have a sign instead, and have one in short_tiles.h.
@@ -159,11 +205,11 @@ template <Layout L, int STEPS_OF_RUN, class Body>
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #define WITH_LANE_DOTS
-// dots [ROWS, 2] += the codes of COUNT steps, from `first` on, times FACTOR, times x. The instruction takes a quad of x from
-// a vector of four.
-template <Layout L, int COUNT, int FACTOR = 1, int ROWS, class XOf>
-[[gnu::always_inline]] inline void add_lane_dots(Integers (&dots)[ROWS][2], const uint8_t* codes, long low_bytes, int first,
-                                                 XOf&& x_of) {
+// dots [ROWS] of columns += their codes of COUNT steps, from `first` on, times FACTOR, times x. The instruction takes a
+// quad of x from a vector of four.
+template <Layout L, int COUNT, int FACTOR = 1, int SLICES, int ROWS, class XOf>
+[[gnu::always_inline]] inline void add_lane_dots(Integers (&dots)[ROWS][2 * SLICES], TileColumns<L, SLICES> columns,
+                                                 const uint8_t* codes, long low_bytes, int first, XOf&& x_of) {
   constexpr int QUADS_EACH = 4;
 #pragma GCC unroll 2
   for (int step = first; step < first + COUNT; step += QUADS_EACH) {
@@ -171,11 +217,12 @@ template <Layout L, int COUNT, int FACTOR = 1, int ROWS, class XOf>
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) x[r] = load_vector<int8x16_t>(x_of(r) + 4 * step);
     const auto add = [&]<int QUAD>(std::integral_constant<int, QUAD>) __attribute__((always_inline)) {
-      VectorBits of_step[2];
-      load_codes<L>(codes, low_bytes, step + QUAD, of_step[0], of_step[1]);
+      VectorBits of_step[2 * SLICES];
+      columns.load(codes, low_bytes, step + QUAD, of_step);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < 2; v++)
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * SLICES; v++)
           dots[r][v] =
               (Integers)vdotq_laneq_s32((int32x4_t)dots[r][v], (int8x16_t)(of_step[v] * FACTOR), x[r], QUAD);
     };
@@ -295,6 +342,7 @@ struct LongScaling {
 
 constexpr long BLOCK_AHEAD = 4 << 10;  // how far ahead a panel is read that is multiplied once, in bytes
 constexpr long BLOCK_NEAR = 1 << 10;   // and how far ahead what is in L2 by then
+constexpr long MOST_PREFETCHED = 512;  // at once, if it is not read soon
 
 // What products with a panel prefetch, `step` bytes at a time: few, because many lines at once would fill the buffers
 // that weights and x are waiting for.
@@ -303,7 +351,7 @@ struct Ahead {
   long panel_bytes, place;  // place in this panel, then in the next one, which goes to L2, since L1 is too small
   long step;
   const uint8_t* near = nullptr;  // as many bytes from there on, into L1
-  long left = 0;                  // rest of a line that is prefetched already
+  long left = 0;                  // rest of what is prefetched already
 
   // For a panel that is multiplied in this number of steps: its own end and the beginning of the next one if it is read once,
   // and else all of the next one.
@@ -313,20 +361,33 @@ struct Ahead {
     return {panel, next, panel_bytes, std::min(panel_bytes, BLOCK_AHEAD), step, panel + BLOCK_NEAR};
   }
 
+  const uint8_t* address() const { return place < panel_bytes ? panel + place : next + (place - panel_bytes); }
+
+#if defined(__aarch64__)
+  // CPUs read ahead by themselves, up to the end of a page. This is for what comes later, in few instructions.
+  template <long BYTES>
+  void prefetch_bytes() {
+    const uint8_t* const from = address();
+#pragma GCC unroll 80
+    for (long line = 0; line < BYTES; line += 64) __builtin_prefetch(from + line, 0, 2);
+    place += BYTES;
+  }
+
+  // Takes this number of steps, with BYTES of a panel. If it is read once, as many bytes are prefetched.
+  template <long BYTES>
+  void prefetch_chunk(int steps) {
+    if (near) return prefetch_bytes<BYTES>();
+    prefetch(steps);
+  }
+#endif
+
   void prefetch(int steps = 1) {
 #if defined(__aarch64__)
-    // CPUs read ahead by themselves, up to the end of a page. This is for what comes later, in few instructions.
-    left -= step * steps;
-    const long lines = left < 0 ? (63 - left) / 64 : 0;
-    const uint8_t* const from = place < panel_bytes ? panel + place : next + (place - panel_bytes);
-#pragma GCC unroll 4
-    for (long line = 0; line < lines; line++) __builtin_prefetch(from + line * 64, 0, 2);
-    left += lines * 64;
-    place += lines * 64;
+    for (left -= step * steps; left < 0; left += MOST_PREFETCHED) prefetch_bytes<MOST_PREFETCHED>();
     return;
 #endif
     for (left -= step * steps; left < 0; left += 64, place += 64) {
-      __builtin_prefetch(place < panel_bytes ? panel + place : next + (place - panel_bytes), 0, 2);
+      __builtin_prefetch(address(), 0, 2);
       if (!near) continue;
       __builtin_prefetch(near, 0, 3);
       near += 64;

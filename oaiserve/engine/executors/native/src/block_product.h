@@ -25,47 +25,59 @@ constexpr int BLOCK_TILE_ROWS = 4, SUPER_TILE_ROWS = 4;
 constexpr int BLOCK_TILE_ROWS = 2, SUPER_TILE_ROWS = 2;
 #endif
 
+// How many vectors of columns a tile of few rows has on each side, so that enough sums do not wait for each other, and
+// what is loaded of x is used more often.
+constexpr int slices_of([[maybe_unused]] int rows) {
+#if defined(WITH_LANE_DOTS)
+  if (rows <= 2) return rows == 1 ? LANES / WIDTH : LANES / WIDTH / 2;
+#endif
+  return 1;
+}
+
 // sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. Returns what is left to prefetch.
 template <Format FORMAT, int ROWS>
 Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
-    Vector sum[ROWS][2];
+  constexpr int SLICES = slices_of(ROWS), VECTORS = 2 * SLICES;
+  for (TileColumns<L, SLICES> columns{0}; columns.first < LANES; columns.first += SLICES * WIDTH) {
+    Vector sum[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < 2; v++) sum[r][v] = load_vector<Vector>(bias + v * LANES + column);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = load_vector<Vector>(bias + columns.at(v));
     const uint8_t* chunk = panel;
     const QuantizedGroup* groups = groups_in(x, k);
     for (long c = 0; c < k / BLOCK_GROUP; c++, chunk += P::CHUNK, groups++) {
-      Integers dots[ROWS][2];
+      Integers dots[ROWS][VECTORS];
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -summed_offset(L) * groups[r * x_stride].sum - Integers{};
+      for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) dots[r][v] = -summed_offset(L) * groups[r * x_stride].sum - Integers{};
 #if defined(WITH_SHORT_SUMS)
-      add_short_dots<L, 127>(dots, 1, chunk + P::codes(0) + column * 4, P::LOW,
+      add_short_dots<L, 127>(dots, 1, chunk + P::codes(0) + columns.first * 4, P::LOW,
                              [&](int r) { return groups[r * x_stride].values; },
-                             [&](int steps) { if (column == 0) ahead.prefetch(steps); });
+                             [&](int steps) { if (columns.first == 0) ahead.prefetch(steps); });
 #elif defined(WITH_LANE_DOTS)
-      if (column == 0) ahead.prefetch(STEPS);
-      add_lane_dots<L, STEPS>(dots, chunk + P::codes(0) + column * 4, P::LOW, 0,
+      if (columns.first == 0) ahead.prefetch_chunk<P::CHUNK>(STEPS);
+      add_lane_dots<L, STEPS>(dots, columns, chunk + P::codes(0), P::LOW, 0,
                               [&](int r) { return groups[r * x_stride].values; });
 #else
-      const auto multiply = [&](int step) {
-        if (column == 0) ahead.prefetch();
-        VectorBits left, right;
-        load_codes<L>(chunk + P::codes(0) + column * 4, P::LOW, step, left, right);
+      for_steps<L, STEPS>([&](int step) {
+        if (columns.first == 0) ahead.prefetch();
+        VectorBits codes[VECTORS];
+        columns.load(chunk + P::codes(0), P::LOW, step, codes);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
           const QuadOfX quad = splat_quad(groups[r * x_stride].values + 4 * step);
-          dots[r][0] = dot_quads<L.is_small()>(dots[r][0], left, quad);
-          dots[r][1] = dot_quads<L.is_small()>(dots[r][1], right, quad);
+          for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads<L.is_small()>(dots[r][v], codes[v], quad);
         }
-      };
-      for_steps<L, STEPS>(multiply);
+      });
 #endif
-      for (int v = 0; v < 2; v++) {
-        const Scaling scaling = load_scaling<FORMAT>(chunk, v * LANES + column);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        const Scaling scaling = load_scaling<FORMAT>(chunk, columns.at(v));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
           sum[r][v] = add_group<L.has_min>(sum[r][v], dots[r][v], groups[r * x_stride], scaling);
@@ -73,7 +85,8 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < 2; v++) std::memcpy(sums + r * PANEL + v * LANES + column, &sum[r][v], sizeof(Vector));
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) store_lanes(sums + r * PANEL + columns.at(v), sum[r][v]);
   }
   return ahead;
 }
@@ -112,54 +125,57 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  constexpr int RUNS = L.runs(), PAIRS = int(P::GROUPS) * RUNS / 2;
+  constexpr int RUNS = L.runs(), PAIRS = int(P::GROUPS) * RUNS / 2, SLICES = slices_of(ROWS), VECTORS = 2 * SLICES;
   const QuantizedSuper* rows[ROWS];
   for (int r = 0; r < ROWS; r++) {
     rows[r] = supers_in(x + r * x_stride);
     std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
   }
   const auto sums_of = [](const QuantizedSuper& x) { return RUNS == 1 ? x.sums : x.half_sums; };
-  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
+  for (TileColumns<L, SLICES> columns{0}; columns.first < LANES; columns.first += SLICES * WIDTH) {
     const uint8_t* chunk = panel;
     for (long c = 0; c < k / SUPER; c++, chunk += P::CHUNK) {
-      Integers totals[ROWS][2] = {};
+      bool is_shifted = false;
+      for (int r = 0; r < ROWS; r++) is_shifted |= rows[r][c].is_shifted;
+      Integers totals[ROWS][VECTORS] = {};
       for (long i = 0; i < P::GROUPS; i++) {
-        const uint8_t* codes = chunk + P::codes(i) + column * 4;
-        Integers of_group[ROWS][2];
+        const uint8_t* const codes = chunk + P::codes(i);
+#if defined(WITH_LANE_DOTS)
+        if (columns.first == 0) ahead.prefetch_chunk<P::CHUNK / P::GROUPS>(STEPS);
+#endif
 #pragma GCC unroll 2
         for (int run = 0; run < RUNS; run++) {
-          Integers dots[ROWS][2] = {};
+          Integers dots[ROWS][VECTORS] = {};
 #if defined(WITH_LANE_DOTS)
-          if (column == 0) ahead.prefetch(STEPS / RUNS);
-          add_lane_dots<L, STEPS / RUNS>(dots, codes, P::LOW, run * (STEPS / RUNS),
+          add_lane_dots<L, STEPS / RUNS>(dots, columns, codes, P::LOW, run * (STEPS / RUNS),
                                          [&](int r) { return rows[r][c].values + i * BLOCK_GROUP; });
 #else
-          const auto multiply = [&](int in_run) {
+          for_steps<L, STEPS / RUNS>([&](int in_run) {
             const int step = run * (STEPS / RUNS) + in_run;
-            if (column == 0) ahead.prefetch();
-            VectorBits left, right;
-            load_codes<L>(codes, P::LOW, step, left, right);
+            if (columns.first == 0) ahead.prefetch();
+            VectorBits of_step[VECTORS];
+            columns.load(codes, P::LOW, step, of_step);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
               const QuadOfX quad = splat_quad(rows[r][c].values + i * BLOCK_GROUP + 4 * step);
-              dots[r][0] = dot_quads<L.is_small()>(dots[r][0], left, quad);
-              dots[r][1] = dot_quads<L.is_small()>(dots[r][1], right, quad);
+              for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads<L.is_small()>(dots[r][v], of_step[v], quad);
             }
-          };
-          for_steps<L, STEPS / RUNS>(multiply);
+          });
 #endif
-          for (int v = 0; v < 2; v++) {
-            const Integers scales = load_small_scales<FORMAT>(chunk, i, run, v * LANES + column);
+          if (is_shifted) [[unlikely]]
+            for (int r = 0; r < ROWS; r++)
+              for (int v = 0; v < VECTORS; v++) dots[r][v] <<= rows[r][c].shifts[i];
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) of_group[r][v] = dots[r][v] * scales + (run ? of_group[r][v] : Integers{});
+          for (int v = 0; v < VECTORS; v++) {
+            const Integers scales = load_small_scales<FORMAT>(chunk, i, run, columns.at(v));
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) totals[r][v] += dots[r][v] * scales;
           }
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
-          for (int v = 0; v < 2; v++) totals[r][v] += of_group[r][v] << rows[r][c].shifts[i];
       }
-      for (int v = 0; v < 2; v++) {
-        const long at = v * LANES + column;
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        const long at = columns.at(v);
         const Scaling scaling = load_scaling<FORMAT>(chunk, at);
 #if defined(WITH_LANE_DOTS)
         if constexpr (!L.has_min) {  // Codes have no offset here, so there is nothing that the sums of x would correct.
@@ -209,53 +225,53 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
     rows[r] = longs_in(x + r * x_stride, k);
     std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
   }
-  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
+  constexpr int SLICES = slices_of(ROWS), VECTORS = 2 * SLICES;
+  for (TileColumns<L, SLICES> columns{0}; columns.first < LANES; columns.first += SLICES * WIDTH) {
     const uint8_t* chunk = panel;
     for (long c = 0; c < k / SUPER; c++, chunk += P::CHUNK) {
-      Integers dots[SCALES][ROWS][2];
+      Integers dots[SCALES][ROWS][VECTORS];
 #pragma GCC unroll 2
       for (long scale = 0; scale < SCALES; scale++) {
         const auto dot = dots[scale];
-        for (int v = 0; v < 2; v++) {
-          const Integers zeros = load_zeros<FORMAT>(chunk, scale, v * LANES + column);
+        for (int v = 0; v < VECTORS; v++) {
+          const Integers zeros = load_zeros<FORMAT>(chunk, scale, columns.at(v));
 #pragma GCC unroll 8
           for (int r = 0; r < ROWS; r++) dot[r][v] = -rows[r][c].sums[scale] * zeros;
         }
         for (long i = scale * GROUPS_EACH; i < (scale + 1) * GROUPS_EACH; i++) {
+          const uint8_t* const codes = chunk + P::codes(i);
 #if defined(WITH_SHORT_SUMS)
-          const uint8_t* const codes = chunk + P::codes(i) + column * 4;
-          add_short_dots<L, 127>(dots[scale], HIGH_LEVEL, codes, P::LOW,
+          add_short_dots<L, 127>(dots[scale], HIGH_LEVEL, codes + columns.first * 4, P::LOW,
                                  [&](int r) { return rows[r][c].high + i * BLOCK_GROUP; },
-                                 [&](int steps) { if (column == 0) ahead.prefetch(steps); });
-          add_short_dots<L, HIGH_LEVEL / 2>(dots[scale], 1, codes, P::LOW,
+                                 [&](int steps) { if (columns.first == 0) ahead.prefetch(steps); });
+          add_short_dots<L, HIGH_LEVEL / 2>(dots[scale], 1, codes + columns.first * 4, P::LOW,
                                             [&](int r) { return rows[r][c].low + i * BLOCK_GROUP; }, [](int) {});
 #elif defined(WITH_LANE_DOTS)
-          const uint8_t* const codes = chunk + P::codes(i) + column * 4;
-          if (column == 0) ahead.prefetch(STEPS);
-          add_lane_dots<L, STEPS>(dots[scale], codes, P::LOW, 0,
+          if (columns.first == 0) ahead.prefetch_chunk<P::CHUNK / P::GROUPS>(STEPS);
+          add_lane_dots<L, STEPS>(dots[scale], columns, codes, P::LOW, 0,
                                   [&](int r) { return rows[r][c].low + i * BLOCK_GROUP; });
-          add_lane_dots<L, STEPS, HIGH_LEVEL>(dots[scale], codes, P::LOW, 0,
+          add_lane_dots<L, STEPS, HIGH_LEVEL>(dots[scale], columns, codes, P::LOW, 0,
                                               [&](int r) { return rows[r][c].high + i * BLOCK_GROUP; });
 #else
           for_steps<L, STEPS>([&](int step) {
-            if (column == 0) ahead.prefetch();
-            VectorBits codes[2];
-            load_codes<L>(chunk + P::codes(i) + column * 4, P::LOW, step, codes[0], codes[1]);
+            if (columns.first == 0) ahead.prefetch();
+            VectorBits of_step[VECTORS];
+            columns.load(codes, P::LOW, step, of_step);
             const long place = i * BLOCK_GROUP + 4 * step;
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
               const QuadOfX of_high = splat_quad(rows[r][c].high + place), of_low = splat_quad(rows[r][c].low + place);
-              for (int v = 0; v < 2; v++) {
-                dot[r][v] = dot_quads<true>(dot[r][v], codes[v], of_low);
-                dot[r][v] = dot_quads<true>(dot[r][v], codes[v] * HIGH_LEVEL, of_high);
+              for (int v = 0; v < VECTORS; v++) {
+                dot[r][v] = dot_quads<true>(dot[r][v], of_step[v], of_low);
+                dot[r][v] = dot_quads<true>(dot[r][v], of_step[v] * HIGH_LEVEL, of_high);
               }
             }
           });
 #endif
         }
       }
-      for (int v = 0; v < 2; v++) {
-        const long at = v * LANES + column;
+      for (int v = 0; v < VECTORS; v++) {
+        const long at = columns.at(v);
         const LongScaling scaling(chunk, at);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {

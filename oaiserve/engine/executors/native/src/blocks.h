@@ -87,6 +87,22 @@ void pack_planes(const uint32_t (&codes)[STEPS][PANEL], int place, uint8_t* plan
   }
 }
 
+// Whether codes are loaded less their offset, with a sign. On aarch64 the CPU multiplies signed codes: those of eight bits
+// have to have a sign, and those of supers have one because subtracting the offset from sums takes longer.
+template <Layout L>
+constexpr bool HAS_SIGNED_CODES = false;
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool has_signed_codes(const Layout& layout) { return !layout.is_small() || layout.is_super; }
+template <Layout L>
+  requires(has_signed_codes(L))
+constexpr bool HAS_SIGNED_CODES<L> = true;
+#endif
+
+// What codes are stored with in exclusive or: as if their offset, which is half of all codes, were subtracted.
+template <Layout L>
+constexpr uint32_t STORED_SIGN =
+    L.is_whole() || (HAS_SIGNED_CODES<L> && L.high_bits > 0) ? in_each_byte(uint32_t(L.offset)) : 0;
+
 // A scale, or a minimum, of a format.
 template <Layout L>
 float float_at(const uint8_t* p) {
@@ -128,9 +144,8 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
           }
         for (int step = 0; step < STEPS; step++) codes[step][column] = group.codes[step];
       }
-      if constexpr (L.is_whole())
-        for (auto& of_step : codes)
-          for (uint32_t& quad : of_step) quad ^= in_each_byte(128);  // as if 128 were subtracted
+      for (auto& of_step : codes)
+        for (uint32_t& quad : of_step) quad ^= STORED_SIGN<L>;
       pack_planes<L.low_bits>(codes, 0, panel + P::codes(i));
       if constexpr (L.high_bits > 0) pack_planes<L.high_bits>(codes, L.low_bits, panel + P::codes(i) + P::LOW);
     }
@@ -149,7 +164,7 @@ int code_at(const uint8_t* codes, long low_bytes, long column, long place) {
     const int high = codes[low_bytes + quad / HIGH_QUADS * PLANE + byte] >> quad % HIGH_QUADS * L.high_bits;
     code |= (high & ((1 << L.high_bits) - 1)) << L.low_bits;
   }
-  if constexpr (L.is_whole()) code ^= 128;
+  code ^= int(STORED_SIGN<L> & 0xff);
   return L.is_codebook ? L.at_place(code) : code;
 }
 

@@ -182,7 +182,7 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
+    for (int v = 0; v < VECTORS; v++) store_lanes(sums + r * PANEL + v * WIDTH, sum[r][v]);
 }
 
 template <class Reader, int VECTORS, int... ROW>

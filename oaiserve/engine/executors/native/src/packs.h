@@ -29,9 +29,7 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 
 template <class V, class E>
 V load_vector(const E* p) {
-  V v;
-  memcpy(&v, p, sizeof(v));
-  return v;
+  return reinterpret_cast<const Unaligned<V>*>(p)->vector;
 }
 
 // WIDTH packs in registers: either one pack of each of WIDTH columns, or the same pack in all lanes (`splat`).

@@ -116,6 +116,13 @@ inline float to_float(bf16 x) {
   return out;
 }
 
+// A vector at any address. GCC for aarch64 would take a vector that memcpy copies for an integer, and move it through the
+// registers of integers.
+template <class V>
+struct [[gnu::packed, gnu::may_alias]] Unaligned {
+  V vector;
+};
+
 inline f32x16 splat(float x) { return x - f32x16{}; }
 
 #if defined(__AVX2__)
@@ -157,7 +164,7 @@ void store_lanes(E* p, V v) {
     store_lanes(p, v.low);
     store_lanes(p + sizeof(v.low) / 4, v.high);
   } else if constexpr (sizeof(E) == 4) {
-    memcpy(p, &v, sizeof(v));
+    reinterpret_cast<Unaligned<V>*>(p)->vector = v;
   } else if constexpr (std::is_same_v<E, bf16>) {
 #if defined(__AVX512BF16__)
     __m256bh out = _mm512_cvtneps_pbh((__m512)v);
