@@ -24,6 +24,7 @@ COMMANDS = {
     "bench.alone": "what a request would take alone, after starts on a busy machine",
     "bench.reuse": "what it costs to explain which tokens of a prompt were read again: docs/benchmarks.md",
     "bench.instructions": "instructions of products on aarch64, next to llama.cpp's: docs/performance.md",
+    "bench.instructions.whole": "instructions of whole models on aarch64, next to llama.cpp's: docs/performance.md",
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "demo_answers": "what the demo model answers to the prompts that the chat page suggests",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.instructions import __main__ as instructions
+from tools.bench.instructions import whole
 
 PROGRAM = """
 #include <unistd.h>
@@ -61,7 +62,8 @@ def test_the_plugin_counts_instructions_and_loaded_bytes_between_marks(tmp_path:
     source.write_text(PROGRAM)
     program = tmp_path / "program"
     subprocess.run([instructions.COMPILER, "-static", "-O1", str(source), "-o", str(program)], check=True)
-    said, (section,) = instructions.count(instructions.build_counter(tmp_path), program)
+    counter = instructions.build_counter(tmp_path)
+    said, (section,) = instructions.count(counter, program)
     assert said == ""
     assert 4001 <= section.instructions < 4050
     assert 20_000 <= section.loaded_bytes < 20_400
@@ -69,6 +71,9 @@ def test_the_plugin_counts_instructions_and_loaded_bytes_between_marks(tmp_path:
     assert loop.instructions == 4
     code = instructions.disassemble(program, loop)
     assert [line.split("\t")[0] for line in code.splitlines()] == ["ldr", "ldr", "subs", "b.ne"]
+
+    _, (alone,) = instructions.counted([instructions.EMULATOR, "-plugin", f"{counter},loads=off", str(program)])
+    assert (alone.instructions, alone.loaded_bytes) == (section.instructions, 0)
 
 
 def test_code_is_read_without_the_places_of_jumps() -> None:
@@ -103,6 +108,11 @@ def test_the_tables_have_ours_for_1000_multiply_adds_and_as_a_share_of_the_peers
         "| dotprod | Q4_K | neoverse-n1 | 100/100/100 | 0.80/0.80/0.80 | N1UnitV0 90% |",
         "| dotprod | Q4_K | apple-m1 | 200/200/200 | 0.80/0.80/0.80 | CyUnitV.1 80% |",
     ]
+
+
+def test_whole_models_have_millions_of_instructions_for_a_token_and_ours_as_a_share() -> None:
+    rows = [{"variant": "aarch64-dotprod", "dtype": "float32", "step": "decode", "llama.cpp": 4e8, "oaiserve": 3e8}]
+    assert whole.report({"rows": rows}).splitlines()[-1] == "| dotprod | float32 | decode | 400 | 300 | 0.75 |"
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -131,7 +131,12 @@ def build_ours(variant: Variant, folder: Path) -> Path:
 
 
 def build_peer(variant: Variant) -> Path:
-    """Return llama.cpp's program for the same instructions. Its library is compiled once."""
+    """Return llama.cpp's program for the same instructions."""
+    return build_peer_program(variant, "products", HERE / "peer.cpp", "ggml")
+
+
+def build_peer_program(variant: Variant, name: str, program: Path, library: str) -> Path:
+    """Compile a program for the same instructions. The library of llama.cpp, `ggml` or `llama`, is compiled once."""
     (march,) = (flag.partition("=")[2] for flag in variant.flags)
     source = prepare.llama_source()
     build = prepare.FOLDER / f"llama-{variant.name}"
@@ -147,23 +152,27 @@ def build_peer(variant: Variant) -> Path:
         "LLAMA_BUILD_COMMON": "OFF",
         "LLAMA_BUILD_TOOLS": "OFF",
     }
-    if not (build / "ggml/src/libggml.a").exists():
+    libraries = [build / f"ggml/src/lib{part}.a" for part in ("ggml", "ggml-cpu", "ggml-base")]
+    if library == "llama":
+        libraries.insert(0, build / "src/libllama.a")
+    if not all(path.exists() for path in libraries):
         print(f"Compiling llama.cpp for {march} (some minutes, only this once) ...", file=sys.stderr, flush=True)
         flags = [f"-D{name}={value}" for name, value in options.items()]
         prepare.run("cmake", "-S", source, "-B", build, "-G", "Ninja", *flags)
-        prepare.run("cmake", "--build", build, "--target", "ggml")
-    path = build / "products"
-    libraries = [build / f"ggml/src/lib{name}.a" for name in ("ggml", "ggml-cpu", "ggml-base")]
-    includes = f"-I{source / 'ggml/include'}"
-    prepare.run(
-        COMPILER, "-std=c++20", "-O2", "-static", "-pthread", includes, HERE / "peer.cpp", *libraries, "-o", path
-    )
+        prepare.run("cmake", "--build", build, "--target", library)
+    path = build / name
+    includes = (f"-I{source / 'ggml/include'}", f"-I{source / 'include'}")
+    prepare.run(COMPILER, "-std=c++20", "-O2", "-static", "-pthread", *includes, program, *libraries, "-o", path)
     return path
 
 
 def count(counter: Path, program: Path, *arguments: str) -> tuple[str, list[Section]]:
     """Run a program in the emulator. Return its output, and the sections between two marks each."""
-    command = [EMULATOR, "-cpu", "max,pauth-impdef=on", "-plugin", str(counter), str(program), *arguments]
+    return counted([EMULATOR, "-cpu", "max,pauth-impdef=on", "-plugin", str(counter), str(program), *arguments])
+
+
+def counted(command: list[str]) -> tuple[str, list[Section]]:
+    """Run a command of the emulator with its plug-in, and return as `count` does."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"'{' '.join(command)}' ended with {done.returncode}: {done.stderr[-500:]}")
