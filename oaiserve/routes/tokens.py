@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.http.fair_turns import Work
 from oaiserve.routes.adaptations import Adaptations, Note
 from oaiserve.routes.chat.messages import build_prompt
@@ -28,13 +28,14 @@ from oaiserve.routes.intake.object_types import Integer
 from oaiserve.routes.intake.parameters import token_ids, with_template_parameters
 from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.intake.turns import in_turns
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import Operation, Parameter
 from oaiserve.routes.serving import Serving, serving_of
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context: the length of some books. The answer then has two megabytes.
 MOST_TOKENS = 2**18
 PIECE_TOKENS = 2**13  # rendered in one turn
+MODEL = Parameter("model", "The name of the model. Default: the server's.")
 
 
 class Tokenized(msgspec.Struct):
@@ -96,9 +97,16 @@ class TokenizerInfo(msgspec.Struct):
     chat_template: str | None = None
 
 
-@Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo)
+@Operation(
+    summary="The special tokens and the chat template.",
+    group="Tokenizer",
+    answer=TokenizerInfo,
+    query=(MODEL,),
+    errors=(ModelNotFound,),
+)
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer. lm-eval requests this first, to decide whether it can use the server's tokenizer."""
+    serving_of(request).check_model(request.query_params.get(MODEL.name))
     stored = serving_of(request).engine.tokenizer.stored
     source = stored.chat_template
     template = source.get("default") if isinstance(source, dict) else source

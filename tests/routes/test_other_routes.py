@@ -89,6 +89,11 @@ def test_the_tokenizer_is_described(serve: Serve) -> None:
     }
 
 
+@pytest.mark.parametrize(("model", "status"), [("org/demo", 200), ("other", 404)])
+def test_the_tokenizer_is_described_for_a_model_of_the_server(served: Served, model: str, status: int) -> None:
+    assert served.http.get("/tokenizer_info", params={"model": model}).status_code == status
+
+
 def test_tokens_can_be_detokenized(served: Served) -> None:
     assert served.post("/detokenize", tokens=[97, 98]).json() == {"prompt": "ab"}
     assert served.post("/detokenize", tokens=[]).json() == {"prompt": ""}

@@ -44,6 +44,7 @@ _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches", b"/v1/messa
 ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 INSIDE = ("/admin", "/debug", "/dashboard")
 OF_ONE_REPLICA = (*INSIDE, *ADAPTER_PATHS)
+_OF_ONE_MODEL = "/tokenizer_info"
 
 
 @dataclass(slots=True)
@@ -104,10 +105,12 @@ async def client_request_of(
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query = scope["query_string"]
     state = scope["state"]
-    if scope["path"].startswith(OF_ONE_REPLICA):  # With several models, the query may name one.
+    is_of_one_replica = scope["path"].startswith(OF_ONE_REPLICA)
+    if is_of_one_replica or scope["path"] == _OF_ONE_MODEL:  # With several models, the query may name one.
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         prompt = prompt._replace(model=dict(fields).get("model", ""))
-        query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
+        if is_of_one_replica:
+            query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
     target = path.encode() + (b"?" + query if query else b"")
     passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
     headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]

@@ -347,6 +347,13 @@ def test_adapter_is_loaded_into_the_model_that_the_query_names(monkeypatch: pyte
         assert http.post("/v1/completions", json={"model": "sql", "prompt": "Hi"}).status_code == 404
 
 
+def test_tokenizer_of_the_model_in_the_query_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(monkeypatch, "ab") as (http, children):
+        assert http.get("/tokenizer_info?model=b").status_code == 200
+        assert [*children] == ["b"]
+        assert http.get("/tokenizer_info?model=c").json()["error"]["code"] == "model_not_found"
+
+
 def test_public_gateway_without_keys_lets_nobody_change_adapters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -36,6 +36,14 @@ def test_a_request_goes_to_a_server_with_its_model(two_models: Fleet) -> None:
             assert (answer.headers[SIGNATURE] == other) == is_other
 
 
+def test_tokenizer_of_the_model_in_the_query_is_described(two_models: Fleet) -> None:
+    other = [*two_models.replicas][2]
+    for model in ("m", "other") * 4:
+        answer = two_models.http.get("/tokenizer_info", params={"model": model})
+        assert (answer.status_code, answer.headers[SIGNATURE] == other) == (200, model == "other")
+    assert two_models.http.get("/tokenizer_info?model=none").status_code == 404
+
+
 def test_a_path_names_the_same_model_before_and_behind_the_gateway(tmp_path: Path) -> None:
     files = [tmp_path / folder / f"{name}.gguf" for folder, name in (("here", "m"), ("there", "m"), ("here", "other"))]
     for file in files:
