@@ -9,6 +9,7 @@ from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
+from oaiserve.errors import ClientError
 from oaiserve.plugins.responses.cache_diagnostics import diagnostics_of
 from oaiserve.plugins.responses.offered import OfferedTools
 from oaiserve.plugins.responses.output import (
@@ -124,6 +125,8 @@ class ResponsesShape:
         details = error["error"]
         if details["code"] == "rate_limit_exceeded":
             code = "rate_limit_exceeded"
+        elif details["type"] == ClientError.type:
+            code = "invalid_prompt"
         else:
             code = "server_error"
         ids = {key: details[key] for key in ("request_id", "trace_id") if key in details}

@@ -12,7 +12,7 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import FinishReason, TokenChunk, Usage
-from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.responses.background import WAIT_SECONDS
 from oaiserve.storage.store_options import StoreOptions
@@ -67,6 +67,23 @@ def go_on(served: Served, text: str) -> None:
     (request_id,) = served.engine.open
     chunk = TokenChunk(request_id, 0, text, [6], None, FinishReason.STOP)
     served.engine.deliver([chunk, finished(request_id, Usage(3, 2, 2))])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ContextLengthExceeded(8, 9, param="input"), "invalid_prompt"),
+        (InvalidRequest("The schema is empty."), "invalid_prompt"),
+        (Overloaded("Too much."), "rate_limit_exceeded"),
+        (Unavailable("Later."), "server_error"),
+    ],
+)
+def test_code_of_a_failed_response_says_whose_fault_it_is(served: Served, error: APIError, code: str) -> None:
+    served.engine.script = fails(error)
+    response_id = begin(served)
+    followed(served, response_id)
+    response = read(served, response_id)
+    assert (response["status"], response["error"]["code"]) == ("failed", code)
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
