@@ -138,6 +138,8 @@ class Lanes:
 
     def _items_to_steer(self, run: SocketRun | None, response_id: str, fields: Fields) -> list[msgspec.Raw]:
         """Return the input for a running response. Raises _Unsteerable."""
+        if not response_id:
+            raise _Unsteerable("invalid_input", "'previous_response_id' is missing: the id of the running response.")
         if run is None and response_id not in self._ended:
             raise _Unsteerable("response_not_found", "No response with this id runs on this socket.")
         if run is None or run.is_over:

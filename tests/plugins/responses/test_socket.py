@@ -268,6 +268,17 @@ def test_a_socket_runs_only_so_many_responses(served: Served) -> None:
         assert client.until("error")[-1]["status"] == 429
 
 
+@pytest.mark.parametrize("steer", [{}, {"previous_response_id": None}, {"previous_response_id": ""}])
+def test_input_without_the_id_of_a_response_is_given_back_with_what_is_missing(
+    served: Served, steer: dict[str, Any]
+) -> None:
+    with WebSocket(served.url) as client:
+        client.send(type="response.steer", input="Hi", **steer)
+        error = client.event()["error"]
+    assert error["code"] == "invalid_input"
+    assert "'previous_response_id' is missing" in error["message"]
+
+
 def test_a_message_of_the_user_that_steers_is_short(served: Served) -> None:
     with WebSocket(served.url) as client:
         client.send(type="response.steer", previous_response_id="resp_x", input="x" * socket_lanes.MOST_STEER_BYTES)
