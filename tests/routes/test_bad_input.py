@@ -231,7 +231,9 @@ def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path:
     assert message.endswith(" lists all routes.")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/images/generations", "/api/generate", "/" + "v1/completions" * 100])
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/moderations", "/v1/images/generations", "/api/generate", "/" + "v1/completions" * 100]
+)
 def test_unknown_route_without_a_similar_one_names_the_list_of_routes(served: Served, path: str) -> None:
     message = served.post(path).json()["error"]["message"]
     listed = re.fullmatch(rf"There is no POST {path[:100]} on this server. GET (/\S+) lists all routes.", message)

@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 # Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
 MOST_COMPARED_CHARACTERS = 60
-LEAST_LIKENESS = 0.75  # likeness of a path and the route suggested for it, from 0 to 1
+LEAST_LIKENESS = 0.8  # likeness of a path and the route suggested for it, from 0 to 1, without the prefix
+_PREFIX = "/v1"  # Most routes begin with this, so it makes no two of them alike.
 _NO_THREAD = "can't start new thread"  # the text of CPython's RuntimeError
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -270,13 +271,13 @@ def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
     """Return the route for this task that a client with an unknown path probably means, and the place where all are
     listed."""
     shown = {
-        route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
+        route.path.removeprefix(_PREFIX): " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
         if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
     }
     is_short = len(path) <= MOST_COMPARED_CHARACTERS
     if is_short:
-        nearest = get_close_matches(path, shown, n=1, cutoff=LEAST_LIKENESS)
+        nearest = get_close_matches(path.removeprefix(_PREFIX), shown, n=1, cutoff=LEAST_LIKENESS)
     else:
         nearest = []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
