@@ -15,6 +15,7 @@ from oaiserve.errors import StartupError
 from oaiserve.hosts import is_loopback
 
 SHORT_SECONDS = 2.0  # for answers without computation
+KEY_VARIABLE = "OPENAI_API_KEY"
 CONTEXT = 32_768  # tokens, if a server does not report it
 
 
@@ -35,7 +36,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.key = os.environ.get("OPENAI_API_KEY") or "none"
+        self.key = os.environ.get(KEY_VARIABLE) or "none"
         # Requests to this machine use no proxy, whatever the environment says.
         is_here = is_loopback(urlsplit(self.url).hostname or "")
         self._opener = build_opener(*[ProxyHandler({})] if is_here else [])
@@ -58,7 +59,12 @@ class Client:
         try:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
         except HTTPError as error:
-            raise NoAnswer(f"{self.url} answers {error.code}: {_message(error.read())}") from error
+            reason = _message(error.read())
+            if error.code == 401 and KEY_VARIABLE in os.environ:
+                reason += f" This command sends the key in {KEY_VARIABLE}."
+            elif error.code == 401:
+                reason += f" {KEY_VARIABLE} is not set: set it to your key."
+            raise NoAnswer(f"{self.url} answers {error.code}: {reason}") from error
         except (OSError, HTTPException, ValueError) as error:
             raise NoAnswer(f"{self.url} does not answer: {getattr(error, 'reason', error)}.") from error
         return answer

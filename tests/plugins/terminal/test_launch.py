@@ -17,6 +17,7 @@ from oaiserve.commands.client import Client
 from oaiserve.commands.servers import announced
 from oaiserve.plugins.terminal.agents import AGENTS
 from tests.agents.scripted import ScriptedServer
+from tests.serving import Serve
 from tests.waiting import LIMIT_SECONDS
 
 STUB = f"""#!{sys.executable}
@@ -175,6 +176,19 @@ def test_what_cannot_be_launched_is_said(server: ScriptedServer, capsys: pytest.
     ):
         assert cli.main(["launch", *arguments]) == 2
         assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [None, "another"])
+def test_refused_key_names_the_variable_that_has_it(
+    key: str | None, serve: Serve, stubs: Stubs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert cli.main(["launch", "codex", "--url", serve(api_key=("its-key",)).url]) == 2
+    message = capsys.readouterr().err
+    assert "answers 401" in message
+    assert ("OPENAI_API_KEY is not set" in message) is (key is None)
+    assert ("the key in OPENAI_API_KEY" in message) is (key is not None)
 
 
 def test_without_a_tool_all_are_listed_with_the_next_step(
