@@ -268,6 +268,7 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["serve", "demo", "--host", "a" * 64], "which is not an address of this machine: not a valid name."),
         (["serve", "demo", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "./no/such/folder"], "MODEL is './no/such/folder', which does not exist."),
+        (["serve", "chat=demo"], "To serve one under a name: oaiserve serve demo --served-model-name chat"),
         (["serve", "no-such.gguf"], "MODEL is 'no-such.gguf', which does not exist."),
         (
             ["serve", ""],

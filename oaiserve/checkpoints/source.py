@@ -16,6 +16,7 @@ from oaiserve.errors import StartupError
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 # A name in Ollama's library, such as llama3.2:1b
 _OF_OLLAMA = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
+_WITH_NAME = re.compile(r"([\w.-]+)=(.+)")
 _WITH_HOST = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
 _MOST_ENTRIES = 10_000  # entries of a folder in which a similar name is looked for
 _SIMILAR = 0.75
@@ -78,7 +79,12 @@ def find_model(model: str | Path) -> ModelSource:
 
 
 def _hint(name: str) -> str | None:
-    """Return what to give in place of a path that does not exist, as a sentence, or None."""
+    """Return a sentence with the argument that was probably meant by a path that does not exist, or None."""
+    if match := _WITH_NAME.fullmatch(name):
+        return (
+            f"NAME=MODEL is for several models. To serve one under a name: oaiserve serve {match[2]} "
+            f"--served-model-name {match[1]}"
+        )
     if there := nearest(Path(name)):
         return f"There is '{there}'."
     if match := _WITH_HOST.match(name):
