@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import Config
-from oaiserve.errors import FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
+from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
@@ -38,8 +38,8 @@ from oaiserve.plugins.gateway.client_request import (
 from oaiserve.plugins.gateway.lists import (
     REQUESTS_PATH,
     SCHEMA_PATH,
-    all_files_of_anthropic,
     all_kept,
+    all_of_anthropic,
     all_requests,
     models_answer,
     schema_answer,
@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 MOST_HOPS = 4  # most gateways that a request may pass
 MOST_LISTS = 4  # most requests for lists that are answered at the same time
 _LISTS = (FILES_PATH, "/v1/batches")
+_MESSAGE_BATCHES = f"{ANTHROPIC_PATH}/batches"
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _IDS = re.compile(r"/(responses|requests|files|batches|conversations|items|models)/[^/]+")
 
@@ -216,7 +217,9 @@ class Gateway:
         if scope["path"] == SCHEMA_PATH and self._models is None:
             return partial(schema_answer, self.watch, self._refuses, request.headers)
         if scope["path"] == FILES_PATH and is_of_anthropic(scope):
-            return partial(all_files_of_anthropic, self.watch, request.target, request.headers)
+            return partial(all_of_anthropic, self.watch, request.target, request.headers, "file", has_next_page=True)
+        if scope["path"] == _MESSAGE_BATCHES:
+            return partial(all_of_anthropic, self.watch, request.target, request.headers, "batch", has_next_page=False)
         if scope["path"] in _LISTS:
             return partial(all_kept, self.watch, request.target, request.headers)
         return None

@@ -37,7 +37,7 @@ SCHEMA_PATH = "/openapi.json"
 MOST_PAGES = 10  # per list of a replica
 PAGE_ITEMS = 100  # as many as a page may have
 MOST_REQUESTS = 4096  # per replica
-MOST_FILES = 1000  # files of a page in the form of Anthropic's API
+MOST_OF_ANTHROPIC = 1000  # items of a page in the form of Anthropic's API
 MOST_MODELS = 2048  # items of a list of models, which has no pages
 MOST_MODEL_BYTES = 2**20  # size of a replica's list of models
 MOST_LIST_BYTES = 8 * 2**20  # size of all pages of a replica's list of files or batches
@@ -77,12 +77,14 @@ class _Stored(_Model, kw_only=True):
     created_at: UnixSeconds
 
 
-class _FileOfAnthropic(_Model, kw_only=True):
+class _OfAnthropic(_Model, kw_only=True):
+    """A file or a batch of messages, in the form of Anthropic's API."""
+
     created_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 Kind = TypeVar("Kind", bound=_Model)
-Dated = TypeVar("Dated", _Stored, _FileOfAnthropic)
+Dated = TypeVar("Dated", _Stored, _OfAnthropic)
 Query = dict[str, Any]  # Each value is a text, or a list of texts.
 
 
@@ -140,33 +142,36 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     return json_response(page)
 
 
-async def all_files_of_anthropic(watch: Watch, target: bytes, headers: Headers) -> Response:
+async def all_of_anthropic(
+    watch: Watch, target: bytes, headers: Headers, noun: str, *, has_next_page: bool
+) -> Response:
     """Answer as `all_kept` does, in the form of Anthropic's API. A replica refuses a wrong query. Raises InvalidRequest
-    if no file has the id at the edge of the page."""
+    if no item has the id at the edge of the page."""
     path, _, text = target.partition(b"?")
     query = QueryParams(text.decode(errors="replace"))
     fields: Query = {name: query.getlist(name) for name in query}
     limit = query.get("limit", "20")
-    edges = {name: query[name].removeprefix(PAGE_PREFIX) for name in ("after_id", "before_id", "page") if name in query}
-    is_right = limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MOST_FILES and len(edges) < 2
+    names = ("after_id", "before_id", *(["page"] if has_next_page else []))
+    edges = {name: query[name].removeprefix(PAGE_PREFIX) for name in names if name in query}
+    is_right = limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MOST_OF_ANTHROPIC and len(edges) < 2
     if is_right and "ids[]" not in query and query.get("page", PAGE_PREFIX).startswith(PAGE_PREFIX):
         fields = {name: each for name, each in fields.items() if name not in edges} | {"limit": str(PAGE_ITEMS)}
-    newest = await _newest(watch, _FileOfAnthropic, path, headers, fields, "after_id")
+    newest = await _newest(watch, _OfAnthropic, path, headers, fields, "after_id")
     if isinstance(newest, Response):
         return newest
-    ids = [file.id for file, _ in newest]
+    ids = [item.id for item, _ in newest]
     before = edges.get("before_id")
     try:
         shown, has_more = between(ids, int(limit), edges.get("after_id", edges.get("page")), before)
     except ValueError:
         (param, edge), *_ = edges.items()
-        raise invalid(param, f"there is no file {show(edge)}") from None
+        raise invalid(param, f"there is no {noun} {show(edge)}") from None
     first, last = (ids[shown[0]], ids[shown[-1]]) if shown else (None, None)
-    next_page = f"{PAGE_PREFIX}{last}" if has_more and before is None else None
     data = [newest[number][1] for number in shown]
-    return json_response(
-        {"data": data, "first_id": first, "last_id": last, "has_more": has_more, "next_page": next_page}
-    )
+    page: Item = {"data": data, "first_id": first, "last_id": last, "has_more": has_more}
+    if has_next_page:
+        page["next_page"] = f"{PAGE_PREFIX}{last}" if has_more and before is None else None
+    return json_response(page)
 
 
 async def _newest(

@@ -162,3 +162,25 @@ def test_files_are_listed_in_anthropics_form_at_whichever_server_has_them(two_mo
         for file_id in ids:
             assert sdk.beta.files.retrieve_metadata(file_id).id == file_id
             assert sdk.beta.files.delete(file_id).type == "file_deleted"
+
+
+@pytest.mark.plugin("batches", "messages")
+def test_batches_of_messages_are_found_at_whichever_server_has_them(two_models: Fleet) -> None:
+    params = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+    with Anthropic(base_url=str(two_models.http.base_url), api_key="any", max_retries=0) as sdk:
+        batches = sdk.messages.batches
+        ids = [batches.create(requests=[{"custom_id": "a", "params": params}]).id for _ in range(20)]
+        homes = [url for url in two_models.replicas if httpx.get(f"http://{url}/v1/messages/batches").json()["data"]]
+        assert len(homes) > 1, "or else a list is no list of several"
+        listed = [batch.id for batch in batches.list(limit=3)]
+        assert sorted(listed) == sorted(ids), "it reads all pages"
+        for batch_id in ids:
+            wait_until(lambda batch_id=batch_id: batches.retrieve(batch_id).processing_status == "ended")
+        page = two_models.http.get(f"/v1/messages/batches?before_id={listed[4]}&limit=2").json()
+        assert ([batch["id"] for batch in page["data"]], page["has_more"]) == (listed[2:4], True)
+        assert "next_page" not in page
+        for query in ("limit=0", "limit=many", "colour=1", "page=page_x", "after_id=nobody", "after_id=x&before_id=y"):
+            answer = two_models.http.get(f"/v1/messages/batches?{query}")
+            assert (answer.status_code, answer.json()["type"]) == (400, "error"), query
+        for batch_id in ids:
+            assert batches.delete(batch_id).id == batch_id
