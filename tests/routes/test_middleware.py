@@ -2,9 +2,12 @@
 
 from urllib.parse import urljoin
 
+import httpx
 import pytest
 
+from oaiserve.routes.exchange import Exchange
 from tests.serving import Serve, Served
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/v1/completions"])
@@ -22,6 +25,17 @@ def test_a_well_formed_id_of_the_client_is_kept(served: Served) -> None:
 def test_a_request_id_of_ours_is_also_in_the_id_of_the_answer(served: Served) -> None:
     response = served.complete()
     assert response.headers["x-request-id"].removeprefix("req-") == response.json()["id"].removeprefix("cmpl-")
+
+
+@pytest.mark.parametrize("prompt", ["Hi", 7])
+def test_a_request_whose_record_cannot_be_made_does_not_stay_open(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, prompt: object
+) -> None:
+    served = serve()
+    monkeypatch.setattr(Exchange, "deadline_outcome", lambda exchange, times: 1 // 0)
+    # The server closes the connection, which other tests should not share.
+    httpx.post(f"{served.url}/v1/completions", json={"prompt": prompt})
+    wait_until(lambda: not served.open_requests)
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "//v1/models", "/v1///models"])

@@ -116,6 +116,15 @@ class Accounting:
                 exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
+        serving = serving_of(Request(scope))
+        try:
+            serving.telemetry.record(self._record_of(scope, exchange, usage))
+        finally:
+            serving.exchanges.pop(exchange.unique_id, None)  # last, so that the request is found at any time
+            # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
+            scope.get("state", {}).pop("exchange", None)
+
+    def _record_of(self, scope: Scope, exchange: Exchange, usage: Usage) -> RequestRecord:
         times = exchange.times.ended()
         if times.received is None:  # The request was answered or cancelled before its body began.
             times.received = times.responded
@@ -153,7 +162,4 @@ class Accounting:
             "deadline": exchange.deadline_outcome(times),
             "adapted": exchange.adaptations.notes,
         }
-        serving.telemetry.record(RequestRecord(**{**shared, **own}))
-        serving.exchanges.pop(exchange.unique_id, None)  # last, so that the request is found at any time
-        # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
-        scope.get("state", {}).pop("exchange", None)
+        return RequestRecord(**{**shared, **own})
