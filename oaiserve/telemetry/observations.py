@@ -8,7 +8,27 @@ from __future__ import annotations
 import re
 from array import array
 
-from oaiserve.errors import APIError, InternalError, Overloaded, Unavailable, kinds_of
+from oaiserve.errors import (
+    AdapterUnloaded,
+    APIError,
+    BodyTooLarge,
+    ContextLengthExceeded,
+    DeadlineMissed,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    RateLimited,
+    RequestTimeout,
+    StoreFailed,
+    ThreadUnsupported,
+    TimeLimitExceeded,
+    Unavailable,
+    UnsupportedMedia,
+    kinds_of,
+)
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
@@ -44,6 +64,12 @@ _IN_OBJECTIVES = (
     (Outcome.FAILED, "500", InternalError.__name__),
     (Outcome.REJECTED, "429", Overloaded.__name__),
     (Outcome.REJECTED, "503", Unavailable.__name__),
+)
+# The errors with which a request to the engine may be rejected.
+_REFUSALS = (
+    *(AdapterUnloaded, BodyTooLarge, ContextLengthExceeded, DeadlineMissed, Forbidden, InvalidRequest, ModelNotFound),
+    *(NotFound, Overloaded, RateLimited, RequestTimeout, StoreFailed, ThreadUnsupported, TimeLimitExceeded),
+    *(Unavailable, UnsupportedMedia),
 )
 # Labels of a series that only another metric shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
@@ -85,7 +111,7 @@ class Observations:
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
             for end, status, error_type in _IN_OBJECTIVES:
                 self.count(names.REQUESTS, (end, operation, model, status, error_type), 0)
-        for kind in (Overloaded, Unavailable):
+        for kind in _REFUSALS:
             self.count(names.REJECTED, (_snake_case(kind.__name__),), 0)
         for source in (LOCAL_COMPUTE, LOCAL_CACHE_HIT):
             self.count(names.PROMPT_SOURCES, (source, model), 0)

@@ -143,6 +143,8 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
         (names.QUEUE_WAIT_SECONDS, {"reason": "no_blocks"}, 0),
         (vllm_names.REQUEST_SUCCESS, {**VLLM, "finished_reason": "abort"}, 0),
         (names.REFUSED_ACCESS, {"reason": "unknown_key"}, 0),
+        (names.REJECTED, {"reason": "context_length_exceeded"}, 0),
+        (names.REJECTED, {"reason": "rate_limited"}, 0),
         (names.READ_AGAIN_TOKENS, {"reason": "evicted"}, 0),
     ],
     ids=lambda value: value.name if isinstance(value, Metric) else str(value),
