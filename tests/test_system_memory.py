@@ -151,7 +151,7 @@ except MemoryError as error:
 def test_a_limit_of_the_address_space_is_what_a_shortage_of_memory_names() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
     left, available, sentence = done.stdout.split(maxsplit=2)
-    assert 0 <= int(left) - int(available) < 2**20, "the same, but for what Python allocates between the two"
+    assert 0 <= int(left) - int(available) < 2**20, "They differ by what Python allocates between the two."
     assert 0 < int(left) < 2**30
     assert "this process may have 1.0 GiB of address space (ulimit -v)" in sentence
 
