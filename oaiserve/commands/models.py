@@ -19,6 +19,46 @@ from oaiserve.storage.private import cache_folder
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
 
+# Names of `general.file_type` in GGUF files, as in the package gguf, whose import would delay a start's banner.
+GGUF_FORMS: dict[Any, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+    39: "NVFP4",
+    40: "Q1_0",
+    1024: "GUESSED",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
@@ -146,9 +186,6 @@ def _folder(folder: Path) -> tuple[str, str]:
 
 
 def _gguf_file(path: Path) -> tuple[str, str]:
-    from gguf.constants import LlamaFileType
-
     values = gguf.read_values(path)
-    names: dict[Any, str] = {kind.value: kind.name for kind in LlamaFileType}
-    form = names.get(values.get("general.file_type"), "").removeprefix("MOSTLY_").removeprefix("ALL_")
+    form = GGUF_FORMS.get(values.get("general.file_type"), "")
     return f"GGUF {form}", gguf.architecture(values) or "-"

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from gguf.constants import LlamaFileType
 
 from oaiserve import cli
 from oaiserve.checkpoints import demo
+from oaiserve.commands.models import GGUF_FORMS
 from oaiserve.storage import private, start_cache
 from tests.checkpoints.test_checkpoint import gguf, safetensors
 from tests.checkpoints.test_hub import GGUFS, MODEL, REPOSITORY, put
@@ -96,3 +98,8 @@ def test_of_gguf_files_in_one_repository_each_is_a_model(
     assert list(listed(capsys)) == [f"{REPOSITORY}:Q4_K_M"]
     run(capsys, "rm", f"{REPOSITORY}:Q4_K_M", "--yes")
     assert not any((tmp_path / "cache").rglob("*.gguf"))
+
+
+def test_forms_of_gguf_files_have_the_names_of_the_package_gguf() -> None:
+    names = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+    assert names == GGUF_FORMS
