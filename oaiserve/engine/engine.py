@@ -124,9 +124,9 @@ class Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
-        called while native code packs the weights of a checked model, which leaves time to import more. `rules` makes
-        the sampling rules of plug-ins for the model's tokenizer, and `ways` returns their ways to start a model.
-        Without `load_media`, it reads no images and sounds. Raises StartupError if it cannot be loaded or served.
+        called while a library of torch is loaded, which leaves time to import more. `rules` makes the sampling rules of
+        plug-ins for the model's tokenizer, and `ways` returns their ways to start a model. Without `load_media`, it
+        reads no images and sounds. Raises StartupError if it cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
         served = start_model(model, options, times or StartTimes(), meanwhile, ways=ways, load_media=load_media)

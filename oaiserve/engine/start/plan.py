@@ -36,6 +36,7 @@ from oaiserve.engine.start.request import (
 )
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.task import find_task
+from oaiserve.engine.start.torch_library import load_library
 from oaiserve.errors import StartupError
 from oaiserve.system_cpus import usable_cpus
 from oaiserve.system_memory import available_bytes
@@ -222,6 +223,8 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
         # The system finds memory for packed weights, which take as much, while a core is idle during imports.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
+    load_library()
+    request.meanwhile()  # imports Python code, while a core loads the library
     with times.part("import of torch"):
         from oaiserve.engine.executors.native.build import limit_features
         from oaiserve.engine.model.device import limit_compiled_shapes

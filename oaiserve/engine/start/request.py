@@ -84,7 +84,7 @@ class StartRequest:
     source: ModelSource  # on this machine
     options: EngineOptions
     times: StartTimes = field(default_factory=StartTimes)
-    meanwhile: Callable[[], object] = lambda: None  # called while the weights are read
+    meanwhile: Callable[[], object] = lambda: None  # called while a library of torch is loaded
     # Parameters of requests, if the model's files state none.
     default_params: Mapping[str, float] = field(default_factory=dict)
     task: Task = "generate"
@@ -120,8 +120,6 @@ class StartRequest:
                 loading.add_done_callback(lambda _: self.is_native.set())
                 self.is_native.wait()
             try:
-                # Making the tokenizer holds Python's lock for up to a quarter of a second, so it comes last.
-                self.meanwhile()
                 _ = self.tokenizer
             except StartupError:
                 loading.result()  # A model of a wrong kind often has no tokenizer either.

@@ -19,6 +19,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import _stored_dtype, compile_early, start_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.start_times import StartTimes
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import OPTIONS, answer, save, started
@@ -294,20 +295,27 @@ def test_weights_that_are_quantized_already_are_refused_before_anything_is_compi
     assert compiled == []
 
 
-def test_the_server_is_imported_while_native_code_of_a_gguf_file_is_compiled(
+def test_the_tokenizer_is_made_while_native_code_for_a_gguf_file_is_compiled(
     tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_imported = Event()
+    is_made = Event()
     seen: list[bool] = []
-    compiler = Thread(target=lambda: seen.append(is_imported.wait(10)))  # at once, unless the test fails
+    compiler = Thread(target=lambda: seen.append(is_made.wait(10)))  # at once, unless the test fails
+    from_pretrained = Tokenizer.from_pretrained
 
     def build_beside(dtype: torch.dtype) -> Thread:
         compiler.start()
         return compiler
 
+    def make(*arguments: Any, **options: Any) -> Tokenizer:
+        tokenizer = from_pretrained(*arguments, **options)
+        is_made.set()
+        return tokenizer
+
     monkeypatch.setattr(build, "build_beside", build_beside)
+    monkeypatch.setattr(Tokenizer, "from_pretrained", make)
     path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
-    start_model(path, EngineOptions(**OPTIONS), StartTimes(), is_imported.set)
+    start_model(path, EngineOptions(**OPTIONS), StartTimes(), lambda: None)
     assert seen == [True]
 
 

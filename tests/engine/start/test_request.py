@@ -1,4 +1,4 @@
-"""While a thread loads weights, the main thread imports the server and makes the tokenizer."""
+"""While a thread loads weights, the main thread makes the tokenizer."""
 
 from pathlib import Path
 from threading import Event
@@ -9,7 +9,7 @@ from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.errors import StartupError
+from oaiserve.engine.text.tokenizer import Tokenizer
 
 MOST_SECONDS = 10.0  # for a wait that ends at once unless the test fails
 
@@ -26,15 +26,18 @@ class AwaitedEvent(Event):
         return super().wait(timeout)
 
 
-def request_of(path: Path, order: list[str]) -> StartRequest:
-    """Return the request of a model that doesn't exist, which notes when the main thread goes on."""
+def request_of(path: Path) -> StartRequest:
+    """Return the request of a model that doesn't exist."""
     source = ModelSource(str(path / "missing"), None, is_local=True)
-    return StartRequest(source, EngineOptions(), meanwhile=lambda: order.append("import"))
+    return StartRequest(source, EngineOptions())
 
 
-def test_the_main_thread_leaves_pythons_lock_to_a_load_until_it_packs_blocks(tmp_path: Path) -> None:
+def test_the_main_thread_leaves_pythons_lock_to_a_load_until_it_packs_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
-    request = request_of(tmp_path, order)
+    monkeypatch.setattr(Tokenizer, "from_pretrained", lambda *_, **__: order.append("tokenizer"))
+    request = request_of(tmp_path)
     request.is_native = is_native = AwaitedEvent()
 
     def load() -> None:
@@ -42,9 +45,8 @@ def test_the_main_thread_leaves_pythons_lock_to_a_load_until_it_packs_blocks(tmp
         order.append("describe")
         is_native.set()
 
-    with pytest.raises(StartupError, match="There is no model at"):
-        request.load("weights", load, packs_blocks=True)
-    assert order == ["describe", "import"]
+    request.load("weights", load, packs_blocks=True)
+    assert order == ["describe", "tokenizer"]
 
 
 def test_a_load_that_fails_before_it_packs_blocks_ends_the_wait(tmp_path: Path) -> None:
@@ -52,4 +54,4 @@ def test_a_load_that_fails_before_it_packs_blocks_ends_the_wait(tmp_path: Path) 
         raise NotKnown("no such family")
 
     with pytest.raises(NotKnown, match="no such family"):
-        request_of(tmp_path, []).load("weights", load, packs_blocks=True)
+        request_of(tmp_path).load("weights", load, packs_blocks=True)
