@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 from tools.gpu.launches import Variant
@@ -72,10 +73,24 @@ def compiled(
             yield running[done], done.result()
 
 
+def end_with_parent() -> None:
+    """End this process of a pool when the process that started it ends, even if that is killed. It would wait for work
+    forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def _as_on(capability: int) -> None:
     """Compile for a card, with Triton's options as a server sets them: the keys of its cache depend on them."""
     from triton.runtime import driver
 
+    end_with_parent()
     driver.set_active(NoDevice(capability))
     importlib.import_module("oaiserve.engine.executors.cuda.launches")
 
