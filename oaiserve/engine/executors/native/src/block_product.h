@@ -13,17 +13,23 @@
 
 namespace oaiserve {
 
+// The number of rows that a tile has at most. If aarch64 has some sums of eight rows in memory, it still loads and unpacks
+// less, but not where codes have high bits.
+constexpr int most_tile_rows(const Layout& layout) {
 #if defined(__AVX512F__)
-constexpr int BLOCK_TILE_ROWS = 8, SUPER_TILE_ROWS = 6;
+  return layout.is_super ? 6 : 8;
 #elif defined(WITH_MATRIX_TILES)
-constexpr int BLOCK_TILE_ROWS = LEAST_MATRIX_ROWS - 1, SUPER_TILE_ROWS = BLOCK_TILE_ROWS;
+  return int(LEAST_MATRIX_ROWS) - 1;
+#elif defined(WITH_LANE_DOTS)
+  return layout.is_super && layout.high_bits == 0 ? 8 : 6;
 #elif defined(__aarch64__)
-constexpr int BLOCK_TILE_ROWS = 6, SUPER_TILE_ROWS = 6;
+  return 6;
 #elif defined(__AVX2__)
-constexpr int BLOCK_TILE_ROWS = 4, SUPER_TILE_ROWS = 4;
+  return 4;
 #else
-constexpr int BLOCK_TILE_ROWS = 2, SUPER_TILE_ROWS = 2;
+  return 2;
 #endif
+}
 
 // How many vectors of columns a tile of few rows has on each side, so that enough sums do not wait for each other, and
 // what is loaded of x is used more often.
@@ -344,7 +350,7 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
     if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
-    constexpr int TILE_ROWS = layout_of(FORMAT).is_super ? SUPER_TILE_ROWS : BLOCK_TILE_ROWS;
+    constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const long steps = w.k / BLOCK_GROUP * STEPS * tiles;
     Ahead ahead = Ahead::of(weights.data, next_data, block_panel_bytes(FORMAT, w.k), steps, tiles == 1);
