@@ -25,7 +25,11 @@ from tools.server_process import exit_on_sigterm, running_oaiserve
 PROGRAM = "tools.bench.host"
 TOKENS_OF_ANSWER = 500
 NUM_IDS = 1000  # ids that the runner draws, one after the other
-FLAGS = ("--max-running", "1024", "--max-connections-per-address", "0", "--kv-cache-memory", "2GiB")
+FLAGS = (
+    *("--max-running", "1024", "--max-connections-per-address", "0", "--kv-cache-memory", "2GiB"),
+    # Otherwise each draw would have the demo model's repetition penalty, for which the host reads all ids.
+    "--no-generation-config",
+)
 
 
 class InstantRunner:
