@@ -21,7 +21,8 @@ CGROUPS = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 LOOK_NS = 1_000_000_000  # after which threads are looked at again
 FIND_NS = 5_000_000_000  # after which the threads are listed again
-ENOUGH_NS = 5_000_000  # of work between two looks, to say how many threads share it
+MOST_VAIN = 20  # After so many looks in a row without a working thread, the next one waits for LOOK_NS, too.
+ENOUGH_NS = 5_000_000  # So much work between two looks says how many threads share it.
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 
@@ -45,6 +46,7 @@ class MachineTime:
         # moment in which the calling one works or waits for a core, `parallelism` of them do.
         self.num_threads = 1
         self.parallelism = 1.0
+        self._num_vain = 0  # the last looks that found no working thread of native code
         self._looked_own = (0, 0)  # the calling thread's time on a core, and its delay, at the last look
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
@@ -68,7 +70,7 @@ class MachineTime:
             names -= {str(thread.native_id) for thread in threading.enumerate()}  # the rest are of native code
             known = self._others
             self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
-        if now_ns - self._looked_ns > LOOK_NS or self.num_threads == 1:
+        if now_ns - self._looked_ns > LOOK_NS or 0 < self._num_vain < MOST_VAIN:
             self._look()
         before_ns = self._delay_ns
         self._delay_ns = self._own_times(self._own)[1]
@@ -111,6 +113,7 @@ class MachineTime:
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]
         self.num_threads = len(working) + 1
+        self._num_vain = 0 if working else self._num_vain + 1
         own_before = self._looked_own
         self._looked_own = now = self._own_times(-1 if self._own is None else self._own)
         if (own_ns := sum(now) - sum(own_before)) >= ENOUGH_NS:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.accounts.machine_time import ENOUGH_NS, FIND_NS, MachineTime, throttling_file
+from oaiserve.engine.accounts.machine_time import (
+    ENOUGH_NS,
+    FIND_NS,
+    LOOK_NS,
+    MOST_VAIN,
+    MachineTime,
+    throttling_file,
+)
 
 MOST = 10**9
 
@@ -75,6 +82,21 @@ def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
     assert machine.delay_ns() == 0
     tasks.wrote("900001", 20, 250)
     assert machine.more_ns(MOST) == 100
+
+
+def test_threads_that_do_not_work_are_not_looked_at_with_each_question(tasks: Tasks) -> None:
+    now_ns = [2 * FIND_NS]
+    for thread in (tasks.own, "900001"):
+        tasks.wrote(thread, 1000, 1000)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=lambda: now_ns[0])
+    for _ in range(MOST_VAIN):
+        machine.delay_ns()
+    tasks.wrote("900001", 2000, 1000)
+    machine.delay_ns()
+    assert machine.num_threads == 1
+    now_ns[0] += LOOK_NS + 1
+    machine.delay_ns()
+    assert machine.num_threads == 2
 
 
 def test_where_linux_tells_nothing_the_machine_takes_nothing(tmp_path: Path) -> None:
