@@ -60,7 +60,7 @@ class Client:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
         except HTTPError as error:
             reason = _message(error.read())
-            if error.code == 401 and KEY_VARIABLE in os.environ:
+            if error.code == 401 and os.environ.get(KEY_VARIABLE):
                 reason += f" This command sends the key in {KEY_VARIABLE}."
             elif error.code == 401:
                 reason += f" {KEY_VARIABLE} is not set: set it to your key."

@@ -106,8 +106,9 @@ class TokenizerInfo(msgspec.Struct):
 )
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer. lm-eval requests this first, to decide whether it can use the server's tokenizer."""
-    serving_of(request).check_model(request.query_params.get(MODEL.name))
-    stored = serving_of(request).engine.tokenizer.stored
+    serving = serving_of(request)
+    serving.check_model(request.query_params.get(MODEL.name))
+    stored = serving.engine.tokenizer.stored
     source = stored.chat_template
     template = source.get("default") if isinstance(source, dict) else source
     return json_response(msgspec.convert(stored.special_tokens_map | {"chat_template": template}, TokenizerInfo))

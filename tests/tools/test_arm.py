@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from oaiserve.engine.executors.native import prebuilt
 from oaiserve.errors import StartupError
 from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.remembered import save
+from tests.engine.start.test_cpu_features import computed_with_avx512
 from tools.arm import answers, environment
 from tools.arm.comparison import MAX_DIFFERENCE, TIE, Position, compare
 
@@ -81,8 +81,6 @@ def test_the_answers_of_this_machine_are_limited_as_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
-    for variable in (prebuilt.LIMIT, "ONEDNN_MAX_CPU_ISA"):
-        monkeypatch.setenv(variable, "")  # so that what the start sets is undone
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    computed_with_avx512(monkeypatch)
     with pytest.raises(StartupError, match="^--cpu-features avx2 cannot be had: torch uses AVX512 in this process"):
         answers.answer(str(folder), ["The"], 1, "auto", "avx2")

@@ -28,7 +28,8 @@ PROMPTS = (
     "Water boils at a lower temperature on a mountain, because the pressure of the air is lower there. So an egg takes",
 )
 NUM_ALTERNATIVES = 20
-KV_BLOCKS = 64
+# `exact` refuses to start without the native step, where plain PyTorch would take its place.
+OPTIONS: dict[str, Any] = {"device": "cpu", "exact": True, "drafts": "off", "cpu_threads": 1, "kv_blocks": 64}
 AT_HWCAP = 16
 AT_HWCAP2 = 26
 # Bits of these entries of the auxiliary vector, by the names that Linux uses in /proc/cpuinfo.
@@ -84,11 +85,7 @@ def answer(
     model: str, prompts: Sequence[str], num_tokens: int, dtype: str, cpu_features: CpuFeatures
 ) -> dict[str, Any]:
     """Return the answers, each a list of [token id, [[id, log-probability], ...]]."""
-    # `exact` refuses to start without the native step, where plain PyTorch would take its place.
-    options: dict[str, Any] = {
-        "device": "cpu", "exact": True, "drafts": "off", "cpu_threads": 1, "kv_blocks": KV_BLOCKS
-    }  # fmt: skip
-    with Engine.from_pretrained(model, dtype=dtype, cpu_features=cpu_features, **options) as engine:
+    with Engine.from_pretrained(model, dtype=dtype, cpu_features=cpu_features, **OPTIONS) as engine:
         loaded_seconds = time.process_time()
         return {
             "machine": platform.machine(),

@@ -21,8 +21,8 @@ CGROUPS = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 LOOK_NS = 1_000_000_000  # after which threads are looked at again
 FIND_NS = 5_000_000_000  # after which the threads are listed again
-MOST_VAIN = 20  # After so many looks in a row without a working thread, the next one waits for LOOK_NS, too.
-ENOUGH_NS = 5_000_000  # So much work between two looks says how many threads share it.
+MOST_VAIN = 20  # looks in a row that find no working thread, until the next one waits for LOOK_NS, too
+ENOUGH_NS = 5_000_000  # the least work between two looks that says how many threads share it
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 

@@ -19,8 +19,10 @@ def load_library() -> Thread | None:
     Until it ends, no other thread can load native code, and thus import a module that has some. None: torch is imported
     already, or it is for CUDA, whose libraries it loads in an order of its own.
     """
+    if "torch" in sys.modules:
+        return None
     spec = find_spec("torch")
-    if "torch" in sys.modules or spec is None or spec.origin is None:
+    if spec is None or spec.origin is None:
         return None
     libraries = Path(spec.origin).parent / "lib"
     path = libraries / "libtorch_cpu.so"

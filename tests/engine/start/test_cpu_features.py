@@ -49,12 +49,17 @@ def test_the_native_step_without_avx512_is_probed_and_started_again(
     assert any(empty_cache.glob(f"probed/{library.name}-*"))
 
 
+def computed_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch say that it has used AVX-512 in this process."""
+    for variable in (prebuilt.LIMIT, "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.setenv(variable, "")  # so that what a start sets is undone
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+
+
 def test_a_process_that_has_computed_with_more_says_so(
     tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
-    for variable in (prebuilt.LIMIT, "ONEDNN_MAX_CPU_ISA"):
-        monkeypatch.setenv(variable, "")  # so that what the start sets is undone
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    computed_with_avx512(monkeypatch)
     with pytest.raises(StartupError, match="^--cpu-features avx2 cannot be had: torch uses AVX512 in this process"):
         answer(folder, **OPTIONS)

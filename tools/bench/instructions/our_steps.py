@@ -10,14 +10,10 @@ import sys
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TokenPrompt
-from tools.arm.answers import use_variant
-
-# `exact` refuses to start without the native step, where plain PyTorch would take its place.
-OPTIONS: dict[str, Any] = {"device": "cpu", "exact": True, "drafts": "off", "cpu_threads": 1, "kv_blocks": 64}
+from tools.arm.answers import OPTIONS, use_variant
 
 
 def main() -> None:
