@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from oaiserve.errors import StartupError
@@ -48,8 +47,11 @@ def make_folder(folder: Path) -> None:
     our own.
     """
     if not folder.is_dir() and folder != cache_folder():
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             folder.unlink()
+        except OSError:  # There was nothing, or there is the folder now, which another thread or process has created.
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         try:
