@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 
 from oaiserve.commands.models import stored_models
@@ -39,7 +40,8 @@ def command(name: str, /, *, yes: bool = False) -> int:
             return 1
     freed = model.remove() if model.remove is not None else 0
     for record in model.records:
-        freed += record.path.stat().st_size
-        record.path.unlink()
+        with suppress(FileNotFoundError):  # A start has just forgotten the lost model.
+            freed += record.path.stat().st_size
+            record.path.unlink()
     print(f"Removed {name}: {size(freed)} are free again.")
     return 0

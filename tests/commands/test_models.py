@@ -1,6 +1,7 @@
 """Models on this disk are listed, removed and fetched."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,24 @@ def test_only_what_is_remembered_of_the_users_own_model_is_removed(
     assert "are free again" in run(capsys, "rm", str(own), "--yes")
     assert not record.exists()
     assert (own / "model.safetensors").exists()
+
+
+def test_a_record_that_a_start_removes_meanwhile_is_removed(
+    capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start forgets models whose files are gone, such as those that are just being removed."""
+    folder = put_model(cache / "models" / demo.NAME)
+    (folder / demo.DIGESTS).touch()
+    record = remembered(folder)
+    rmtree = shutil.rmtree
+
+    def remove_both(folder: Path) -> None:
+        rmtree(folder)
+        record.unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", remove_both)
+    assert "are free again" in run(capsys, "rm", "demo", "--yes")
+    assert not folder.exists()
 
 
 def test_a_model_of_the_hub_is_fetched_listed_and_removed(
