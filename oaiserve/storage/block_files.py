@@ -73,6 +73,8 @@ class BlockFiles:
                 os.close(descriptor)
             os.utime(path)  # for the order of use after the next start
         except OSError as error:
+            if block_hash not in self._parents:  # `write` has just removed it, to make room.
+                return False
             self._failed("read", path, error)
         else:
             if num_bytes == _HEAD_BYTES + len(content) and head == _head(block_hash, content):

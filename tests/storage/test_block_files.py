@@ -105,6 +105,20 @@ def test_a_file_that_is_cut_or_gone_or_a_link_is_missing(folder: Path, spoil: ob
     assert write(files, 1)
 
 
+def test_a_file_that_makes_room_while_it_is_read_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_in(folder, most_blocks=1)
+    write(files, 1)
+
+    def open_late(*arguments: object) -> int:
+        monkeypatch.undo()
+        assert write(files, 2)
+        return os.open(*arguments)
+
+    monkeypatch.setattr(os, "open", open_late)
+    assert read(files, 1) is None
+    assert (kept(files), files.num_failures) == ([2], 0)
+
+
 def link(path: Path) -> None:
     path.rename(path.parent.parent / "elsewhere")
     path.symlink_to(path.parent.parent / "elsewhere")
