@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import shutil
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +82,7 @@ class QuantizedFile(_MappedFile):
         self._map.flush()
         os.fsync(self._descriptor)
         status = os.fstat(self._descriptor)
-        unfinished = f".{name}-{os.getpid()}"
+        unfinished = f".{name}-{secrets.token_hex(4)}"  # In containers, processes have the same id.
         folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             # With the folders, link follows /proc's link to the file.
@@ -140,7 +142,11 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
     """Remove the least recently used files, until there is space for `num_bytes`. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
-    files = [(path, status) for path in folder.iterdir() if stat.S_ISREG((status := path.lstat()).st_mode)]
+    files = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # Another start removes it, or gives it its name.
+            files.append((path, path.lstat()))
+    files = [(path, status) for path, status in files if stat.S_ISREG(status.st_mode)]
     sizes = {path: status.st_size for path, status in sorted(files, key=lambda each: each[1].st_atime_ns)}
     removed = []
     num_freed = 0

@@ -96,6 +96,22 @@ def test_files_that_no_start_has_used_for_longest_make_room(folder: Path) -> Non
     assert [path.name for path in folder.iterdir()] == ["e"]
 
 
+def test_a_file_that_another_start_removes_meanwhile_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made("a")
+    listed = [*folder.iterdir(), folder / "removed"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", lambda _: iter(listed))
+        made("b", most_bytes=SIZE)
+    assert [path.name for path in folder.iterdir()] == ["b"]
+
+
+def test_what_a_killed_process_of_the_same_id_has_left_does_not_stop_another(folder: Path) -> None:
+    """In containers that share a cache, all servers may have the process id 1."""
+    made("a")
+    (folder / "a").rename(folder / f".a-{os.getpid()}")
+    assert find(made("a")) == folder / "a"
+
+
 @pytest.mark.parametrize("reason", ["allows", "the disk has", "other users can write"])
 def test_without_room_nothing_is_made_or_removed(reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made("a")

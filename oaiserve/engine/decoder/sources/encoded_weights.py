@@ -53,9 +53,13 @@ class EncodedWeights(TensorFiles):
         self._in_file = {name: self.file.blocks(*matrix) for name, matrix in matrices.items()}
 
     def read_from_file(self, path: Path) -> bool:
-        """Take all blocks from the file of an earlier start, or return False if its length differs. Raises OSError."""
+        """Take all blocks from the file of an earlier start, or return False if its length differs, or if another start
+        has removed it meanwhile. Raises OSError."""
         matrices = self._matrices()
-        finished = FinishedFile(path)
+        try:
+            finished = FinishedFile(path)
+        except FileNotFoundError:
+            return False
         if finished.num_bytes != file_bytes(list(matrices.values())):
             return False
         self._in_file = {name: finished.blocks(*matrix) for name, matrix in matrices.items()}

@@ -19,7 +19,9 @@ from oaiserve.engine.executors.native.encoder import Encoder
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.start_record import recall_start
 from oaiserve.errors import StartupError
+from oaiserve.storage.start_cache import Subject
 from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
@@ -185,6 +187,28 @@ def test_weights_that_cannot_be_stored_are_quantized_at_each_start(
         assert warning.startswith("The next start quantizes the weights again, because they could not be stored: ")
         assert reason in warning
     assert list((empty_cache / "quantized").iterdir()) == []
+
+
+@pytest.mark.compiler
+def test_blocks_that_another_start_removes_meanwhile_are_made_again(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "model")
+    before = answer(tmp_path / "model", INT4)
+
+    def recalled_and_removed(subject: Subject) -> Path | None:
+        path = recall_start(subject)
+        assert path is not None
+        path.unlink()
+        return path
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oaiserve.engine.start.ways.described.recall_start", recalled_and_removed)
+        assert answer(tmp_path / "model", INT4) == before
+    (path,) = (empty_cache / "quantized").iterdir()
+    written_ns = path.stat().st_mtime_ns
+    assert answer(tmp_path / "model", INT4) == before
+    assert path.stat().st_mtime_ns == written_ns, "the file was found again"
 
 
 @pytest.mark.compiler
