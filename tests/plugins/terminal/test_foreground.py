@@ -14,10 +14,11 @@ from tests.commands.terminal import Terminal, terminal
 from tests.waiting import LIMIT_SECONDS
 
 # Runs a program that first runs its argument, for example to set signal handlers, then prints its process id and waits.
+# The other argument is the time that it has to end.
 RUN = """\
 import sys
 from oaiserve.plugins.terminal import foreground
-foreground.GRACE_SECONDS = 0.1
+foreground.GRACE_SECONDS = float(sys.argv[2])
 program = "import os, signal, sys, time; " + sys.argv[1] + "; print(os.getpid(), flush=True); time.sleep(600)"
 sys.exit(foreground.run([sys.executable, "-c", program], {}))
 """
@@ -35,7 +36,9 @@ IGNORES = "[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)]"
     ],
 )
 def test_signal_ends_program(number: signal.Signals, program: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", RUN, program], stdout=subprocess.PIPE, text=True) as process:
+    grace_seconds = 0.1 if program == IGNORES else LIMIT_SECONDS
+    command = [sys.executable, "-c", RUN, program, str(grace_seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         running = int(process.stdout.readline())
         process.send_signal(number)
