@@ -150,10 +150,14 @@ def stop_group(process: subprocess.Popen[bytes], number: signal.Signals, limit_s
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """Return a port for a server of this user. Until this process ends, no other program gets it as any free port."""
+    sock = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # Servers set one of them, and may then share the port.
+        sock.setsockopt(socket.SOL_SOCKET, option, 1)
+    sock.bind(("127.0.0.1", 0))
+    port: int = sock.getsockname()[1]
+    sock.detach()  # It stays bound.
+    return port
 
 
 def exit_on_sigterm() -> None:
