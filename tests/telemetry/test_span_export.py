@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from socket import create_server
+from socket import socket
 from threading import Lock
 
 import pytest
@@ -188,11 +188,11 @@ def test_close_drops_and_counts_spans_after_its_timeout(lines) -> None:
 
 @pytest.fixture
 def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return a URL on which no server listens."""
+    """Give a URL on which no server listens."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    return f"http://127.0.0.1:{port}/v1/traces"
+    with socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # No other program gets the port meanwhile.
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}/v1/traces"
 
 
 def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, lines) -> None:
