@@ -131,13 +131,14 @@ inline void read_nibbles(const uint8_t* p, uint32_t* codes) {
   for (int i = 0; i < 4; i++) codes[4 + i] = four_at(p + 4 * i, 4, 15);
 }
 
-// Adds a fifth bit, which are 32 bits in the order of k.
+// Adds a fifth bit, which are 32 bits in the order of k. A product has one copy of four bits for each byte, shifted by
+// seven more, so that its own bit is the lowest there.
 inline void add_bits(const uint8_t* p, uint32_t* codes) {
   uint32_t bits;
   std::memcpy(&bits, p, 4);
   for (int i = 0; i < 8; i++) {
-    const uint32_t four = bits >> 4 * i;
-    codes[i] |= (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
+    const uint32_t four = bits >> 4 * i & 15;
+    codes[i] |= (four * (1 | 1 << 7 | 1 << 14 | 1 << 21) & in_each_byte(1)) << 4;
   }
 }
 

@@ -15,6 +15,7 @@ namespace oaiserve {
 constexpr long PLANE = 64;           // bytes
 constexpr int QUADS = 16;            // quads of a group
 constexpr int STEPS = QUADS / 2;     // along k
+constexpr long READ_AHEAD = 128;     // bytes of a row of a file
 
 // Where the parts of a panel are, in bytes.
 template <Format FORMAT>
@@ -110,8 +111,19 @@ float float_at(const uint8_t* p) {
   return half_to_float(half_at(p));
 }
 
+// Prefetches bytes that are written, or read, soon.
+inline void prefetch_written(const uint8_t* p, long bytes) {
+  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 1);
+}
+inline void prefetch_read(const uint8_t* p, long bytes) {
+  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+}
+
 // Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero. The scales of
 // MXFP4 are in rows of their own unless `scales` is null.
+//
+// The memory of the next chunk is prefetched for writing: stores are done in order, so one that waits for memory stops
+// all that follow. Rows are prefetched for reading, because a CPU doesn't follow 32 of them by itself.
 template <Format FORMAT>
 void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k, uint8_t* panel) {
   using P = Places<FORMAT>;
@@ -120,13 +132,17 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
     std::memset(panel, 0, P::HEAD);
     for (long i = 0; i < P::GROUPS; i++) {
+      prefetch_written(panel + P::CHUNK + i * P::CHUNK / P::GROUPS, P::CHUNK / P::GROUPS);
       for (long column = 0; column < PANEL; column++) {
         if (!rows[column]) continue;
         Group group;
-        if (FORMAT == Format::MXFP4 && scales)
+        if (FORMAT == Format::MXFP4 && scales) {
           read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
-        else
-          read_group<FORMAT>(rows[column] + chunk * layout_of(FORMAT).bytes, i, group);
+        } else {
+          const uint8_t* block = rows[column] + chunk * L.bytes;
+          if (i == 0) prefetch_read(block + READ_AHEAD, L.bytes);
+          read_group<FORMAT>(block, i, group);
+        }
         const long place = L.scale_of(i) * PANEL + column;  // place of its scale
         std::memcpy(panel + place * 2, &group.scale, 2);
         if constexpr (L.has_zero)
