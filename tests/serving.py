@@ -91,8 +91,15 @@ class RunningServer(Server):
             may_go_on.set()
 
     def kill(self) -> None:
-        """End as a process that is killed: the sockets end, and nobody says a word."""
-        self.loop.call_soon_threadsafe(self.die)
+        """End as a process that is killed: the sockets end, and nobody says a word. Afterwards, nothing is sent."""
+        has_died = threading.Event()
+
+        def die() -> None:
+            self.die()
+            has_died.set()
+
+        self.loop.call_soon_threadsafe(die)
+        assert has_died.wait(60), "the server's loop is stuck"
 
     def die(self) -> None:
         """As `kill`, from the server's own thread."""
