@@ -1,5 +1,12 @@
 """What a tower computes in pieces is what it computes at once, and between pieces others run."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import reduce
+from threading import enumerate as threads
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -86,3 +93,63 @@ def test_work_that_is_dropped_between_two_pieces_leaves_nothing_behind() -> None
     assert not torch.is_inference_mode_enabled()
     *_, result = in_pieces(run, 16, None)
     assert result.shape == (4, 4)
+
+
+def test_an_error_of_torch_crashes_nothing_wherever_a_piece_is_resumed() -> None:
+    """torch's C++ code walks up the stack at each error, so it needs one that is whole."""
+    model = torch.nn.Linear(4, 4)
+    cut_products(model)
+
+    def run() -> None:
+        for _ in range(40):
+            model(torch.zeros(1, 4))  # a pause
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                torch.zeros(2, 3) @ torch.zeros(5, 4)
+
+    def under(depth: int, call: Callable[..., object]) -> object:
+        """Call it below that many frames of C code, of several sizes."""
+        if depth == 0:
+            return call()
+        calls: tuple[Callable[[Callable[..., Any]], object], ...] = (
+            lambda inner: sorted([0], key=inner),
+            lambda inner: list(map(inner, [0])),
+            lambda inner: reduce(inner, [0, 0]),
+        )
+        return calls[depth % len(calls)](lambda *_: under(depth - 1, call) and 0)
+
+    for start in range(30):
+        pieces = in_pieces(run, 16, None)
+        under(start, lambda pieces=pieces: next(pieces))
+        for number in range(40):
+            under(number * 7 % 30, lambda pieces=pieces: next(pieces))
+
+
+def test_pieces_have_their_number_of_threads_and_other_code_has_its_own() -> None:
+    model = torch.nn.Linear(4, 4)
+    cut_products(model)
+    before = torch.get_num_threads()
+    numbers = []
+
+    def run() -> None:
+        for _ in range(3):
+            model(torch.zeros(1, 4))
+            numbers.append(torch.get_num_threads())
+
+    for _ in in_pieces(run, 16, before + 1):
+        assert torch.get_num_threads() == before
+    assert numbers == [before + 1] * 3
+    assert all(thread.name != "tower" for thread in threads())
+
+
+def test_work_that_is_paused_does_not_keep_a_process_from_ending() -> None:
+    code = (
+        "from functools import partial\n"
+        "import torch\n"
+        "from oaiserve.plugins.media.model.pieces import cut_products, in_pieces\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "cut_products(model)\n"
+        "pieces = in_pieces(partial(model, torch.zeros(4, 4)), 16, None)\n"
+        "print(next(pieces))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("None\n", "")

@@ -1,16 +1,21 @@
 """Cuts the work of a tower into pieces: between two, the engine thread goes on with steps of other requests.
 
-The tower's code runs in a greenlet of the engine thread. Its matrix products and its attention are cut by rows, and
-each part begins with a pause.
+The tower's code runs in a thread of its own, in turns with the engine thread: one of them always waits for the other.
+Matrix products and attention are cut by rows, and each part begins with a pause.
+
+A greenlet of the engine thread could pause just as well, but it would crash: when torch's C++ code creates an error, it
+walks up the C stack, and where a greenlet's own frames end, the stack holds whatever the thread has put there since.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from greenlet import getcurrent, greenlet
 from torch import Tensor
 from torch.nn.functional import conv1d, pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -23,50 +28,93 @@ ON_GPU = 1e11
 T = TypeVar("T")
 
 
-class _Worker(greenlet):  # type: ignore[misc]
-    """A greenlet whose code pauses between its pieces, and the size of these."""
-
-    size = ON_CPU
+class _Dropped(BaseException):
+    """Ends the code of a worker whose result nobody waits for."""
 
 
-def in_pieces(run: Callable[[], T], size: float, num_threads: int | None) -> Iterator[T | None]:
+class _Result(NamedTuple, Generic[T]):
+    value: T
+
+
+class _Worker(Thread, Generic[T]):
+    """A thread that runs code up to its next pause each time that it is resumed."""
+
+    def __init__(self, code: Callable[[], T], size: float, num_threads: int | None) -> None:
+        super().__init__(name="tower", daemon=True)
+        self.size = size
+        self._code = code
+        self._num_threads = num_threads
+        self._turns: SimpleQueue[bool] = SimpleQueue()  # False: the code is dropped
+        self._pieces: SimpleQueue[_Result[T] | BaseException | None] = SimpleQueue()  # None: a pause
+
+    def next_piece(self) -> _Result[T] | None:
+        """Run the code up to its next pause, or to its end. Return its result, or raise its error."""
+        if self.ident is None:
+            num_threads = torch.get_num_threads()
+            self.start()
+            piece = self._pieces.get()
+            # torch gives the number that was set last to each thread that computes for the first time.
+            torch.set_num_threads(num_threads)
+        else:
+            self._turns.put(True)
+            piece = self._pieces.get()
+        if isinstance(piece, BaseException):
+            try:
+                raise piece
+            finally:
+                del piece  # The error refers to this frame, whose reference would keep both, and the code's tensors.
+        return piece
+
+    def end(self) -> None:
+        """Wait for the thread's end. Code that is paused is dropped, with its tensors."""
+        if self.ident is not None and not sys.is_finalizing():  # Daemon threads don't run while Python exits.
+            self._turns.put(False)
+            self.join()
+
+    def pause(self) -> None:
+        """Wait to be resumed. Called by the code."""
+        self._pieces.put(None)
+        if not self._turns.get():
+            raise _Dropped
+
+    def run(self) -> None:
+        try:
+            torch.get_num_threads()  # The first call in a thread would set the number again.
+            if self._num_threads is not None:
+                torch.set_num_threads(self._num_threads)
+            with torch.inference_mode():
+                result = self._code()
+        except _Dropped:
+            pass
+        except BaseException as error:
+            self._pieces.put(error)
+        else:
+            self._pieces.put(_Result(result))
+
+
+def in_pieces(code: Callable[[], T], size: float, num_threads: int | None) -> Iterator[T | None]:
     """Run a tower's code in pieces. Yield None after each piece, and the result after the last one.
 
-    A piece has about `size` multiplications. It uses `num_threads` of torch's threads, or the current number if None.
+    A piece has about `size` multiplications. It uses `num_threads` of torch's threads, or torch's default if None.
     """
-    worker = _Worker(run)
-    worker.size = size
+    worker = _Worker(code, size, num_threads)
     try:
-        while not worker.dead:
-            result = _piece(worker, num_threads)
-            yield result if worker.dead else None
+        while (result := worker.next_piece()) is None:
+            yield None
     finally:
-        if not worker.dead:  # its work is dropped: the code's own frames would keep it, and all of their tensors
-            worker.throw()
-
-
-def _piece(worker: _Worker, num_threads: int | None) -> Any:
-    """Run a worker up to its next pause, or to its end, and return its result."""
-    before = torch.get_num_threads()
-    try:
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        with torch.inference_mode():  # This mode belongs to the thread: it must end with the piece.
-            return worker.switch()
-    finally:
-        if num_threads is not None:
-            torch.set_num_threads(before)
+        worker.end()
+    yield result.value
 
 
 def _parts(num_rows: int, cost_of_row: float) -> Iterator[slice]:
     """Yield the rows of each part, with a pause before it. Outside a worker, all are one part."""
-    worker = getcurrent()
-    if not isinstance(worker, _Worker) or worker.parent is None:
+    worker = current_thread()
+    if not isinstance(worker, _Worker):
         yield slice(0, num_rows)
         return
     length = max(1, int(worker.size / cost_of_row))
     for start in range(0, num_rows, length):
-        worker.parent.switch()
+        worker.pause()
         yield slice(start, start + length)
 
 
