@@ -106,6 +106,8 @@ def needed_packages() -> list[str]:
             environment = {"extra": "", "platform_machine": "aarch64"}
             if needed in walked or (requirement.marker and not requirement.marker.evaluate(environment)):
                 continue
+            if name == "torch" and needed.startswith(("cuda-", "nvidia-", "triton")):  # if torch here is its CUDA build
+                continue
             walked.add(needed)
             names.append(needed)
             versions.setdefault(needed, importlib.metadata.version(needed))
