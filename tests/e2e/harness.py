@@ -11,6 +11,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -210,8 +211,10 @@ class Harness:
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
+        """Permit steps until the condition holds: few ones if another thread is late, as companions end after many."""
         while not condition():
             self.run_steps()
+            time.sleep(0.002)
 
     def run_until_in_step(self, prompt: str) -> None:
         """Permit steps until the held one computes the prompt."""
