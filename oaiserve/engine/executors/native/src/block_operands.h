@@ -288,11 +288,11 @@ Scaling load_scaling(const uint8_t* chunk, long column) {
 
 // Adds to sums what 32 numbers of x and of weights make: their products and a minimum for each number of x, both scaled.
 // X is a QuantizedGroup, or has vectors of what several rows have in place of it.
-template <bool HAS_MIN, class X>
-Vector add_group(Vector sum, Integers products, const X& x, const Scaling& scaling) {
+template <bool HAS_MIN, class Products, class X>
+Vector add_group(Vector sum, Products products, const X& x, const Scaling& scaling) {
   const Vector scaled = __builtin_convertvector(products, Vector) * x.scale;
   sum = multiply_add(scaled, scaling.scale, sum);
-  if constexpr (HAS_MIN) sum = multiply_add(x.scaled_sum - Vector{}, scaling.min, sum);
+  if constexpr (HAS_MIN) sum = multiply_add(x.scaled_sum, scaling.min, sum);
   return sum;
 }
 

@@ -9,6 +9,7 @@
 #include "long_tiles.h"
 #include "matrix_tiles.h"
 #include "short_tiles.h"
+#include "strip_tiles.h"
 #include "super_tiles.h"
 
 namespace oaiserve {
@@ -346,8 +347,14 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
     } else if (rows >= LEAST_TILED_ROWS) {
       return in_tiles(multiply_groups_in_tiles<FORMAT>);
     }
-#elif defined(WITH_MATRIX_TILES)
-    if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
+#elif defined(WITH_STRIPS)
+    if constexpr (has_strips(layout_of(FORMAT))) {
+      if (rows >= least_strip_rows(layout_of(FORMAT))) return in_tiles(multiply_in_strips<FORMAT>);
+    } else {
+#if defined(WITH_MATRIX_TILES)
+      if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
+#endif
+    }
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
     constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));

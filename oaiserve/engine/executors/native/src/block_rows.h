@@ -11,6 +11,7 @@
 // Checkpoints with such weights are made for products with floats, and with eight bits, answers would be worse.
 #pragma once
 
+#include <bit>
 #include <type_traits>
 
 #include "block_formats.h"
@@ -121,17 +122,19 @@ inline void store_bytes(f32x16 integers, int8_t* out) {
 
 // Writes 16 numbers times `per_value` as integers, and returns these. Their sum is exact, or NaN unless all are finite.
 template <class T>
-f32x16 quantize_lanes(const T* x, float per_value, int8_t* out) {
-  const f32x16 values = rounded(load(x) * per_value);
-  store_bytes(values, out);
-  return values;
+[[gnu::always_inline]] inline f32x16 quantize_lanes(const T* x, float per_value, int8_t* out) {
+  const f32x16 magic = splat(12582912.0f);  // as in `rounded`
+  const f32x16 with_magic = load(x) * per_value + magic;
+  store_last_bytes(with_magic, out);
+  return with_magic - magic;
 }
 
+// The largest magnitude, or NaN if there is one.
 template <class T>
-float largest(const T* x, long count) {
-  f32x16 most = splat(0);
-  for (long i = 0; i < count; i += LANES) most = max(most, max(load(x + i), splat(0) - load(x + i)));
-  return max(most);
+[[gnu::always_inline]] inline float largest(const T* x, long count) {
+  u32x16 most{};  // Without their signs, floats are in the order of their bits.
+  for (long i = 0; i < count; i += LANES) most = max(most, (u32x16)load(x + i) & 0x7fffffffu);
+  return std::bit_cast<float>(max(most));
 }
 
 template <class T>

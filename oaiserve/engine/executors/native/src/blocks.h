@@ -104,6 +104,27 @@ template <Layout L>
 constexpr uint32_t STORED_SIGN =
     L.is_whole() || (HAS_SIGNED_CODES<L> && L.high_bits > 0) ? in_each_byte(uint32_t(L.offset)) : 0;
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool IN_OCTETS = true;  // see strip_tiles.h
+#else
+constexpr bool IN_OCTETS = false;
+#endif
+// Whether a format of groups is multiplied in strips, which have no registers for more than a scale next to octets.
+constexpr bool has_strips(const Layout& layout) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return !layout.is_super && !layout.is_long() && !(IN_OCTETS && (layout.has_min || layout.is_e2m1));
+#endif
+  return false;
+}
+
+// The place of a quad in a group's codes. Codes of eight bits are in strips, if these are multiplied.
+template <Layout L>
+constexpr int place_of(int step, int column) {
+  if constexpr (!L.is_whole() || !has_strips(L)) return step * PANEL + column;
+  if constexpr (IN_OCTETS) return column / 2 * 16 + step / 2 * 4 + column % 2 * 2 + step % 2;
+  return column / 4 * 32 + step * 4 + column % 4;
+}
+
 // A scale, or a minimum, of a format.
 template <Layout L>
 float float_at(const uint8_t* p) {
@@ -158,7 +179,10 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
               panel[P::SMALL_SCALES + at] = uint8_t(group.scales[run]);
             if constexpr (L.has_min && !L.has_nibbles()) panel[P::SMALL_MINS + at] = uint8_t(group.mins[run]);
           }
-        for (int step = 0; step < STEPS; step++) codes[step][column] = group.codes[step];
+        for (int step = 0; step < STEPS; step++) {
+          const int quad = place_of<L>(step, int(column));
+          codes[quad / PANEL][quad % PANEL] = group.codes[step];
+        }
       }
       for (auto& of_step : codes)
         for (uint32_t& quad : of_step) quad ^= STORED_SIGN<L>;
@@ -171,8 +195,8 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
 // The code of one weight of a group, as it is in the planes.
 template <Layout L>
 int code_at(const uint8_t* codes, long low_bytes, long column, long place) {
-  const int quad = int(place / 4 * 2 + column / LANES);
-  const long byte = column % LANES * 4 + place % 4;
+  const int at = place_of<L>(int(place / 4), int(column)), quad = at / LANES;
+  const long byte = at % LANES * 4 + place % 4;
   constexpr int LOW_QUADS = 8 / L.low_bits;
   int code = codes[quad / LOW_QUADS * PLANE + byte] >> quad % LOW_QUADS * L.low_bits & (0xff >> (8 - L.low_bits));
   if constexpr (L.high_bits > 0) {

@@ -7,7 +7,7 @@
 // All sums are exact, and they are scaled and added as in block_product.h, so a row gets the same numbers from both.
 #pragma once
 
-#include "block_operands.h"
+#include "strip_tiles.h"
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define WITH_MATRIX_TILES
@@ -24,13 +24,6 @@ constexpr long MATRIX_GROUPS = SUPER / BLOCK_GROUP;  // groups that are unpacked
 using Octets = int8x16_t;  // of two columns, or of two rows
 inline Integers multiply_octets(Integers sums, Octets rows, Octets columns) {
   return (Integers)vmmlaq_s32((int32x4_t)sums, rows, columns);
-}
-
-// [a0 a1 b0 b1] and [a2 a3 b2 b3].
-template <class V>
-void interleave_halves(V a, V b, V& low, V& high) {
-  low = (V)vzip1q_s64((int64x2_t)a, (int64x2_t)b);
-  high = (V)vzip2q_s64((int64x2_t)a, (int64x2_t)b);
 }
 
 // A number of each of two rows, where the sums of their products are.

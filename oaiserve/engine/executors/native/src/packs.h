@@ -27,6 +27,8 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #endif
 }
 
+inline Vector multiply_add(float a, Vector b, Vector c) { return multiply_add(a - Vector{}, b, c); }
+
 template <class V, class E>
 V load_vector(const E* p) {
   return reinterpret_cast<const Unaligned<V>*>(p)->vector;

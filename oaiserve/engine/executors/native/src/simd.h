@@ -207,6 +207,17 @@ void store(E* p, f32x16 v) {
   store_lanes(p, v);
 }
 
+// Stores the last byte of each lane.
+inline void store_last_bytes(f32x16 v, int8_t* p) {
+#if defined(__aarch64__)
+  const auto halves = [](Two<Vector> v) { return (uint8x16_t)vuzp1q_u16((uint16x8_t)v.low, (uint16x8_t)v.high); };
+  const uint8x16_t bytes = vuzp1q_u8(halves(v.low), halves(v.high));
+  memcpy(p, &bytes, sizeof(bytes));
+#else
+  store_lanes(p, v - 12582912.0f);
+#endif
+}
+
 inline f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
 inline u32x16 max(u32x16 a, u32x16 b) { return select(a > b, a, b); }
 inline f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
@@ -241,6 +252,9 @@ inline float max(f32x16 v) {
 inline uint32_t max(u32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epu32((__m512i)v);
+#elif defined(__aarch64__)
+  const auto halves = select(v.low > v.high, v.low, v.high);
+  return vmaxvq_u32((uint32x4_t)select(halves.low > halves.high, halves.low, halves.high));
 #else
   return reduce(v, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
