@@ -199,9 +199,17 @@ def test_frozen_process_is_a_503_and_then_replaced(two_models: LiveServer) -> No
 def kill_chat(server: LiveServer, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to the process of the model "chat", whose command line ends in its name."""
     children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    pids = [int(pid) for path in children for pid in path.read_text().split()]
-    (chat,) = (pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().endswith("chat\0"))
+    pids = [int(pid) for path in children for pid in text_of_running(path).split()]
+    (chat,) = (pid for pid in pids if text_of_running(Path(f"/proc/{pid}/cmdline")).endswith("chat\0"))
     os.kill(chat, number)
+
+
+def text_of_running(path: Path) -> str:
+    """Return what a file of /proc says, or nothing if its thread or process has ended meanwhile."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_ps_adds_up_the_processes(two_models: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
