@@ -23,7 +23,7 @@ from oaiserve.checkpoints.model_defaults import stated_defaults
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.executors.native.reserved import reserve
+from oaiserve.engine.executors.native.reserved import packed_bytes, reserve
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import (
@@ -221,8 +221,9 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     if not is_text:
         request.options = without_generation(options)
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
-        # The system finds memory for packed weights, which take as much, while a core is idle during imports.
-        request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
+        # The system finds memory for packed weights while a core is idle during imports.
+        file_bytes = sum(part.stat().st_size for part in gguf.shard_paths(source.path))
+        request.reserved = reserve(packed_bytes(file_bytes))
     load_library()
     request.meanwhile()  # imports Python code, while a core loads the library
     with times.part("import of torch"):

@@ -40,11 +40,10 @@ class NativeDecoder:
         reserved: ReservedMemory | None = None,
         before_packing: Callable[[], object] = lambda: None,
     ) -> None:
-        """Copy the weights, except for the embeddings, into `reserved` if it is there. The rest of it is given back.
+        """Copy the weights, except for embeddings of floats, into `reserved` if it is there, whose rest is given back.
 
         With `has_adapters`, rows of a step may have adapters. `before_packing` is called each time before blocks are
-        packed, without Python's lock. Raises NotKnown for sizes that the native code does not
-        support, and MemoryError.
+        packed, without Python's lock. Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
         self._library = library
         self.library_name = library.name

@@ -57,6 +57,14 @@ class ReservedMemory:
             ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
 
 
+def packed_bytes(num_bytes: int) -> int:
+    """Return the most memory that weights of a GGUF file of this size take when they are packed.
+
+    The small integers and exponents by which some formats scale get a byte or two each: MXFP4 grows by a seventeenth.
+    """
+    return num_bytes + num_bytes // 16
+
+
 def reserve(num_bytes: int) -> ReservedMemory | None:
     """Reserve memory on Linux, unless it is more than half of the available memory, or the system refuses.
 

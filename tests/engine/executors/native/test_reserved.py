@@ -7,20 +7,25 @@ import time
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
+from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.executors.native import reserved
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.executors.native.native import NativeDecoder
-from oaiserve.engine.executors.native.reserved import ReservedMemory, reserve
+from oaiserve.engine.executors.native.reserved import ReservedMemory, packed_bytes, reserve
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import prompt
 from tests.engine.executors.native.small_models import BLOCK_SIZE, FAMILIES, load
 from tests.models.described import SmallModel
+from tests.models.gguf_files import random_blocks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux only: run it there")
+OUR_KINDS = 1000  # kinds from here on are of no file
 SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
 
 
@@ -85,6 +90,24 @@ def test_memory_is_not_taken_any_more_when_weights_are_written(
     native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22))
     batch = build_batch(prompt(9, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, loaded.device)
     assert torch.isfinite(native.forward(batch)).all()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind < OUR_KINDS], ids=lambda kind: Kind(kind).name)
+def test_packed_weights_of_a_file_fit_into_what_is_reserved_for_its_size(kind: int) -> None:
+    n = 64
+    k = 4096
+    library = Library(torch.float32)
+    blocks = random_blocks(np.random.default_rng(0), Kind(kind), n, k)
+    rows = np.array([row.ctypes.data for row in blocks], np.uintp)
+    kinds = np.full(n // 32, kind, np.int32)
+    memory = ReservedMemory(2 * blocks.nbytes)
+    decoder = library.decoder()
+    library.lend_memory(decoder, memory.address, memory.num_bytes)
+    library.add_blocks(decoder, rows.ctypes.data, None, kinds.ctypes.data, n, k, None)
+    used = library.lent_bytes(decoder)
+    library.free_decoder(decoder)
+    assert blocks.nbytes < used <= packed_bytes(blocks.nbytes)
 
 
 def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
