@@ -129,8 +129,10 @@ def put(folder: Path, names: list[str]) -> None:
 
 
 def requests_arrive(number: int) -> bool:
-    """Wait for so many requests, and return whether there are no more: a client that has given up waiting may be faster
-    than the hub's threads."""
+    """Wait until this number of requests has arrived, and return whether there were no more.
+
+    A client that stops waiting may be faster than the hub's threads.
+    """
     wait_until(lambda: Hub.num_requests >= number)
     return Hub.num_requests == number
 

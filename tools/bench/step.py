@@ -238,13 +238,13 @@ def report(results: dict[str, Any]) -> str:
         about = (
             f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms. It takes at least as "
             "long as to read its weights and cache (reading), and to compute its tokens as fast as those of a prompt "
-            "(computing):"
+            "(computing); the step by the larger of both is `x larger`."
         )
         lines += [
             "",
             textwrap.fill(about, 120),
             "",
-            *_table(decode, ["sequences"], ["reading", "computing", *decode[0]["parts_ms"], "engine"]),
+            *_table(decode, ["sequences"], ["reading", "computing", "x larger", *decode[0]["parts_ms"], "engine"]),
         ]
     # A context changes only the time of attention.
     if context := results["context"]:
@@ -267,6 +267,8 @@ def _table(rows: list[dict[str, Any]], keys: list[str], parts: list[str]) -> lis
     for row in rows:
         sizes = {"sequences": row["num_sequences"], "context": row["context"], "tokens": row["num_tokens"]}
         parts_ms = row["parts_ms"] | {name: row.get(f"{name}_ms") for name in ("reading", "computing", "engine")}
+        if "computing_ms" in row:
+            parts_ms["x larger"] = row["step_ms"] / max(row["reading_ms"], row["computing_ms"])
         speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
         whole = [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
         table.append([*(f"{sizes[key]:,}" for key in keys), *whole, *(f"{parts_ms[name]:.2f}" for name in parts)])

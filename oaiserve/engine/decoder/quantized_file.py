@@ -145,8 +145,9 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
     files = []
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # Another start removes it, or gives it its name.
-            files.append((path, path.lstat()))
-    files = [(path, status) for path, status in files if stat.S_ISREG(status.st_mode)]
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                files.append((path, status))
     sizes = {path: status.st_size for path, status in sorted(files, key=lambda each: each[1].st_atime_ns)}
     removed = []
     num_freed = 0

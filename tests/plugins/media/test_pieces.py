@@ -107,7 +107,7 @@ def test_an_error_of_torch_crashes_nothing_wherever_a_piece_is_resumed() -> None
                 torch.zeros(2, 3) @ torch.zeros(5, 4)
 
     def under(depth: int, call: Callable[..., object]) -> object:
-        """Call it below that many frames of C code, of several sizes."""
+        """Call a function with `depth` frames of C code above it on the stack, of different sizes."""
         if depth == 0:
             return call()
         calls: tuple[Callable[[Callable[..., Any]], object], ...] = (

@@ -196,8 +196,8 @@ f32x16 exp2_of_negative(f32x16 x) {
 #else
   u32x16 vanishes = (u32x16)(x < -125.0f);
   x = select(vanishes, splat(-125.0f), x);
-  f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x is in the last bits
-  f32x16 rest = x - (shifted - 12582912.0f);
+  f32x16 shifted = x + MAGIC;
+  f32x16 rest = x - (shifted - MAGIC);
 #endif
   f32x16 p;
   if constexpr (PACK<T> == 1) {

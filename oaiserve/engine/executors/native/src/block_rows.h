@@ -111,22 +111,14 @@ auto* groups_in(Line* row, long k) {
 }
 
 // Rounds to the nearest integers.
-inline f32x16 rounded(f32x16 x) {
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-  return (x + magic) - magic;
-}
-
-inline void store_bytes(f32x16 integers, int8_t* out) {
-  store(out, integers);
-}
+inline f32x16 rounded(f32x16 x) { return (x + MAGIC) - MAGIC; }
 
 // Writes 16 numbers times `per_value` as integers, and returns these. Their sum is exact, or NaN unless all are finite.
 template <class T>
 [[gnu::always_inline]] inline f32x16 quantize_lanes(const T* x, float per_value, int8_t* out) {
-  const f32x16 magic = splat(12582912.0f);  // as in `rounded`
-  const f32x16 with_magic = load(x) * per_value + magic;
+  const f32x16 with_magic = load(x) * per_value + MAGIC;
   store_last_bytes(with_magic, out);
-  return with_magic - magic;
+  return with_magic - MAGIC;
 }
 
 // The largest magnitude, or NaN if there is one.
@@ -200,8 +192,8 @@ void quantize_long(const T* x, QuantizedLong& out) {
     for (long i = run * 128; i < (run + 1) * 128; i += LANES) {
       const f32x16 values = rounded(load(x + i) * per_value);
       const f32x16 high = rounded(values * (1.0f / HIGH_LEVEL)), low = values - high * float(HIGH_LEVEL);
-      store_bytes(high, out.high + i);
-      store_bytes(low, out.low + i);
+      store(out.high + i, high);
+      store(out.low + i, low);
       total += sum(values);
     }
     whole += total;

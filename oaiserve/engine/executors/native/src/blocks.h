@@ -132,12 +132,10 @@ float float_at(const uint8_t* p) {
   return half_to_float(half_at(p));
 }
 
-// Prefetches bytes that are written, or read, soon.
-inline void prefetch_written(const uint8_t* p, long bytes) {
-  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 1);
-}
-inline void prefetch_read(const uint8_t* p, long bytes) {
-  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+// Prefetches bytes that are read soon, or written.
+template <bool IS_WRITTEN>
+void prefetch_lines(const uint8_t* p, long bytes) {
+  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, IS_WRITTEN);
 }
 
 // Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero. The scales of
@@ -153,7 +151,7 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
     std::memset(panel, 0, P::HEAD);
     for (long i = 0; i < P::GROUPS; i++) {
-      prefetch_written(panel + P::CHUNK + i * P::CHUNK / P::GROUPS, P::CHUNK / P::GROUPS);
+      prefetch_lines<true>(panel + P::CHUNK + i * P::CHUNK / P::GROUPS, P::CHUNK / P::GROUPS);
       for (long column = 0; column < PANEL; column++) {
         if (!rows[column]) continue;
         Group group;
@@ -161,7 +159,7 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
           read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
         } else {
           const uint8_t* block = rows[column] + chunk * L.bytes;
-          if (i == 0) prefetch_read(block + READ_AHEAD, L.bytes);
+          if (i == 0) prefetch_lines<false>(block + READ_AHEAD, L.bytes);
           read_group<FORMAT>(block, i, group);
         }
         const long place = L.scale_of(i) * PANEL + column;  // place of its scale

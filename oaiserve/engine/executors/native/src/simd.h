@@ -125,6 +125,9 @@ struct [[gnu::packed, gnu::may_alias]] Unaligned {
 
 inline f32x16 splat(float x) { return x - f32x16{}; }
 
+// 1.5 * 2^23. Adding it to a number rounds to an integer, which the last bits of the sum are.
+constexpr float MAGIC = 12582912.0f;
+
 #if defined(__AVX2__)
 // Stores the last byte of each lane. GCC's own conversion moves bytes one by one.
 inline void store_last_bytes(VectorBits v, void* p) {
@@ -180,16 +183,15 @@ void store_lanes(E* p, V v) {
 #endif
   } else {
     using Few = std::conditional_t<sizeof(E) == 1, Bytes, Halves>;
-    // 1.5 * 2^23: the integer is in the last bits of the sum.
 #if defined(__aarch64__)
-    const uint16x4_t halves = vmovn_u32((uint32x4_t)(v + 12582912.0f));
+    const uint16x4_t halves = vmovn_u32((uint32x4_t)(v + MAGIC));
     const uint8x8_t bytes = vmovn_u16(vcombine_u16(halves, halves));
     if constexpr (sizeof(Few) == sizeof(halves))
       memcpy(p, &halves, sizeof(Few));
     else
       memcpy(p, &bytes, sizeof(Few));
 #else
-    const auto integers = (VectorBits)(v + 12582912.0f);
+    const auto integers = (VectorBits)(v + MAGIC);
 #if defined(__AVX2__)
     if constexpr (sizeof(E) == 1) return store_last_bytes(integers, p);
 #endif
@@ -207,14 +209,14 @@ void store(E* p, f32x16 v) {
   store_lanes(p, v);
 }
 
-// Stores the last byte of each lane.
+// Stores the last byte of each lane of integers that MAGIC was added to.
 inline void store_last_bytes(f32x16 v, int8_t* p) {
 #if defined(__aarch64__)
   const auto halves = [](Two<Vector> v) { return (uint8x16_t)vuzp1q_u16((uint16x8_t)v.low, (uint16x8_t)v.high); };
   const uint8x16_t bytes = vuzp1q_u8(halves(v.low), halves(v.high));
   memcpy(p, &bytes, sizeof(bytes));
 #else
-  store_lanes(p, v - 12582912.0f);
+  store_lanes(p, v - MAGIC);
 #endif
 }
 
@@ -263,9 +265,8 @@ inline uint32_t max(u32x16 v) {
 // Returns e^x with a relative error of about 1e-7, as 2^round(t) times a polynomial in the rest, where t = x log2(e).
 // The result is 0 below -87.3, infinity from 88.4 on, and NaN for NaN.
 inline f32x16 exp(f32x16 x) {
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
   f32x16 clamped = min(max(x, splat(-87.3f)), splat(88.8f));
-  f32x16 whole = (clamped * 1.44269504f + magic) - magic;
+  f32x16 whole = (clamped * 1.44269504f + MAGIC) - MAGIC;
   f32x16 rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
   f32x16 p = splat(1.9875691500e-4f);
   p = p * rest + 1.3981999507e-3f;

@@ -47,7 +47,6 @@ template <int COUNT, class Body>
 
 // Sums begin with an integer that is the float MAGIC, so that they are floats, too: MAGIC plus the sum. Subtracting it takes
 // less time than converting integers. They are loaded, because the units that multiply have no time left.
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
 static_assert(BLOCK_GROUP * 127 * 128 < 1 << 22);
 inline Vector to_float(Integers sums) { return (Vector)sums - MAGIC; }
 
