@@ -31,7 +31,8 @@ class BlockFiles:
     """The files of blocks of one `kind` of server, below `folder`, with at most `most_bytes` together.
 
     When they are full, the least recently used block without a successor is removed. Files of other kinds in the folder
-    get half of the bytes; those of the most recently used kinds stay. Any thread may call the methods.
+    get half of the bytes; those of the most recently used kinds stay. Any thread may call the methods, and other
+    processes may use the same folder: a file that they have removed is missing, which is no failure.
     """
 
     def __init__(self, folder: Path, kind: str, content_bytes: int, most_bytes: int) -> None:
@@ -72,9 +73,9 @@ class BlockFiles:
             finally:
                 os.close(descriptor)
             os.utime(path)  # for the order of use after the next start
+        except FileNotFoundError:
+            pass  # It has made room for another block, here or in another server that has the folder, too.
         except OSError as error:
-            if block_hash not in self._parents:  # `write` has just removed it, to make room.
-                return False
             self._failed("read", path, error)
         else:
             if num_bytes == _HEAD_BYTES + len(content) and head == _head(block_hash, content):
@@ -108,7 +109,9 @@ class BlockFiles:
                 os.close(descriptor)
             os.replace(name, path)
         except OSError as error:
-            self._failed("written", path, error)
+            # The start of another server may remove the file, since a killed process might have left it.
+            if not isinstance(error, FileNotFoundError) or not self._folder.exists():
+                self._failed("written", path, error)
             with suppress(OSError, UnboundLocalError):
                 os.unlink(name)
             return False

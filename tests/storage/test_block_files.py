@@ -119,6 +119,29 @@ def test_a_file_that_makes_room_while_it_is_read_is_no_failure(folder: Path, mon
     assert (kept(files), files.num_failures) == ([2], 0)
 
 
+def test_files_that_another_server_removes_are_no_failures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = files_in(folder)
+    write(files, 1)
+    assert write(files_in(folder, most_blocks=1), 2)
+    assert read(files, 1) is None
+    replace = os.replace
+
+    def replace_late(*arguments: str) -> None:
+        monkeypatch.undo()
+        files_in(folder)
+        replace(*arguments)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    assert not write(files, 3)
+    assert (files.num_failures, caplog.messages) == (0, [])
+    assert write(files, 3)
+    shutil.rmtree(folder)
+    assert not write(files, 4)
+    assert (files.num_failures, len(caplog.messages)) == (1, 1)
+
+
 def link(path: Path) -> None:
     path.rename(path.parent.parent / "elsewhere")
     path.symlink_to(path.parent.parent / "elsewhere")
