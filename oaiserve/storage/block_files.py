@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import stat
+import statistics
 import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -27,22 +27,30 @@ log = logging.getLogger(__name__)
 _HEAD_BYTES = 32  # a checksum in 4 bytes, the hash in 16, and the rest is 0
 
 
-class BlockFiles:
-    """The files of blocks of one `kind` of server, below `folder`, with at most `most_bytes` together.
+def open_blocks(folder: Path, kind: str, content_bytes: int, most_bytes: int) -> BlockFiles:
+    """Open the blocks of one `kind` of server, which are in a folder of that name, so that all kinds in `folder` have
+    at most `most_bytes` together.
 
-    When they are full, the least recently used block without a successor is removed. Files of other kinds in the folder
-    get half of the bytes; those of the most recently used kinds stay. Any thread may call the methods, and other
-    processes may use the same folder: a file that they have removed is missing, which is no failure.
+    Other kinds get half of them; blocks of the most recently used kinds stay. Raises OSError, and NotPrivate if others
+    could write to the folder of the kind.
+    """
+    private.make_folder(folder / kind)
+    of_kind = private.verified(folder / kind)
+    return BlockFiles(of_kind, content_bytes, most_bytes - _trim_others(folder, kind, most_bytes // 2))
+
+
+class BlockFiles:
+    """The files of blocks in a private folder, with at most `most_bytes` together.
+
+    When they are full, the least recently used block without a successor is removed. Any thread may call the methods,
+    and other processes may use the same folder: a file that they have removed is missing, which is no failure.
     """
 
-    def __init__(self, folder: Path, kind: str, content_bytes: int, most_bytes: int) -> None:
-        """Find the files of this kind. Raises OSError, and NotPrivate if others could write to the folder."""
-        private.make_folder(folder / kind)
-        self._folder = private.verified(folder / kind)
+    def __init__(self, folder: Path, content_bytes: int, most_bytes: int) -> None:
+        """Find the files, and remove those that are too many or cannot be used. Raises OSError."""
+        self._folder = folder
         self._content_bytes = content_bytes
-        self._most_blocks = (most_bytes - _forget_others(folder, kind, most_bytes // 2)) // (
-            _HEAD_BYTES + content_bytes
-        )
+        self._most_blocks = most_bytes // (_HEAD_BYTES + content_bytes)
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
         self._num_children: Counter[bytes] = Counter()
         self._lock = Lock()  # taken to change the table; looking up a hash needs no lock
@@ -191,17 +199,26 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-def _forget_others(folder: Path, kind: str, most_bytes: int) -> int:
-    """Remove files of other kinds until the rest fit into `most_bytes`, and return the bytes of the rest."""
+def _sizes(folder: Path) -> list[int]:
+    """Return the sizes of the files, in bytes. Raises OSError."""
+    return [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder) if not entry.is_dir()]
+
+
+def _trim_others(folder: Path, kind: str, most_bytes: int) -> int:
+    """Remove blocks of other kinds until the rest fit into `most_bytes`, and return the bytes of the rest.
+
+    Their folders stay, because servers of these kinds may be running.
+    """
     others = [path for path in folder.iterdir() if path.name != kind and path.is_dir() and not path.is_symlink()]
     kept_bytes = 0
     for path in sorted(others, key=_changed_at, reverse=True):
         try:
-            num_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-        except OSError:  # Another process removes it.
+            sizes = _sizes(path)
+            if kept_bytes + sum(sizes) > most_bytes:
+                of_block = statistics.mode(sizes)  # A block that is being written has another size.
+                BlockFiles(path, max(of_block - _HEAD_BYTES, 1), most_bytes - kept_bytes)
+                sizes = _sizes(path)
+        except OSError:  # Another process removes files.
             continue
-        if kept_bytes + num_bytes > most_bytes:
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            kept_bytes += num_bytes
+        kept_bytes += sum(sizes)
     return kept_bytes

@@ -23,7 +23,7 @@ from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.start import kept_blocks
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
-from oaiserve.storage.block_files import BlockFiles
+from oaiserve.storage.block_files import BlockFiles, open_blocks
 from tests.engine.answers import collect
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.engine.executors.native.small_models import FAMILIES, make_model
@@ -164,7 +164,7 @@ class Tier:
         self.pool = BlockPool(NUM_BLOCKS, 16)
         self.arrays = [np.zeros((NUM_BLOCKS, size), np.uint8) for size in BLOCK_BYTES]
         self.arrived: SimpleQueue[BlocksRead] = SimpleQueue()
-        self.files = BlockFiles(folder, "kind", sum(BLOCK_BYTES), 1 << 20)
+        self.files = open_blocks(folder, "kind", sum(BLOCK_BYTES), 1 << 20)
         self.tier = DiskTier(KeptBlocks(self.files, self.arrays), self.pool, self.arrived.put)
         self.num_offered = 0
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.storage.block_files import BlockFiles
+from oaiserve.storage.block_files import BlockFiles, open_blocks
 from oaiserve.storage.private import NotPrivate
 
 SIZE = 40
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def files_in(folder: Path, most_blocks: int = 100, kind: str = "kind") -> BlockFiles:
-    return BlockFiles(folder, kind, SIZE, most_blocks * FILE_BYTES)
+    return open_blocks(folder, kind, SIZE, most_blocks * FILE_BYTES)
 
 
 def name_of(number: int) -> bytes:
@@ -198,17 +198,31 @@ def test_the_least_recently_used_block_that_no_other_follows_goes_first(folder: 
     assert kept(files) == [1, 3, 5, 6], "its parent was used just now"
 
 
-def test_other_kinds_have_half_of_the_space_and_the_last_used_is_kept(folder: Path) -> None:
+def test_other_kinds_have_half_of_the_space_and_the_last_used_are_kept(folder: Path) -> None:
     for age, kind in enumerate(("newest", "middle", "oldest")):
         files = files_in(folder, kind=kind)
         for number in (1, 2, 3):
-            write(files, number)
+            write(files, number, number - 1)
         os.utime(folder / kind, (1e9 - age, 1e9 - age))
     files = files_in(folder, most_blocks=10)
-    assert {path.name for path in folder.iterdir()} == {"kind", "newest"}
+    assert [kept(files_in(folder, kind=kind)) for kind in ("newest", "middle", "oldest")] == [[1, 2, 3], [1, 2], []]
     for number in range(1, 20):
         write(files, number)
-    assert len(kept(files)) == 10 - 3
+    assert len(kept(files)) == 10 - 5
+
+
+def test_a_running_server_of_another_kind_writes_on_after_a_start(folder: Path, tmp_path: Path) -> None:
+    running = files_in(folder, kind="running")
+    for number in range(1, 11):
+        write(running, number, number - 1)
+    (folder / "running" / ".half").write_bytes(b"")
+    (folder / "not ours" / "folder").mkdir(parents=True)
+    (folder / "not ours" / "empty").write_bytes(b"")
+    files_in(folder, most_blocks=10)
+    assert kept(files_in(folder, kind="running")) == [1, 2, 3, 4, 5]
+    assert [read(running, number) for number in (5, 6)] == [content_of(5), None]
+    assert write(running, 6, 5)
+    assert running.num_failures == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.booleans()), max_size=60), st.integers(1, 6))

@@ -17,7 +17,7 @@ from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.errors import StartupError
-from oaiserve.storage.block_files import BlockFiles
+from oaiserve.storage.block_files import open_blocks
 from oaiserve.storage.private import NotPrivate
 
 _ENGINE = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineO
     arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in native.block_tensors]
     try:
         block_bytes = sum(array.shape[1] for array in arrays)
-        files = BlockFiles(folder, _kind(native, model, options, arrays), block_bytes, options.prefix_cache_disk)
+        files = open_blocks(folder, _kind(native, model, options, arrays), block_bytes, options.prefix_cache_disk)
     except (NotPrivate, OSError) as error:
         raise StartupError(f"--prefix-cache-dir {folder} cannot be used: {error}.") from error
     return replace(served, make_tier=disk_tier(KeptBlocks(files, arrays)))
