@@ -2,13 +2,15 @@
 
 import threading
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import Failed, Finished, Request, SamplingParams, TextPrompt
+from oaiserve.engine.request import Aborted, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
@@ -65,6 +67,22 @@ def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
         assert isinstance(inbox.wait_terminal("first")["first"], Failed)
         engine.submit(request("late"), inbox)
         assert isinstance(inbox.wait_terminal("late")["late"], Failed)
+
+
+def test_account_of_a_request_that_ends_before_its_first_step_does_not_change_afterwards() -> None:
+    waits_ns: list[dict[WaitReason, int]] = []
+    clock = count(10**9, 1_000)
+    inbox = Inbox(lambda events: waits_ns.extend(e.account.waits_ns.copy() for e in events if isinstance(e, Aborted)))
+    runner = ScriptedRunner(gated=True)
+    with make_engine(runner, clock_ns=clock.__next__, tokenize_workers=0) as engine:
+        engine.submit(request("runs"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("leaves"), inbox)
+        engine.abort("leaves")
+        runner.permit(100)
+        ended = inbox.wait_terminal("runs", "leaves")
+    assert [ended["leaves"].account.waits_ns] == waits_ns
+    assert waits_ns[0][WaitReason.STEP_UNDER_WAY] > 0
 
 
 def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:

@@ -316,7 +316,8 @@ class OpenRequests:
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             first = next(iter(opened.outputs))
-            opened.account.waits_ns = self._scheduler.of(first).waits.settle(first, now_ns)
+            # A copy, because the waits of the sequence are settled once more when the next step begins.
+            opened.account.waits_ns = self._scheduler.of(first).waits.settle(first, now_ns).copy()
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
             opened.held_ns += sequence.held_ns
