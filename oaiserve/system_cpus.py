@@ -7,15 +7,17 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from oaiserve.system_cgroups import Cgroup, cgroups
+
 _FEW_CORES = 4
 
 
 def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
-    """Return one thread for each core of this process, within the quota of its cgroup.
+    """Return one thread for each core of this process, within the quota of its cgroups.
 
     From 4 cores on, it is one thread less, which leaves a core to the event loop, the tokenizers and telemetry. The
     hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
-    which the process may run; by default, the system is asked. `root` is the folder that has sys/.
+    which the process may run; by default, the system is asked. `root` is the folder that has proc/ and sys/.
     """
     cores = len({_siblings(cpu, root) for cpu in (allowed_cpus() if cpus is None else cpus)})
     if (quota := _quota(root)) is not None:
@@ -49,11 +51,17 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """Return how many CPUs the cgroup (v2) allows the process to use, or None if it sets no limit."""
+    """Return how many CPUs the cgroups of this process allow it to use, or None if none has a limit."""
+    return min((limit for one in cgroups("cpu", root) if (limit := _limit(one)) is not None), default=None)
+
+
+def _limit(cgroup: Cgroup) -> float | None:
     try:
-        limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        if limit == "max":
-            return None
-        return int(limit) / int(period)
-    except (OSError, ValueError):
+        if cgroup.version == 2:
+            quota, period = (cgroup.folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((cgroup.folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        limit = int(quota) / int(period)  # "max" or -1: no limit
+    except (OSError, ValueError, ZeroDivisionError):
         return None
+    return limit if limit > 0 else None

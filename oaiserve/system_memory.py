@@ -1,6 +1,6 @@
 """Returns freed memory to the system, takes it again before it is needed, and measures how much is available.
 
-Stdlib only; without glibc, no memory is returned or taken.
+Without glibc, no memory is returned or taken.
 
 The system provides each page when it is first written, which takes up to three milliseconds for a megabyte. If Python
 writes it, it holds the interpreter's lock meanwhile, and all threads wait.
@@ -14,6 +14,8 @@ import os
 import resource
 from pathlib import Path
 
+from oaiserve.system_cgroups import cgroups
+
 # Parameters of mallopt(3)
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -22,15 +24,10 @@ MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
 TRIM_THRESHOLD_BYTES = 64 * 2**20  # the copies of the largest body by default, and some more
 MOST_ARENAS = 2
 MOST_COPIES = 4  # copies of a large body, in different forms, while it is parsed and rendered
-# Folder, limits, use and dropped files of the memory of cgroups, by their controllers: version 2, and version 1.
-_CGROUPS = {
-    "": ("", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
-    "memory": (
-        "memory",
-        ("memory.limit_in_bytes",),
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
+# Limits, use and dropped files of the memory of a cgroup, by the version of its interface.
+_OF_CGROUPS = {
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
 }
 # What libraries say when the system gives them no memory. On a GPU, torch says "CUDA out of memory".
 _SHORT_OF_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "bad_alloc")
@@ -111,22 +108,13 @@ def free_bytes(root: Path = Path("/")) -> int:
 def container_bytes(root: Path = Path("/")) -> int | None:
     """Return the bytes that the cgroups of this process leave, or None if none has a limit. The files in memory, which
     the system drops when memory is short, don't count."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
     left = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in _CGROUPS:
-            top, limits, used, cached = _CGROUPS[controllers]
-            folder = root / "sys/fs/cgroup" / top
-            # In a container, the path may be that outside of it, and only the top is there.
-            for part in (folder, *(folder / each for each in _prefixes(path))):
-                usage = _number(part / used)
-                found = [limit for name in limits if (limit := _number(part / name)) is not None]
-                if usage is not None and found:
-                    left.append(max(0, min(found) - usage + _cached(part / "memory.stat", cached)))
+    for folder, version in cgroups("memory", root):
+        limits, used, cached = _OF_CGROUPS[version]
+        usage = _number(folder / used)
+        found = [limit for name in limits if (limit := _number(folder / name)) is not None]
+        if usage is not None and found:
+            left.append(max(0, min(found) - usage + _cached(folder / "memory.stat", cached)))
     return min(left, default=None)
 
 
@@ -152,11 +140,6 @@ def shortage(error: BaseException) -> str | None:
             "which libraries take much of. Raise that limit"
         )
     return f"there is too little memory: {available_bytes() / 2**30:.1f} GiB are free"
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    return ["/".join(parts[: number + 1]) for number in range(len(parts))]
 
 
 def _number(path: Path) -> int | None:

@@ -18,9 +18,14 @@ def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{names}\n")
     if quota is not None:
-        (root / "sys/fs/cgroup").mkdir(parents=True)
-        (root / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
+        files(root, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
     return root
+
+
+def files(root: Path, contents: dict[str, str]) -> None:
+    for name, content in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
 
 
 ALONE = {cpu: str(cpu) for cpu in range(64)}
@@ -53,6 +58,32 @@ def test_each_core_has_a_thread_within_the_quota_but_one_of_four_or_more(
 def test_all_hardware_threads_within_the_quota_can_be_used(tmp_path: Path, quota: str | None, usable: int) -> None:
     root = machine(tmp_path, siblings={}, quota=quota)
     assert usable_cpus({0, 1, 2, 3}, root) == usable
+
+
+def test_a_service_of_systemd_has_the_narrowest_quota_of_its_cgroups(tmp_path: Path) -> None:
+    contents = {
+        "proc/self/cgroup": "0::/system.slice/oaiserve.service\n",
+        "sys/fs/cgroup/system.slice/cpu.max": "600000 100000\n",
+        "sys/fs/cgroup/system.slice/oaiserve.service/cpu.max": "200000 100000\n",
+    }
+    files(tmp_path, contents)
+    assert default_threads(range(8), tmp_path) == 2
+    files(tmp_path, {"sys/fs/cgroup/system.slice/oaiserve.service/cpu.max": "max 100000\n"})
+    assert default_threads(range(8), tmp_path) == 5
+
+
+@pytest.mark.parametrize("folder", ["sys/fs/cgroup/cpu/docker/1", "sys/fs/cgroup/cpu"])
+@pytest.mark.parametrize(("quota", "threads"), [(200_000, 2), (-1, 7), (0, 7)])
+def test_a_quota_of_the_first_version_counts_outside_and_within_a_container(
+    tmp_path: Path, folder: str, quota: int, threads: int
+) -> None:
+    contents = {
+        "proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n0::/\n",
+        f"{folder}/cpu.cfs_quota_us": f"{quota}\n",
+        f"{folder}/cpu.cfs_period_us": "100000\n",
+    }
+    files(tmp_path, contents)
+    assert default_threads(range(8), tmp_path) == threads
 
 
 @pytest.mark.parametrize(("threads", "device", "is_said"), [(3, "cpu", True), (2, "cpu", False), (3, "cuda", False)])
