@@ -167,9 +167,11 @@ class BatchRunner:
             if one.has_ended:
                 return
             await self._drop(one)
-            has_ended = await self.store.end(one.owned, status, code, message)
+            try:
+                has_ended = await self.store.end(one.owned, status, code, message)
+            finally:  # If the store could not end it, the next look takes it again, with the lines just dropped.
+                self._open.pop(one.owned.batch.id, None)
             one.has_ended = True
-        self._open.pop(one.owned.batch.id, None)
         if has_ended:
             logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
 

@@ -415,11 +415,12 @@ class BatchStore(Store):
 
     def _read_counts(self, batch: BatchObject) -> bool:
         """Update a batch's counts from the store, and return whether it is still open."""
-        ((row, is_open),) = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
-        stored = msgspec.json.decode(row, type=BatchObject)
-        batch.request_counts = stored.request_counts
-        batch.usage = stored.usage
-        return bool(is_open)
+        for row, is_open in self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id):
+            stored = msgspec.json.decode(row, type=BatchObject)
+            batch.request_counts = stored.request_counts
+            batch.usage = stored.usage
+            return bool(is_open)
+        return False  # Another process has ended and deleted it.
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
         number, content, usage = answered

@@ -21,6 +21,7 @@ from oaiserve.engine.request import Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import runner, with_clock
+from oaiserve.plugins.batches.objects import BatchObject
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
@@ -209,6 +210,25 @@ def test_a_batch_is_cancelled_with_what_it_has(served: Served, sdk: OpenAI) -> N
     assert batch.cancelling_at == batch.cancelled_at is not None
     assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_cancelled"] * 37
     assert sdk.batches.cancel(batch.id) == batch
+
+
+def test_batch_goes_on_after_a_cancellation_that_could_not_be_stored(
+    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
+    served.engine.script = waits_for(3)
+    batch = wait_for_answers(sdk, begin(sdk, *map(line, range(1, 41))), 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchObject, "end", disk_is_full)
+        with pytest.raises(openai.InternalServerError, match="store of responses"):
+            sdk.batches.cancel(batch.id)
+    served.engine.script = says("Hello", " world")
+    batch = ended(sdk, batch)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 40, 0)
+
+
+def disk_is_full(*_: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 def test_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:

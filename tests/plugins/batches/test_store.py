@@ -142,6 +142,20 @@ async def test_nothing_on_the_disk_has_the_answers_of_a_batch_that_is_deleted(tm
     await store.close()
 
 
+async def test_batch_that_another_server_has_ended_and_deleted_has_ended(tmp_path: Path) -> None:
+    limits = StoreLimits(1, 10**6, 3600.0)
+    one, other = (BatchStore(tmp_path / "responses.db", limits) for _ in range(2))
+    owned = Owned(batch_of("b"), "", await stored_file(one))
+    await one.add_batch(owned, [Line(1, "a", 0, 2)])
+    assert await other.end(Owned(batch_of("b"), ""), "cancelled")
+    assert await other.delete_batch("", "b")
+    await one.put(owned, Result(1, b"{}\n", BatchUsage()))
+    has_ended = await one.end(owned, "completed")
+    await one.close()
+    await other.close()
+    assert not has_ended
+
+
 async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_store, "MOST_OPEN_BATCHES", 2)
     store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
