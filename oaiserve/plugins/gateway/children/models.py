@@ -192,16 +192,23 @@ class ChildModels:
 
     async def watch(self) -> None:
         """Kill processes that hang, and unload idle models, until it is cancelled."""
-        idle_ns = int(self._options.idle_unload_seconds * 1e9)
         while True:
             await sleep(LOOK_SECONDS)
             for model in self.models.values():
                 with suppress(OSError):  # The process has just ended.
                     self._look_for_hang(model)
-            for model in [*self.models.values()] if idle_ns else ():
-                is_idle = model.process is not None and not model.num_users
-                if is_idle and self._clock_ns() - model.used_ns >= idle_ns:
-                    await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
+                # A task of its own, because an unload may wait for a process that hangs until the next look kills it.
+                if self._is_idle(model):
+                    self._keep(self._unload_if_idle(model))
+
+    def _is_idle(self, model: Model) -> bool:
+        idle_ns = int(self._options.idle_unload_seconds * 1e9)
+        is_unused = model.process is not None and model.loading is None and not model.num_users
+        return is_unused and idle_ns > 0 and self._clock_ns() - model.used_ns >= idle_ns
+
+    async def _unload_if_idle(self, model: Model) -> None:
+        if self._is_idle(model):  # A request may have come since the look.
+            await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
 
     def _look_for_hang(self, model: Model) -> None:
         clock = model.hang_clock

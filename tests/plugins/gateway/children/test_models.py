@@ -445,6 +445,46 @@ async def test_process_that_hangs_before_its_first_report_is_killed(monkeypatch:
     await machine.models.close()
 
 
+async def test_process_that_hangs_before_its_first_report_is_killed_while_an_idle_model_is_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine("ab", hang_seconds=3, idle_unload_seconds=10)
+    looks = Looks(machine, monkeypatch)
+    await machine.use("a")
+    machine.joins.clear()
+    waiting = asyncio.create_task(machine.use("b"))
+    await settle()
+    machine.hang("b")
+    machine.now_ns += 10 * 10**9
+
+    await looks.look(3)
+
+    assert waiting.done()
+    with pytest.raises(Unavailable, match="Its start hung for 3 s"):
+        await waiting
+    assert machine.loaded == ""
+    looks.watching.cancel()
+    await machine.models.close()
+
+
+async def test_model_that_is_about_to_take_requests_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a", idle_unload_seconds=10)
+    machine.now_ns = 60 * 10**9
+    looks = Looks(machine, monkeypatch)
+    machine.joins.clear()
+    loading = asyncio.create_task(machine.models.load_all())
+    await settle()
+    await looks.look(1)
+    machine.joins.set()
+    await loading
+    assert machine.loaded == "a"
+    machine.now_ns += 10 * 10**9
+    await looks.look(1)
+    assert machine.loaded == ""
+    looks.watching.cancel()
+    await machine.models.close()
+
+
 async def test_process_that_hangs_is_unloaded_without_a_drain() -> None:
     machine = Machine("a")
     await machine.use("a")
