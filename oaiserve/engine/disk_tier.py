@@ -10,11 +10,13 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +92,7 @@ class DiskTier:
             self._room.put(np.empty((self._piece, self._block_bytes), np.uint8))
         self._reader = threading.Thread(target=self._read, name="read blocks", daemon=True)
         self._writer = threading.Thread(target=self._write, name="write blocks", daemon=True)
+        self._is_stopping = False
         self.num_read = self.num_written = self.num_skipped = 0  # blocks so far
 
     def start(self) -> None:
@@ -98,12 +101,17 @@ class DiskTier:
 
     def stop(self) -> None:
         """End both threads, after what waits to be written, or some seconds."""
-        if sys.platform == "linux" and self._writer.native_id is not None:
-            # There are no more steps to delay. On a busy machine, a thread of low priority would write nothing.
-            os.sched_setscheduler(self._writer.native_id, os.SCHED_OTHER, os.sched_param(0))
+        give_up = time.monotonic() + STOP_SECONDS
+        self._is_stopping = True
         self._to_read.put(None)
         self._to_write.put(None)
         self._writer.join(STOP_SECONDS)
+        # The writer ends after its block: at its priority, it would write nothing on a busy machine. There are no more
+        # steps to delay, so this thread writes the rest.
+        with suppress(Empty):
+            while not self._writer.is_alive() and time.monotonic() < give_up:
+                if (job := self._to_write.get_nowait()) is not None:
+                    self._write_block(job)
 
     @property
     def held(self) -> list[int]:
@@ -201,15 +209,19 @@ class DiskTier:
 
     def _write(self) -> None:
         if sys.platform == "linux":
-            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-        while (job := self._to_write.get()) is not None:
-            content = np.concatenate([array[job.block] for array in self._arrays]).data
-            # Steps have gone on meanwhile: the block may have been another one's.
-            is_same = self._pool.allocations[job.block] == job.allocation
-            if is_same and self._files.write(job.block_hash, job.parent or b"", content):
-                self.num_written += 1
-            else:
-                self.num_skipped += 1
+            with suppress(OSError):  # A sandbox may forbid it.
+                os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        while not self._is_stopping and (job := self._to_write.get()) is not None:
+            self._write_block(job)
+
+    def _write_block(self, job: _ToWrite) -> None:
+        content = np.concatenate([array[job.block] for array in self._arrays]).data
+        # Steps have gone on meanwhile: the block may have been another one's.
+        is_same = self._pool.allocations[job.block] == job.allocation
+        if is_same and self._files.write(job.block_hash, job.parent or b"", content):
+            self.num_written += 1
+        else:
+            self.num_skipped += 1
 
 
 def disk_tier(storage: KeptBlocks) -> MakeTier:

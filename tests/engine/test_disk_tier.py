@@ -240,6 +240,23 @@ def test_what_was_written_gets_into_an_empty_cache_in_pieces(tmp_path: Path, tie
     again.pool.check_integrity()
 
 
+def test_all_that_waits_is_written_at_a_stop_without_the_right_to_set_priorities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who is not root may lower the priority of a thread, but not raise it. A sandbox may forbid both."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.sched_setscheduler", refuse)
+    tier = Tier(tmp_path)
+    tier.fill(hashes := chain(8))
+    tier.tier.start()
+    tier.tier.stop()
+    assert all(one in tier.files for one in hashes)
+    assert (tier.tier.num_written, tier.tier.num_skipped) == (8, 0)
+
+
 def test_a_block_that_memory_has_lost_before_it_was_written_is_skipped(tier: Tier) -> None:
     tier.fill(chain(8))
     tier.fill(chain(NUM_BLOCKS, "other"))  # takes all blocks
