@@ -89,9 +89,13 @@ class KeyStore:
             ) from error
 
     async def close(self) -> None:
-        """Count all waiting uses, and close the file."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._table.close)
+        """Count all waiting uses, those that a failure has delayed included, and close the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
+
+    def _close(self) -> None:
+        self._do_all()
+        self._table.close()
 
     async def _done(self, use: Use, work: Callable[[], None]) -> None:
         done: Future[None] = Future()

@@ -1,8 +1,9 @@
 """Tests that requests which ask at once, and are given up at any moment, leave nothing reserved."""
 
 import asyncio
+import sqlite3
 import threading
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,6 +45,31 @@ async def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_
     with closing(KeyTable(tmp_path / "store")) as keys:
         (listed,) = keys.listed()
     assert (listed["requests_today"], listed["tokens_today"]) == (1, 0)
+
+
+class BusyOnce(KeyTable):
+    """A table that another process holds up for longer than SQLite waits, at its first transaction."""
+
+    is_busy = True
+
+    def transaction(self) -> AbstractContextManager[None]:
+        if self.is_busy:
+            self.is_busy = False
+            raise sqlite3.OperationalError("database is locked")
+        return super().transaction()
+
+
+async def test_use_that_could_not_be_counted_is_counted_at_the_end(tmp_path: Path) -> None:
+    with closing(KeyTable(tmp_path / "store")) as keys:
+        keys.add("alice", {})
+        (key,) = keys.valid().values()
+        store = KeyStore(BusyOnce(tmp_path / "store"))
+        use = Use(key)
+        await store.reserve(use, 100)
+        store.settle(use, 7, 0.5)
+        await store.close()
+        (listed,) = keys.listed()
+    assert (listed["requests_today"], listed["tokens_today"], listed["cost_today"]) == (1, 7, 0.5)
 
 
 GIVEN_UP = st.sampled_from([None, 0, 1, 3])  # turns of the event loop before the caller gives up
