@@ -34,7 +34,7 @@ EMULATOR = "qemu-aarch64"
 NEEDED = (COMPILER, DISASSEMBLER, EMULATOR, "g++", "cmake", "ninja")
 HERE = Path(__file__).parent
 VARIANTS = {variant.name: variant for variant in variants.VARIANTS if variant.machine == "aarch64"}
-FORMATS = ("Q4_K", "Q6_K", "Q8_0", "BF16")
+FORMATS = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "BF16")
 ROWS = (1, 8, 64)  # those of products.h
 MULTIPLY_ADDS = 1024 * 2048  # those of one row
 PROGRAMS = ("llama.cpp", "oaiserve")

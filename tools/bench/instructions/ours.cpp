@@ -76,7 +76,10 @@ void multiply_plain(const bf16* weights, const float* x, float* y) {
 int main(int, char** arguments) {
   const std::string name = arguments[1];
   FILE* const file = opened(arguments[2], "rb");
-  const Format format = name == "Q4_K" ? Format::Q4_K : name == "Q6_K" ? Format::Q6_K : Format::Q8_0;
+  const Format format = name == "Q4_K"   ? Format::Q4_K
+                        : name == "Q6_K" ? Format::Q6_K
+                        : name == "Q4_0" ? Format::Q4_0
+                                         : Format::Q8_0;
   const Layout layout = layout_of(format);
   const bool is_plain = name == "BF16";
   const auto weights = read<uint8_t>(file, is_plain ? N * K * 2 : N * K / layout.chunk() * layout.bytes);
