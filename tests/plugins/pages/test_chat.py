@@ -306,7 +306,7 @@ def test_an_answer_can_be_stopped_and_meanwhile_no_message_is_sent(page: Page) -
     assert page.locator(f"{LAST} .end").inner_text() == "Stopped by you.\n\nContinue"
     assert len(sent) == 1
     page.click(f"{LAST} [aria-label=Regenerate]")
-    page.wait_for_selector("#turns.busy")
+    page.wait_for_selector(f"{LAST}:has(.place:text('2/2')) .markdown:not(:empty)")
     page.click("#send[aria-label=Stop]")
     ended(page)
     assert page.inner_text(f"{LAST} .place") == "2/2"
