@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.http.fair_turns import LARGE_BYTES, LONG, LONG_NICENESS, MUCH_BYTES, Task, Turns, TurnWorkers
+from tests.engine.doubles import Clock
 
 TIMEOUT_SECONDS = 60
 
@@ -137,15 +138,20 @@ def test_memory_for_a_large_body_is_taken_once(monkeypatch: pytest.MonkeyPatch) 
     assert taken == [MUCH_BYTES]
 
 
-def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
+def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("oaiserve.http.fair_turns.monotonic_ns", clock)
     returned: SimpleQueue[int] = SimpleQueue()
-    with running(give_back=lambda: returned.put(1), give_back_seconds=0.5) as workers:
+    with running(give_back=lambda: returned.put(1), give_back_seconds=0.01) as workers:
         ends = [add(workers, lambda: "a", num_bytes=MUCH_BYTES) for _ in range(3)]
         assert [end.get(timeout=TIMEOUT_SECONDS) for end in ends] == ["a"] * 3
+        assert returned.empty()
+        clock.move(1)
         returned.get(timeout=TIMEOUT_SECONDS)
         add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)
         assert returned.empty()
         workers.give_back_later()
+        clock.move(1)
         returned.get(timeout=TIMEOUT_SECONDS)
     with running(give_back=lambda: returned.put(1), give_back_seconds=0) as workers:
         for _ in range(3):  # whatever is due is given back before the next work
