@@ -6,6 +6,7 @@ import gzip
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -232,18 +233,24 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
     engine = FakeEngine()
     telemetry = FakeTelemetry()
     engine.script = starts("Hel")
-    answers: list[httpx.Response] = []
-    options = ServerOptions(drain_timeout_seconds=0)
-    with run_server(create_app(Config("demo"), engine, telemetry), options) as url:
+    has_begun = threading.Event()
+
+    def ask(url: str) -> httpx.Response:
         body = {"prompt": "Hi", "stream": stream}
-        post = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
-        )
-        post.start()
-        engine.submitted.get(timeout=60)
-    post.join(60)
-    assert answers[0].status_code == (200 if stream else 503)
-    assert "The server is shutting down." in answers[0].text
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            has_begun.set()
+            answer.read()
+        return answer
+
+    options = ServerOptions(drain_timeout_seconds=0)
+    with ThreadPoolExecutor(1) as threads:
+        with run_server(create_app(Config("demo"), engine, telemetry), options) as url:
+            asking = threads.submit(ask, url)
+            engine.submitted.get(timeout=60)
+            assert not stream or has_begun.wait(60)
+        answer = asking.result(60)
+    assert answer.status_code == (200 if stream else 503)
+    assert "The server is shutting down." in answer.text
     assert engine.aborted.qsize() == 1
     assert telemetry.next_record().error_type == "Unavailable"
     assert telemetry.closed
