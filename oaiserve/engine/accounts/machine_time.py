@@ -1,8 +1,8 @@
-"""The time in which the engine was ready to run and the machine did not run it, by Linux's own accounts. Stdlib only.
+"""The time in which the engine was ready to run and the machine did not run it, by Linux's own accounts.
 
-It is read after a long step or a long gap. Delays of native threads, page faults, and the limit of a cgroup
-are read only after a much too slow step. Accounts missing in the system count as 0. Only the
-file of the engine thread stays open: other threads come and go.
+It is read after a long step or a long gap. Delays of native threads, page faults, and the limit of a cgroup are read
+only after a much too slow step. Accounts missing in the system count as 0. Only the file of the engine thread stays
+open: other threads come and go.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.system_cgroups import cgroups
 
 TASKS = Path("/proc/self/task")
-CGROUPS = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 LOOK_NS = 1_000_000_000  # after which threads are looked at again
 FIND_NS = 5_000_000_000  # after which the threads are listed again
 MOST_VAIN = 20  # looks in a row that find no working thread, until the next one waits for LOOK_NS, too
@@ -149,21 +148,14 @@ def _content(path: Path) -> bytes:
         os.close(file)
 
 
-def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path | None:
-    """Return the file with the time for which a CPU limit has stopped this process, or None."""
-    try:
-        lines = cgroups.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        folder = root / "cpu" if controllers else root
-        file = folder / path.lstrip("/") / "cpu.stat"
-        if file.exists():
-            return file
-    return None
+def throttling_file(root: Path = Path("/")) -> Path | None:
+    """Return the file with the time for which a CPU limit has stopped this process, or None.
+
+    It is that of the innermost cgroup whose folder is there. `root` is the folder that has proc/ and sys/.
+    """
+    found = [one for one in cgroups("cpu", root) if (one.folder / "cpu.stat").exists()]
+    # Where version 1 limits CPUs, version 2 doesn't.
+    return next((one.folder / "cpu.stat" for one in reversed(found) if one.version == found[0].version), None)
 
 
 def _throttled_ns(path: Path | None) -> int:

@@ -122,16 +122,20 @@ def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> N
     assert machine.more_ns(MOST) == MOST
 
 
-def test_the_file_of_a_cgroup_is_found_in_both_versions(tmp_path: Path) -> None:
-    cgroups = tmp_path / "cgroup"
-    root = tmp_path / "fs"
+def test_the_file_of_a_cgroup_is_found_in_both_versions_outside_and_within_a_container(tmp_path: Path) -> None:
+    cgroups = tmp_path / "proc/self/cgroup"
+    top = tmp_path / "sys/fs/cgroup"
+    assert throttling_file(tmp_path) is None
     for folder in ("pods/one", "cpu/pods/two"):
-        (root / folder).mkdir(parents=True)
-        (root / folder / "cpu.stat").touch()
+        (top / folder).mkdir(parents=True)
+        (top / folder / "cpu.stat").touch()
+    cgroups.parent.mkdir(parents=True)
     cgroups.write_text("0::/pods/one\n")
-    assert throttling_file(cgroups, root) == root / "pods/one/cpu.stat"
-    cgroups.write_text("5:memory:/x\n4:cpu,cpuacct:/pods/two\n0::/\n")
-    assert throttling_file(cgroups, root) == root / "cpu/pods/two/cpu.stat"
+    assert throttling_file(tmp_path) == top / "pods/one/cpu.stat"
+    cgroups.write_text("5:memory:/x\n4:cpu,cpuacct:/pods/two\n0::/pods/one\n")
+    assert throttling_file(tmp_path) == top / "cpu/pods/two/cpu.stat"
     cgroups.write_text("5:memory:/x\n")
-    assert throttling_file(cgroups, root) is None
-    assert throttling_file(tmp_path / "none", root) is None
+    assert throttling_file(tmp_path) is None
+    (top / "cpu/cpu.stat").touch()
+    cgroups.write_text("4:cpu,cpuacct:/docker/1\n")
+    assert throttling_file(tmp_path) == top / "cpu/cpu.stat"
