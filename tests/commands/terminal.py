@@ -39,9 +39,9 @@ class Terminal:
             os.write(self.master, interrupt.encode())
         self.shows(pattern)
 
-    def shows(self, pattern: str) -> None:
-        """Read until the pattern matches what was shown since something was typed."""
-        while not re.search(pattern, _UNSEEN.sub("", self._new)):
+    def shows(self, pattern: str) -> re.Match[str]:
+        """Read until the pattern matches what was shown since something was typed. Return the match."""
+        while (match := re.search(pattern, _UNSEEN.sub("", self._new))) is None:
             has_more, _, _ = select.select([self.master], [], [], LIMIT_SECONDS)
             try:
                 piece = os.read(self.master, 65536) if has_more else b""
@@ -49,6 +49,7 @@ class Terminal:
                 piece = b""
             assert piece, f"{pattern!r} is not shown: {self._new[-800:]!r}"
             self._new += piece.decode(errors="replace")
+        return match
 
 
 @contextmanager

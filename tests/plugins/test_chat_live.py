@@ -12,8 +12,8 @@ from tests.waiting import wait_until
 @pytest.mark.plugin("terminal")
 def test_a_chat_has_a_server_while_it_runs_and_shows_where_time_went(small_model: Path) -> None:
     with terminal("chat", str(small_model)) as screen:
-        screen.shows(r"(?s)at\s+http://127\.0\.0\.1:\d+\.\s+Ctrl-C .*\n\n> $")
-        (server,) = (each for each in running() if each.model == small_model.name)
+        url = screen.shows(r"(?s)at\s+(http://127\.0\.0\.1:\d+)\.\s+Ctrl-C .*\n\n> $")[1]
+        (server,) = (each for each in running() if each.url == url)
         screen.types("Hello\r")
         screen.shows(r"(?s)Hello\n.*\n\n> $")
         screen.types("/time\r")
