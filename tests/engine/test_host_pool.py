@@ -108,11 +108,6 @@ class HostPoolMachine(SchedulerMachine):
     def no_slot_is_lost(self) -> None:
         self.device.tier.check_integrity()
 
-    def teardown(self) -> None:
-        while self.device.come_back():
-            pass
-        super().teardown()
-
 
 MACHINES: dict[str, dict[str, object]] = {
     "in turn": {},

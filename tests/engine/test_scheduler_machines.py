@@ -190,6 +190,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step([[0], [1], [2], [0]])
         assert not self.open
+        while self.blocks_come_back():  # Those who waited for them may have left.
+            pass
         assert self.scheduler.pool.num_used == 0
         assert self.scheduler.states is None or self.scheduler.states.num_owned == 0
         self.memory.settle()
