@@ -40,7 +40,7 @@ class Account:
 def read(path: Path) -> list[Account]:
     """Return the accounts of the answered requests, in the order of arrival. Raises UsageError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError):
             reason = error.strerror

@@ -199,7 +199,7 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
     if source.gguf_file is not None or options.quantize != "none":
         return "bfloat16"
     try:
-        config = json.loads((source.path / "config.json").read_text())
+        config = json.loads((source.path / "config.json").read_bytes())
         if config.get("quantization_config"):
             return "bfloat16"
         stored = config.get("dtype") or config["torch_dtype"]

@@ -31,7 +31,7 @@ def has_sandbox(arguments: Sequence[str]) -> bool:
         return True
     folder = Path(os.environ.get("CODEX_HOME") or "~/.codex").expanduser()
     try:
-        settings = tomllib.loads((folder / "config.toml").read_text())
+        settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # Codex reports a file that cannot be read.
         return False
     return any(name in settings for name in _SETTINGS)

@@ -93,7 +93,7 @@ def command(
     with TemporaryDirectory(prefix="oaiserve-") as folder:
         for variable, content in agent.files.items():
             path = Path(folder) / f"{variable.lower()}.json"
-            path.write_text(Template(content).substitute(values))
+            path.write_text(Template(content).substitute(values), encoding="utf-8")
             values[variable] = str(path)
         files = {variable: values[variable] for variable in agent.files}
         environment = {**os.environ, **files, **_filled(agent, values)}

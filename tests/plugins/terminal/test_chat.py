@@ -40,6 +40,17 @@ def test_a_pipe_has_one_question_and_its_answer(
         assert capsys.readouterr().out == "You said **two\nlines** after 0.\n"
 
 
+def test_a_question_mark_stands_for_what_the_encoding_of_a_terminal_lacks(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("naïve œuvre"))
+    monkeypatch.setattr(sys, "stdout", out)
+    assert cli.main(["chat", "--url", server.url]) == 0
+    out.seek(0)
+    assert out.read() == "You said **naïve ?uvre** after 0.\n"
+
+
 def test_a_model_that_the_server_lacks_is_one_sentence(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
