@@ -103,19 +103,21 @@ class Runs:
 
     def get(self, owner: str, response_id: str) -> Run | None:
         run = self._runs.get(response_id)
-        if run is None or run.owner != owner:
+        if run is None or run.owner != owner or self._is_too_old(run):
             return None
         return run
 
     def remove(self, run: Run) -> None:
         self._runs.pop(run.id, None)
 
+    def _is_too_old(self, run: Run) -> bool:
+        return run.is_over.is_set() and time.monotonic() - run.ended >= self._limits.seconds
+
     def make_room(self) -> None:
-        too_old = time.monotonic() - self._limits.seconds
         num_bytes = sum(run.num_bytes for run in self._runs.values())
         for run in [run for run in self._runs.values() if run.is_over.is_set()]:
             is_within = len(self._runs) <= self._limits.number and num_bytes <= self._limits.num_bytes
-            if is_within and run.ended > too_old:
-                break
+            if is_within and not self._is_too_old(run):
+                continue  # One that began later may have ended earlier.
             num_bytes -= run.num_bytes
             self.remove(run)
