@@ -110,7 +110,9 @@ def _fetch(artefact: Artefact, work: Path) -> Path:
     unpacked = work / "unpacked"
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tar:
-            tar.extractall(unpacked, filter="data")
+            # The first versions of Python 3.11, as Debian's, have no filters, and ignore this.
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(unpacked)
     else:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(unpacked)

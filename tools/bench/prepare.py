@@ -94,7 +94,9 @@ def llama_source() -> Path:
     """Return the folder of llama.cpp's source."""
     archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(archive.parent, filter="data")
+        # The first versions of Python 3.11, as Debian's, have no filters, and ignore this.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(archive.parent)
     return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
 
 
