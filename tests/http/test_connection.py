@@ -29,6 +29,7 @@ WEBSOCKET = (
 )
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SHORT_SECONDS = 0.2
+SENDING_SECONDS = 1.0  # A client may be late by so much between its connection and its first bytes.
 
 
 def post(*headers: str, body: bytes = BODY, path: str = PATH) -> bytes:
@@ -267,9 +268,9 @@ def test_a_trailer_is_no_header(served: Served, serve: Serve) -> None:
 
 
 def test_half_a_head_gets_408_and_dribbling_does_not_help(serve: Serve) -> None:
-    impatient = serve(header_timeout_seconds=SHORT_SECONDS)
+    impatient = serve(header_timeout_seconds=SENDING_SECONDS)
     with Client(impatient) as client:
-        client.settimeout(SHORT_SECONDS / 20)
+        client.settimeout(SENDING_SECONDS / 20)
         received = b""
         sent = b"GET /version HTTP/1.1\r\na: "
         while not received:  # a byte now and then, until the server has had enough
@@ -297,14 +298,14 @@ def test_an_idle_connection_is_closed_without_words(serve: Serve) -> None:
 
 
 def test_half_a_second_head_gets_408(serve: Serve) -> None:
-    with Client(serve(header_timeout_seconds=SHORT_SECONDS)) as client:
+    with Client(serve(header_timeout_seconds=SENDING_SECONDS)) as client:
         client.sendall(get() + b"G")
         assert client.statuses() == [200, 408]
 
 
 def test_no_timer_runs_while_an_answer_does(serve: Serve) -> None:
     """The server may take longer to answer than a client may take to ask."""
-    served = serve(header_timeout_seconds=SHORT_SECONDS, idle_timeout_seconds=SHORT_SECONDS)
+    served = serve(header_timeout_seconds=SENDING_SECONDS, idle_timeout_seconds=SHORT_SECONDS)
     served.engine.script = lambda request: ()
     with Client(served) as client:
         client.sendall(post())
