@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -279,8 +280,12 @@ def pip_command(*, is_installed: bool) -> list[str]:
     """Return the command that runs pip. If none is installed, as with uv, it is the one in Python's own ensurepip."""
     if is_installed:
         return [sys.executable, "-m", "pip"]
+    # Debian and Fedora have a folder of their own for the wheels of ensurepip.
+    folders = [Path(of_system)] if (of_system := sysconfig.get_config_var("WHEEL_PKG_DIR")) else []
     if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:
-        for wheel in Path(ensurepip.origin).parent.glob("_bundled/pip-*.whl"):
+        folders.append(Path(ensurepip.origin).parent / "_bundled")
+    for folder in folders:
+        for wheel in folder.glob("pip-*.whl"):
             return [sys.executable, str(wheel / "pip")]
     raise SourceUnavailable(f"{sys.executable} has no pip")
 

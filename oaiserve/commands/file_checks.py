@@ -45,10 +45,10 @@ def check_files(server: ServerOptions, engine: EngineOptions, telemetry: Telemet
         raise StartupError(f"--lora-dir is '{engine.lora_dir}', which is not a folder.")
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
     recording = telemetry.record_requests
-    if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
-        raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
     if recording is not None and recording.is_dir():
         raise StartupError(f"--record-requests is '{recording}', which is a folder, and must be a file.")
+    if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
+        raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
 
 
 def _check_readable(flag: str, path: Path | None, instead: str = "") -> None:

@@ -100,6 +100,18 @@ def test_pip_runs_installed_or_not(is_installed: bool) -> None:
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.startswith("pip ")
 
 
+def test_the_wheels_of_a_distribution_have_pip_where_ensurepip_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    monkeypatch.setattr("sysconfig.get_config_var", {"WHEEL_PKG_DIR": str(tmp_path)}.get)
+    with pytest.raises(demo.SourceUnavailable, match="has no pip"):
+        demo.pip_command(is_installed=False)
+    wheel = tmp_path / "pip-23.0.1-py3-none-any.whl"
+    wheel.touch()
+    assert demo.pip_command(is_installed=False)[1] == str(wheel / "pip")
+
+
 def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
