@@ -81,9 +81,8 @@ MODEL_PROCESS = "model-process"  # A hidden command: a server with several model
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
     """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
     obey_signals_as_first_process()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # A model may write what the encoding of a terminal lacks.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # A model may write what the encoding of a terminal lacks.
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])

@@ -40,7 +40,7 @@ def open_blocks(folder: Path, kind: str, content_bytes: int, most_bytes: int) ->
 
 
 class BlockFiles:
-    """The files of blocks in a private folder, with at most `most_bytes` together.
+    """The files of blocks in a private folder, with at most `most_bytes` together: none if that is negative.
 
     When they are full, the least recently used block without a successor is removed. Any thread may call the methods,
     and other processes may use the same folder: a file that they have removed is missing, which is no failure.
@@ -50,7 +50,7 @@ class BlockFiles:
         """Find the files, and remove those that are too many or cannot be used. Raises OSError."""
         self._folder = folder
         self._content_bytes = content_bytes
-        self._most_blocks = most_bytes // (_HEAD_BYTES + content_bytes)
+        self._most_blocks = max(0, most_bytes // (_HEAD_BYTES + content_bytes))
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
         self._num_children: Counter[bytes] = Counter()
         self._lock = Lock()  # taken to change the table; looking up a hash needs no lock
@@ -214,7 +214,7 @@ def _trim_others(folder: Path, kind: str, most_bytes: int) -> int:
     for path in sorted(others, key=_changed_at, reverse=True):
         try:
             sizes = _sizes(path)
-            if kept_bytes + sum(sizes) > most_bytes:
+            if sizes and kept_bytes + sum(sizes) > most_bytes:
                 of_block = statistics.mode(sizes)  # A block that is being written has another size.
                 BlockFiles(path, max(of_block - _HEAD_BYTES, 1), most_bytes - kept_bytes)
                 sizes = _sizes(path)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.storage import block_files
 from oaiserve.storage.block_files import BlockFiles, open_blocks
 from oaiserve.storage.private import NotPrivate
 
@@ -223,6 +224,20 @@ def test_a_running_server_of_another_kind_writes_on_after_a_start(folder: Path, 
     assert [read(running, number) for number in (5, 6)] == [content_of(5), None]
     assert write(running, 6, 5)
     assert running.num_failures == 0
+
+
+def test_a_running_server_of_another_kind_may_write_while_a_start_makes_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has as many blocks again as soon as they are removed, more than there is space."""
+    num_blocks = {"running": 12, "older": 1, "empty": 0}
+    for age, kind in enumerate(num_blocks):
+        (folder / kind).mkdir(parents=True)
+        os.utime(folder / kind, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(block_files, "_sizes", lambda path: [FILE_BYTES] * num_blocks[path.name])
+    files = files_in(folder, most_blocks=10)
+    assert not write(files, 1)
+    assert files.num_failures == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.booleans()), max_size=60), st.integers(1, 6))
