@@ -10,6 +10,7 @@ from oaiserve.engine.start import plan as pretrained
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
 from oaiserve.system_cpus import default_threads, usable_cpus
+from tests.system_files import write_files
 
 
 def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -> Path:
@@ -18,14 +19,8 @@ def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{names}\n")
     if quota is not None:
-        files(root, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
+        write_files(root, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
     return root
-
-
-def files(root: Path, contents: dict[str, str]) -> None:
-    for name, content in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
 
 
 ALONE = {cpu: str(cpu) for cpu in range(64)}
@@ -66,9 +61,9 @@ def test_a_service_of_systemd_has_the_narrowest_quota_of_its_cgroups(tmp_path: P
         "sys/fs/cgroup/system.slice/cpu.max": "600000 100000\n",
         "sys/fs/cgroup/system.slice/oaiserve.service/cpu.max": "200000 100000\n",
     }
-    files(tmp_path, contents)
+    write_files(tmp_path, contents)
     assert default_threads(range(8), tmp_path) == 2
-    files(tmp_path, {"sys/fs/cgroup/system.slice/oaiserve.service/cpu.max": "max 100000\n"})
+    write_files(tmp_path, {"sys/fs/cgroup/system.slice/oaiserve.service/cpu.max": "max 100000\n"})
     assert default_threads(range(8), tmp_path) == 5
 
 
@@ -82,7 +77,7 @@ def test_a_quota_of_the_first_version_counts_outside_and_within_a_container(
         f"{folder}/cpu.cfs_quota_us": f"{quota}\n",
         f"{folder}/cpu.cfs_period_us": "100000\n",
     }
-    files(tmp_path, contents)
+    write_files(tmp_path, contents)
     assert default_threads(range(8), tmp_path) == threads
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from oaiserve import system_memory
 from oaiserve.system_memory import container_bytes, shortage
+from tests.system_files import write_files
 
 # Counts the pages that the system has to find while eight megabytes are copied, with and without having taken them.
 COUNT = """
@@ -85,12 +86,12 @@ def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_cgroup_that_has_a_limit_nothing_is_left_out(tmp_path: Path) -> None:
     assert container_bytes(tmp_path) is None
-    files(tmp_path, {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"})
+    write_files(tmp_path, {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"})
     assert container_bytes(tmp_path) is None
 
 
 def test_the_narrowest_of_nested_cgroups_counts_without_the_files_that_the_system_can_drop(tmp_path: Path) -> None:
-    files(
+    write_files(
         tmp_path,
         {
             "proc/self/cgroup": "0::/outer/inner\n",
@@ -109,7 +110,7 @@ def test_the_narrowest_of_nested_cgroups_counts_without_the_files_that_the_syste
 def test_cgroups_of_the_first_version_are_read_from_outside_and_from_within_a_container(
     folder: str, tmp_path: Path
 ) -> None:
-    files(
+    write_files(
         tmp_path,
         {
             "proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n0::/\n",
@@ -126,12 +127,6 @@ def test_all_free_memory_is_available_where_nothing_has_a_limit(monkeypatch: pyt
     monkeypatch.setattr(system_memory, "address_space_bytes", lambda: None)
     monkeypatch.setattr(system_memory, "free_bytes", lambda: 700)
     assert system_memory.available_bytes() == 700
-
-
-def files(root: Path, contents: dict[str, str]) -> None:
-    for name, content in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
 
 
 # Limits the address space of a process of its own, and prints what is left of it, and how a failure is reported.

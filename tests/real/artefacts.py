@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from oaiserve.storage.private import cache_folder
+from tools.archives import unpack_tar
 
 
 class Artefact(NamedTuple):
@@ -109,10 +110,7 @@ def _fetch(artefact: Artefact, work: Path) -> Path:
         return archive
     unpacked = work / "unpacked"
     if tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as tar:
-            # The first versions of Python 3.11, as Debian's, have no filters, and ignore this.
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)
-            tar.extractall(unpacked)
+        unpack_tar(archive, unpacked)
     else:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(unpacked)

@@ -212,7 +212,7 @@ def test_other_kinds_have_half_of_the_space_and_the_last_used_are_kept(folder: P
     assert len(kept(files)) == 10 - 5
 
 
-def test_a_running_server_of_another_kind_writes_on_after_a_start(folder: Path, tmp_path: Path) -> None:
+def test_a_running_server_of_another_kind_writes_on_after_a_start(folder: Path) -> None:
     running = files_in(folder, kind="running")
     for number in range(1, 11):
         write(running, number, number - 1)

@@ -10,11 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 from oaiserve.checkpoints import demo
+from tools.archives import unpack_tar
 
 FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 
@@ -93,10 +93,7 @@ def llama_cpp() -> Path:
 def llama_source() -> Path:
     """Return the folder of llama.cpp's source."""
     archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        # The first versions of Python 3.11, as Debian's, have no filters, and ignore this.
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)
-        packed.extractall(archive.parent)
+    unpack_tar(archive, archive.parent)
     return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
 
 

@@ -415,12 +415,14 @@ class BatchStore(Store):
 
     def _read_counts(self, batch: BatchObject) -> bool:
         """Update a batch's counts from the store, and return whether it is still open."""
-        for row, is_open in self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id):
-            stored = msgspec.json.decode(row, type=BatchObject)
-            batch.request_counts = stored.request_counts
-            batch.usage = stored.usage
-            return bool(is_open)
-        return False  # Another process has ended and deleted it.
+        rows = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
+        if not rows:  # Another process has ended and deleted it.
+            return False
+        ((row, is_open),) = rows
+        stored = msgspec.json.decode(row, type=BatchObject)
+        batch.request_counts = stored.request_counts
+        batch.usage = stored.usage
+        return bool(is_open)
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
         number, content, usage = answered

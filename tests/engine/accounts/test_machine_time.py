@@ -13,6 +13,7 @@ from oaiserve.engine.accounts.machine_time import (
     MachineTime,
     throttling_file,
 )
+from tests.system_files import write_files
 
 MOST = 10**9
 
@@ -123,19 +124,16 @@ def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> N
 
 
 def test_the_file_of_a_cgroup_is_found_in_both_versions_outside_and_within_a_container(tmp_path: Path) -> None:
-    cgroups = tmp_path / "proc/self/cgroup"
     top = tmp_path / "sys/fs/cgroup"
+
+    def found(lines: str) -> Path | None:
+        write_files(tmp_path, {"proc/self/cgroup": lines})
+        return throttling_file(tmp_path)
+
     assert throttling_file(tmp_path) is None
-    for folder in ("pods/one", "cpu/pods/two"):
-        (top / folder).mkdir(parents=True)
-        (top / folder / "cpu.stat").touch()
-    cgroups.parent.mkdir(parents=True)
-    cgroups.write_text("0::/pods/one\n")
-    assert throttling_file(tmp_path) == top / "pods/one/cpu.stat"
-    cgroups.write_text("5:memory:/x\n4:cpu,cpuacct:/pods/two\n0::/pods/one\n")
-    assert throttling_file(tmp_path) == top / "cpu/pods/two/cpu.stat"
-    cgroups.write_text("5:memory:/x\n")
-    assert throttling_file(tmp_path) is None
-    (top / "cpu/cpu.stat").touch()
-    cgroups.write_text("4:cpu,cpuacct:/docker/1\n")
-    assert throttling_file(tmp_path) == top / "cpu/cpu.stat"
+    write_files(top, {"pods/one/cpu.stat": "", "cpu/pods/two/cpu.stat": ""})
+    assert found("0::/pods/one\n") == top / "pods/one/cpu.stat"
+    assert found("5:memory:/x\n4:cpu,cpuacct:/pods/two\n0::/pods/one\n") == top / "cpu/pods/two/cpu.stat"
+    assert found("5:memory:/x\n") is None
+    write_files(top, {"cpu/cpu.stat": ""})
+    assert found("4:cpu,cpuacct:/docker/1\n") == top / "cpu/cpu.stat"
