@@ -157,6 +157,14 @@ class Served:
 Serve = Callable[..., Served]
 
 
+def client_of(url: str) -> httpx.Client:
+    """Return a client that checks the answers, and that any number of threads may share.
+
+    By default httpx keeps 20 idle connections. With more, it may close one that another thread is about to send on.
+    """
+    return checked(httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)))
+
+
 @contextmanager
 def serving(config: Config) -> Iterator[Served]:
     """Serve an app with these settings, which only one test uses."""
@@ -164,7 +172,7 @@ def serving(config: Config) -> Iterator[Served]:
     telemetry = FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,
-        checked(httpx.Client(base_url=url, timeout=60)) as http,
+        client_of(url) as http,
     ):
         yield Served(url, engine, telemetry, http)
 
@@ -178,7 +186,7 @@ def reading(**options: Any) -> Iterator[Served]:
     telemetry = FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,
-        checked(httpx.Client(base_url=url, timeout=60)) as http,
+        client_of(url) as http,
     ):
         yield Served(url, engine, telemetry, http)
 
@@ -203,7 +211,7 @@ def serve_session() -> Iterator[Serve]:
             app = create_app(Config(model, server_options, of_plugins=of_plugins), engine, telemetry)
             url, server = running.enter_context(running_server(app, server_options))
             servers.append(server)
-            http = running.enter_context(checked(httpx.Client(base_url=url, timeout=60)))
+            http = running.enter_context(client_of(url))
             return Served(url, engine, telemetry, http, app.state.serving.exchanges)
 
         yield start

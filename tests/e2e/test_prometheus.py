@@ -92,7 +92,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "NO_PROXY": "127.0.0.1",
         }
         # On a busy machine, rounds are further apart than the server keeps idle connections: each request has its own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        each_its_own = {"limits": httpx.Limits(max_connections=None), "headers": {"connection": "close"}}
         with (
             serve_process(str(model), folder / "server.log", *FLAGS, env=env) as server,
             running_gateway(server.url) as gateway_url,
@@ -100,7 +100,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 folder, {"oaiserve": server.url, "oaiserve-gateway": gateway_url}, promql.RULE_FILES
             ) as prometheus,
             ThreadPoolExecutor(32) as threads,
-            httpx.Client(base_url=server.url, timeout=60, limits=limits) as http,
+            httpx.Client(base_url=server.url, timeout=60, **each_its_own) as http,
         ):
             watched = Watched(server, prometheus, collector, [])
             for round_ in (1, 2):  # a rate needs a series that exists before it grows
