@@ -81,8 +81,14 @@ MODEL_PROCESS = "model-process"  # A hidden command: a server with several model
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
     """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
     obey_signals_as_first_process()
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A model may write what the encoding of a terminal lacks.
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # Libraries of torch end the process without it, and don't say why.
+        print("oaiserve: The current folder has been removed. Change to another one.", file=sys.stderr)
+        return 2
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
@@ -106,6 +112,18 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         print(f"oaiserve: {error}", file=sys.stderr)
         return 2
     return commands.run(app, _with_each_name(_with_flag_for_vllm(argv)), _message_for)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as by `2>&-`.
+
+    Otherwise there is no stream to write to, and a socket gets its number, on which native code writes its errors.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # It gets the smallest number that is free.
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode))  # noqa: SIM115 - It stays open.
 
 
 def _find_plugins(argv: Sequence[str]) -> Found:

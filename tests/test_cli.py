@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -360,6 +361,29 @@ def test_a_start_that_fails_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
 
     assert cli.main(["serve", "demo", *FREE_PORT], fail) == 2
     assert capsys.readouterr().err == "oaiserve: The weights are gone.\n"
+
+
+def test_closed_streams_are_opened_before_anything_writes_to_them() -> None:
+    code = """
+import os, sys
+from oaiserve import cli
+cli.main(["--version"])
+print(*(os.readlink(f"/proc/self/fd/{number}") for number in (0, 2)))
+sys.stderr.write("An error")
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n/dev/null /dev/null\n")
+
+
+def test_a_folder_that_has_been_removed_is_named_as_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["serve", "org/demo"]) == 2
+    assert capsys.readouterr().err == "oaiserve: The current folder has been removed. Change to another one.\n"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

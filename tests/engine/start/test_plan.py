@@ -170,7 +170,11 @@ def test_an_option_that_only_the_native_step_obeys_is_not_ignored(
         ("CXX", "g++-99", "the compiler g++-99 that CXX names was not found"),
         ("CXX", "false", "false failed: no message"),
         ("PATH", "/nowhere", "no C++ compiler was found (install g++)"),
-        ("OAISERVE_CACHE", "/dev/null/cache", "/dev/null/cache/native cannot be written: Not a directory"),
+        (
+            "OAISERVE_CACHE",
+            "/dev/null/cache",
+            "/dev/null/cache/native cannot be written: Not a directory (set OAISERVE_CACHE to another folder)",
+        ),
     ],
 )
 def test_without_native_code_plain_pytorch_answers_after_one_warning(

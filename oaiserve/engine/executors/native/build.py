@@ -98,7 +98,8 @@ def build(dtype: torch.dtype) -> Path:
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                     _compile(Path(folder) / path.name, dtype).replace(path)
     except OSError as error:
-        raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
+        advice = "set OAISERVE_CACHE to another folder"
+        raise BuildError(f"{path.parent} cannot be written: {error.strerror} ({advice})") from error
     return path
 
 
