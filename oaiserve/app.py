@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -105,8 +105,6 @@ def create_app(
             sampling=sampling,
             recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),
         )
-        engine.start()
-        tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
         serving = app.state.serving
         app.state.files = None  # a plug-in may store some
         app.state.backend = Backend(
@@ -119,20 +117,21 @@ def create_app(
             serving.has_others,
             is_child=is_child,
         )
-        if ring is not None:
-            tasks.append(asyncio.create_task(ring.stay_fresh()))
-        try:
-            async with running(parts, app):
-                yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            # `Server.shutdown` has already waited for running requests and cut off the rest.
-            await run_in_threadpool(engine.stop, 0.0)
+        async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
+            # All records exist only after the engine's last events, which come before its `stop` returns.
+            ends.push_async_callback(run_in_threadpool, telemetry.close, TELEMETRY_CLOSE_SECONDS)
             if ring is not None:
-                await ring.close()
-            # All records exist only now, because the engine's last events come before its `stop` returns.
-            await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
+                ends.push_async_callback(ring.close)
+            engine.start()
+            # `Server.shutdown` has already waited for running requests and cut off the rest.
+            ends.push_async_callback(run_in_threadpool, engine.stop, 0.0)
+            tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
+            if ring is not None:
+                tasks.append(asyncio.create_task(ring.stay_fresh()))
+            for task in tasks:
+                ends.callback(task.cancel)
+            await ends.enter_async_context(running(parts, app))
+            yield
 
     app = Starlette(
         routes=routes(config, parts, pages),

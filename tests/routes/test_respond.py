@@ -256,6 +256,20 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
     assert telemetry.closed
 
 
+async def test_a_shutdown_closes_telemetry_after_an_engine_that_fails_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(timeout_seconds: float) -> None:
+        raise PermissionError("The engine may not stop.")
+
+    engine = FakeEngine()
+    telemetry = FakeTelemetry()
+    app = create_app(Config("demo"), engine, telemetry)
+    monkeypatch.setattr(engine, "stop", fail)
+    with pytest.raises(PermissionError, match="^The engine may not stop.$"):
+        async with app.router.lifespan_context(app):
+            assert not telemetry.closed
+    assert telemetry.closed
+
+
 def serving_of(num_bytes: int, **parts: object) -> Any:
     config = Config("demo", ServerOptions(body_limit=Bytes(num_bytes)))
     return SimpleNamespace(config=config, body_limit=num_bytes, received_bytes=SharedLimit(num_bytes), **parts)
