@@ -84,6 +84,7 @@ class ChildModels:
         self._hangs = hangs
         self._clock_ns = clock_ns
         self._room = asyncio.Lock()  # Models make room and load one by one.
+        self._ending: set[ServerProcess] = set()  # They take no more requests, and need memory until they have ended.
         self._watching: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.is_draining = False  # set by a signal handler: processes that end are started again only for requests
@@ -287,6 +288,9 @@ class ChildModels:
         """Unload others, the least recently used first, until there is room for a model. This waits for a busy model,
         which gets no further requests meanwhile, so that each model gets its turn."""
         while self._excess(model.num_bytes) > 0:
+            if ending := self._not_ended:
+                await ending[0].ended()
+                continue
             others = self._loaded
             if not others:
                 text = "The model %s alone may need more than --memory-budget: %d MiB"
@@ -302,7 +306,8 @@ class ChildModels:
                 other.is_leaving = False
 
     def _excess(self, num_bytes: int) -> int:
-        """Return by how many bytes the loaded models, and one more of `num_bytes`, exceed the budget."""
+        """Return by how many bytes the loaded models, those whose processes end, and one more of `num_bytes` exceed the
+        budget."""
         if self._options.memory_budget is None:
             return 0
         for model in self.models.values():
@@ -310,19 +315,30 @@ class ChildModels:
                 with suppress(OSError):  # It has just ended.
                     model.num_bytes = model.process.num_bytes
         used = sum(model.num_bytes for model in self._loaded)
+        for process in self._not_ended:
+            with suppress(OSError):  # It has just ended.
+                used += process.num_bytes
         return used + num_bytes - self._options.memory_budget
+
+    @property
+    def _not_ended(self) -> list[ServerProcess]:
+        return [process for process in self._ending if not process.has_ended]
 
     async def _unload(self, model: Model, why: str) -> None:
         process = model.process
         model.process = None
         if process is None:
             return
-        if self._hangs(model.address.name):
-            process.kill()
-        await self._changed()
-        if why:
-            log.info("Unloaded the model %s: %s", model.name, why)
-        await process.end(model.config.server.drain_timeout_seconds)
+        self._ending.add(process)
+        try:
+            if self._hangs(model.address.name):
+                process.kill()
+            await self._changed()
+            if why:
+                log.info("Unloaded the model %s: %s", model.name, why)
+            await process.end(model.config.server.drain_timeout_seconds)
+        finally:
+            self._ending.discard(process)
 
     async def _see_end(self, model: Model, process: ServerProcess) -> None:
         """Wait until the process of a model has ended by itself. Then load the model again if it is still needed.

@@ -27,6 +27,12 @@ class Process:
         self._fails = fails
         self._hangs = hangs
         self._ended = asyncio.Event()
+        self.ends = asyncio.Event()  # unless set, it drains
+        self.ends.set()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
 
     async def ready(self) -> None:
         if self._fails:
@@ -46,6 +52,7 @@ class Process:
         await self._ended.wait()
 
     async def end(self, drain_seconds: float, /) -> None:
+        await self.ends.wait()
         self._ended.set()
 
     def crash(self) -> None:
@@ -192,6 +199,30 @@ async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None
     watching.cancel()
     assert await machine.use("a") == 0
     assert machine.loads == "aba"
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_model_loads_after_the_process_of_an_idle_one_has_given_back_its_memory(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("oaiserve.plugins.gateway.children.models.LOOK_SECONDS", 0)
+    machine = Machine("abc", idle_unload_seconds=10, memory_budget=Bytes(2 * SIZE))
+    await machine.use("a")
+    process = machine.started[0][1]
+    process.ends.clear()
+    async with machine.models.in_use("c"):
+        watching = asyncio.create_task(machine.models.watch())
+        machine.now_ns += 10**10
+        await settle()
+        assert machine.loaded == "c"
+        waiting = asyncio.create_task(machine.use(name))
+        await settle()
+        assert machine.loads == "ac", "the budget is for two, and the first process still needs memory"
+        process.ends.set()
+        await waiting
+        assert (machine.loaded, machine.loads) == ("".join(sorted(name + "c")), "ac" + name), "c could stay"
+        watching.cancel()
+    await machine.models.close()
 
 
 async def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses() -> None:
