@@ -11,6 +11,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Aborted, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import WaitReason
+from oaiserve.wire.continuation import Piece
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
@@ -83,6 +84,26 @@ def test_account_of_a_request_that_ends_before_its_first_step_does_not_change_af
         ended = inbox.wait_terminal("runs", "leaves")
     assert [ended["leaves"].account.waits_ns] == waits_ns
     assert waits_ns[0][WaitReason.STEP_UNDER_WAY] > 0
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "it is complete", "it cannot be continued"])
+def test_continued_request_without_a_step_has_waited_for_the_whole_phase_queue(end: str) -> None:
+    clock = Clock()
+    inbox = Inbox()
+    runner = ScriptedRunner(gated=True)
+    sent = (Piece(0, [70 + number for number in range(100)]),)
+    max_tokens = {"the client leaves": 200, "it is complete": 100, "it cannot be continued": 99}[end]
+    with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:
+        engine.submit(request("runs", max_tokens=30), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(replace(request("rest", max_tokens=max_tokens), sent=sent), inbox)
+        clock.now_ns += 1_000
+        if end == "the client leaves":  # after some of the tokens have been taken up
+            engine.abort("rest")
+        runner.permit(100)
+        rest = inbox.wait_terminal("rest", "runs")["rest"]
+    assert rest.times.scheduled is None
+    assert rest.account.waits_ns == {WaitReason.STEP_UNDER_WAY: 1_000}
 
 
 def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:

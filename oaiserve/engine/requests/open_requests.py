@@ -178,6 +178,8 @@ class OpenRequests:
                 is_first = sequence.index % request.params.n == 0
                 self._scheduler.add(sequence, None if is_first else leader, since_ns=since_ns)
                 leader = sequence if is_first else leader
+            else:
+                self._scheduler.of(sequence).waits.expect(sequence, since_ns)
         if request.sent:
             for sequence in [*opened.outputs]:
                 try:
@@ -189,6 +191,7 @@ class OpenRequests:
                     self._fail(opened, error)
                     return
                 if opened.outputs[sequence].finish_reason is not None:
+                    self._note_waits(opened, sequence, self._clock_ns())
                     opened.account.note_length(opened.outputs.pop(sequence).num_tokens)
                     self._stop_waiting(opened, 1)
             for sequence in opened.outputs:
@@ -315,9 +318,7 @@ class OpenRequests:
         for output in opened.outputs.values():
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
-            first = next(iter(opened.outputs))
-            # A copy, because the waits of the sequence are settled once more when the next step begins.
-            opened.account.waits_ns = self._scheduler.of(first).waits.settle(first, now_ns).copy()
+            self._note_waits(opened, next(iter(opened.outputs)), now_ns)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
             opened.held_ns += sequence.held_ns
@@ -327,6 +328,11 @@ class OpenRequests:
             self._stop_tokenizing(opened.request.request_id)
         self._note_end(opened.request.request_id)
         self.outbox.emit(opened, terminal)
+
+    def _note_waits(self, opened: OpenRequest, sequence: Sequence, now_ns: int) -> None:
+        """Note the waits of a request that may end before its first step."""
+        # A copy, because the waits of the sequence are settled once more when the next step begins.
+        opened.account.waits_ns = self._scheduler.of(sequence).waits.settle(sequence, now_ns).copy()
 
     def _note_cost(self, opened: OpenRequest) -> None:
         account = opened.account

@@ -21,9 +21,13 @@ class QueueWaits:
         self._totals_ns = dict.fromkeys(WaitReason, 0)  # The time of each common reason, up to the last step
         self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
+    def expect(self, sequence: Sequence, since_ns: int) -> None:
+        """Begin the wait of a sequence tokenized at `since_ns`, which is not ready for a step and will arrive later."""
+        sequence.own_wait = (WaitReason.STEP_UNDER_WAY, since_ns)
+
     def arrive(self, sequence: Sequence, since_ns: int) -> None:
         """Begin the wait of a sequence tokenized at `since_ns`, which no step could contain yet."""
-        self._set_reason(sequence, WaitReason.STEP_UNDER_WAY, since_ns)
+        self.expect(sequence, since_ns)
         self._until_next_step.append(sequence)
 
     def begin_step(self, now_ns: int) -> None:
