@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
-from tests.routes.asking import HI, answered, chatted
+from tests.routes.asking import CHAT, HI, answered, chatted, stream_of
 from tests.routes.doubles import says
 from tests.serving import Serve, Served
 
@@ -36,6 +36,14 @@ def test_channels_are_told_apart(served: Served) -> None:
     answer = message(served, *ANALYSIS, *CALL, tools=TOOLS)
     assert (answer["reasoning"], answer["content"], answer["reason"]) == ("Hm.", None, "tool_calls")
     assert answer["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("num_more", [0, 2000])
+def test_reasoning_before_a_long_answer_counts_the_same_whole_and_streamed(served: Served, num_more: int) -> None:
+    answer = message(served, *ANALYSIS, *FINAL, *["Yes."] * num_more)
+    chunks = stream_of(served, CHAT, stream_options={"include_usage": True})
+    for usage in (answer["usage"], chunks[-1]["usage"]):
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 6}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 MOST_HEAD = 2048  # characters of white space, or of the text from a tag or an argument to a call's next argument
-_SLICE = MOST_HEAD // 2  # characters that are read at once
+SLICE = MOST_HEAD // 2  # characters that are read at once
 MOST_TRIED_AGAIN = 1000  # characters of a text that turned out to be no call
 
 Step = Callable[[list[Segment]], bool]
@@ -129,7 +129,7 @@ class CallParser(ABC):
             elif at == len(text):
                 return segments
             else:
-                piece = text[at : at + min(_SLICE, MOST_HEAD - len(self._text))]
+                piece = text[at : at + min(SLICE, MOST_HEAD - len(self._text))]
                 self._text += piece
                 at += len(piece)
 
@@ -137,7 +137,7 @@ class CallParser(ABC):
         """Read a text from `at` until the value is complete, and return the place after the part that was read."""
         assert self._value is not None
         while self._awaits_value and at < len(text):
-            piece = text[at : at + _SLICE]
+            piece = text[at : at + SLICE]
             self._behind_text.append(piece)
             at += len(piece)
             if self._value.push(piece):

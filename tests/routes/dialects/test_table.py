@@ -78,6 +78,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Arguments]]]] = [
     ("llama4_pythonic", "[book('Rome')]", "[book('Rome')]", []),
     ("llama4_pythonic", "[book(nights=1e999)]", "[book(nights=1e999)]", []),
     ("llama4_pythonic", "[book(city=b'z')]", "[book(city=b'z')]", []),
+    ("llama4_pythonic", "[book(**{'city': 'Rome'})]", "", [("book", ROME)]),
+    *(("llama4_pythonic", text, text, []) for text in (r"[book(city='\ud83d')]", r"[book(**{'city': '\ud83d'})]")),
     ("llama4_pythonic", "[book(city=1])]", "[book(city=1])]", []),
     ("lfm2", '<|tool_call_start|>[book(city="Rome")]<|tool_call_end|>Wait.', "Wait.", [("book", ROME)]),
     ("mistral", '[TOOL_CALLS]book{"city": "Rome"}[TOOL_CALLS]get-time[CALL_ID]1aB[ARGS]{}', "",

@@ -7,7 +7,7 @@ from typing import Any
 
 import regex
 
-from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.calls import MOST_HEAD, SLICE, NotACall
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
@@ -69,8 +69,14 @@ class HarmonyCalls(NamedCalls):
         self._step = self._in_analysis if in_reasoning else self._at_start
 
     def push(self, text: str) -> list[Segment]:
-        self._num_pushed += len(text)
-        return super().push(text)
+        segments: list[Segment] = []
+        at = 0
+        while at < len(text):  # Each piece is as much as is read at once, so that `_num_pushed` is right in every step.
+            piece = text[at : at + min(SLICE, MOST_HEAD - len(self._text))]
+            at += len(piece)
+            self._num_pushed += len(piece)
+            segments += super().push(piece)
+        return segments
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         self.is_over = True
@@ -78,7 +84,7 @@ class HarmonyCalls(NamedCalls):
             self._step = self._in_text
         if self._step == self._in_raw and not is_cut:
             self._text += _ENDS[0]  # the end of a sequence, which is not shown
-            return self.push("")
+            return super().push("")
         if self._step == self._in_dropped:
             return []
         in_message = self._step in (self._in_analysis, self._in_message)

@@ -145,15 +145,13 @@ def _arguments(brackets: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args:
             return None
         if len(call.keywords) == 1 and call.keywords[0].arg is None:  # **{...}
-            unpacked = ast.literal_eval(_JsonLiterals().visit(call.keywords[0].value))
-            if isinstance(unpacked, dict):
-                return json.dumps(unpacked, ensure_ascii=False, allow_nan=False)
-            return None
-        arguments = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
-        if None in arguments:
+            arguments = ast.literal_eval(_JsonLiterals().visit(call.keywords[0].value))
+        else:
+            arguments = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
+        if not isinstance(arguments, dict) or None in arguments:
             return None
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()
+        text.encode()  # lone surrogates have no UTF-8
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return text
