@@ -104,7 +104,8 @@ def check_seconds(name: str, seconds: float) -> None:
 def check_least(options: Any, **least: float) -> None:
     for name, bound in least.items():
         value = getattr(options, name)
-        check(value is None or value >= bound, flag_of(name), value, f"at least {bound}")
+        finite = ", and finite" if value == float("inf") else ""
+        check(value is None or bound <= value < float("inf"), flag_of(name), value, f"at least {bound}{finite}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,12 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"max_step_tokens": 0}, "--max-step-tokens is 0"),
     ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),
     ({"tokenize_workers": -1}, "--tokenize-workers is -1"),
+    ({"queue_timeout_seconds": -1.0}, "--queue-timeout-seconds is -1.0, but must be at least 0."),
+    (
+        {"request_timeout_seconds": float("inf")},
+        "--request-timeout-seconds is inf, but must be at least 0, and finite.",
+    ),
+    ({"request_timeout_seconds": float("nan")}, "--request-timeout-seconds is nan, but must be at least 0."),
 ]
 WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
     ({"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),

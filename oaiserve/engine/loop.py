@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_WAIT_SECONDS = 3600.0  # The system refuses waits of centuries, for which a time limit may ask.
+
 
 class EngineLoop:
     def __init__(
@@ -266,7 +268,7 @@ class EngineLoop:
         if next_ns is None:
             timeout = None
         else:
-            timeout = max(0.0, (next_ns - self._clock_ns()) / 1e9)
+            timeout = min(MOST_WAIT_SECONDS, max(0.0, (next_ns - self._clock_ns()) / 1e9))
         try:
             return self._inbox.get(timeout=timeout)
         finally:

@@ -55,6 +55,15 @@ def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
         assert isinstance(list(engine.stream(request("again")))[-1], Finished)
 
 
+def test_engine_waits_for_requests_under_a_time_limit_of_centuries() -> None:
+    inbox = Inbox()
+    with make_engine(tokenize_workers=0, request_timeout_seconds=1e10) as engine:
+        for name in ("first", "second"):  # Between the two, the engine waits for the limit of the first.
+            engine.submit(request(name), inbox)
+            assert isinstance(inbox.wait_terminal(name)[name], Finished)
+            wait_until(lambda: engine.snapshot().idle_since_ns is not None)
+
+
 class ReadyForEver(Engine):
     """An engine whose thread may end between the check in `submit` and the post."""
 
