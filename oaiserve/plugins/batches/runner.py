@@ -197,7 +197,7 @@ class BatchRunner:
             # A server that ends leaves the line to the next one, and the limits of a key come to an end.
             num_unavailable += answered.status == Unavailable.status and self._engine.is_ready
             num_refused += 1
-            await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
+            await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2 ** min(num_refused, 10)))
         usage = usage_of(answered.body) if answered.status == 200 else None
         done = Result(line.number, result(batch, line, answered), usage)
         while True:

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.request import Request
+from oaiserve.engine.request import Deliver, Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import runner, with_clock
@@ -255,6 +255,23 @@ def test_a_line_that_the_server_has_no_room_for_comes_again(
     wait_until(lambda: not served.telemetry.records.empty())
     served.engine.submit_error = None
     assert ended(sdk, batch).request_counts.completed == 1
+
+
+def test_a_line_comes_again_however_often_it_was_refused(
+    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a pause of a minute each, a key whose limit is for a day refuses a line 1,100 times in 18 hours."""
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.0)
+    submit = served.engine.submit
+    refusals = iter(range(1100))
+
+    def submit_at_last(request: Request, deliver: Deliver) -> None:
+        if next(refusals, None) is not None:
+            raise Overloaded("full")
+        submit(request, deliver)
+
+    monkeypatch.setattr(served.engine, "submit", submit_at_last)
+    assert ended(sdk, begin(sdk, line(1))).request_counts.completed == 1
 
 
 def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
