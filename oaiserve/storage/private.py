@@ -5,9 +5,12 @@ It does not know the purpose of the folders.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from oaiserve.errors import StartupError
@@ -79,6 +82,18 @@ def verified(folder: Path) -> Path:
         if is_shared and (path == real or not status.st_mode & stat.S_ISVTX):
             raise NotPrivate(f"other users can write to {path} (chmod go-w {path} prevents it)")
     return real
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other thread or process is in this block for the same folder, if its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_file(path: Path, content: bytes) -> None:

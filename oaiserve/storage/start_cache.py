@@ -156,10 +156,12 @@ def _recall(subject: Subject) -> StartRecord:
     return StartRecord(data, content, start, str(header["day"]), path)
 
 
-def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
+def remember(subject: Subject, make_data: Callable[[], Mapping[str, Any]], content: bytes) -> Path | None:
     """Write the record of a subject, and return its path; None if a file has changed since the start.
 
-    Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if other users could write there.
+    Places in the data count from the start of `content`. The data may describe a file that `make_data` puts in the
+    place of another start's: no record is written between the two. Raises OSError, and NotPrivate if other users could
+    write there.
     """
     if _has_changed(subject):
         return None
@@ -176,9 +178,9 @@ def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path 
         "day": date.today().isoformat(),
         "versions": dict(subject.versions),
         "files": files,
-        "data": data,
     }
-    _write(path, header, content)
+    with private.locked(path.parent):
+        _write(path, header | {"data": make_data()}, content)
     return path
 
 

@@ -37,7 +37,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
 
 def remembered(folder: Path) -> Path:
     subject = start_cache.subject("model", folder, (".json", ".safetensors"), options={}, packages=("pytest",))
-    path = start_cache.remember(subject, {}, b"")
+    path = start_cache.remember(subject, dict, b"")
     assert path is not None
     return path
 

@@ -1,5 +1,6 @@
 """What is remembered holds for the files and the versions that it was found out from, and for no others."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -40,7 +41,7 @@ def ask(folder: Path, **options: str) -> Subject:
 
 
 def remembered_path(folder: Path) -> Path:
-    path = remember(ask(folder), DATA, CONTENT)
+    path = remember(ask(folder), lambda: DATA, CONTENT)
     assert path is not None
     return path
 
@@ -104,7 +105,7 @@ def test_each_combination_of_options_is_remembered_apart(folder: Path) -> None:
     remembered_path(folder)
     with pytest.raises(NotRemembered, match="^no earlier start has found it with these options$"):
         recall(ask(folder, dtype="float32"))
-    remember(ask(folder, dtype="float32"), {"answer": 2}, b"")
+    remember(ask(folder, dtype="float32"), lambda: {"answer": 2}, b"")
     assert recall(ask(folder)).data == DATA
     assert recall(ask(folder, dtype="float32")).data == {"answer": 2}
 
@@ -112,8 +113,23 @@ def test_each_combination_of_options_is_remembered_apart(folder: Path) -> None:
 def test_nothing_is_remembered_of_a_file_that_changed_during_the_start(folder: Path, cache: Path) -> None:
     subject = ask(folder)
     (folder / "config.json").write_text("{ }")
-    assert remember(subject, DATA, CONTENT) is None
+    assert remember(subject, lambda: DATA, CONTENT) is None
     assert not cache.exists()
+
+
+def test_no_other_start_writes_a_record_while_one_makes_its_data(folder: Path, cache: Path) -> None:
+    def data() -> dict[str, object]:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return {}
+
+    cache.mkdir(parents=True, mode=0o700)
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        remember(ask(folder), data, b"")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def test_a_record_stays_in_the_cache_that_its_subject_was_made_with(
@@ -121,7 +137,7 @@ def test_a_record_stays_in_the_cache_that_its_subject_was_made_with(
 ) -> None:
     subject = ask(folder)
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "other"))
-    path = remember(subject, DATA, CONTENT)
+    path = remember(subject, lambda: DATA, CONTENT)
     assert path is not None
     assert path.parent == cache
     assert not (tmp_path / "other").exists()

@@ -7,6 +7,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from oaiserve.checkpoints import gguf
 from oaiserve.config import EngineOptions
@@ -51,13 +52,12 @@ def recall_start(subject: Subject) -> Path | None:
 def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
     """Record a model that has started, in a thread, which is returned."""
 
+    def data() -> dict[str, Any]:
+        return {"quantized": None if quantized is None else asdict(quantized.finish(subject.record.name))}
+
     def write() -> None:
         try:
-            if quantized is None:
-                data = None
-            else:
-                data = asdict(quantized.finish(subject.record.name))
-            if remember(subject, {"quantized": data}, b"") is None:
+            if remember(subject, data, b"") is None:
                 log.debug("The start is not recorded, because the model's files have changed meanwhile")
         except (NotPrivate, OSError) as error:
             log.debug("The start is not recorded: %s", error)

@@ -86,6 +86,6 @@ def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer) -> None:
     names = (field.name for field in fields(tokenizer) if field.name != "backend_tokenizer")
     parts = {name: getattr(tokenizer, name) for name in names}
     try:
-        remember(subject, {"parts": parts, "bytes": len(definition)}, definition)
+        remember(subject, lambda: {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:
         log.debug("The next start will make the tokenizer again: %s", error)

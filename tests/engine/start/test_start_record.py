@@ -12,8 +12,9 @@ import torch
 
 from oaiserve.commands.models import stored_models
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.quantized_file import QuantizedFile
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.start.start_record import recall_start, subject_of
+from oaiserve.engine.start.start_record import recall_start, remember_start, subject_of
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.storage import start_cache
 from oaiserve.storage.start_cache import NotRemembered
@@ -105,6 +106,24 @@ def test_a_file_that_changes_during_the_start_is_not_recorded(
     monkeypatch.setattr("oaiserve.engine.start.start_record.remember", changing)
     answer(folder, **OPTIONS)
     assert records(empty_cache) == []
+
+
+def test_starts_that_end_at_once_leave_the_record_of_the_file_that_is_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subject_of(folder, EngineOptions(**OPTIONS, quantize="int8"))
+    assert subject is not None
+    first, second = (QuantizedFile(64, 2**20) for _ in range(2))
+    sha256_of = start_cache.sha256_of
+
+    def second_ends_meanwhile(path: Path) -> str:
+        monkeypatch.setattr(start_cache, "sha256_of", sha256_of)
+        remember_start(subject, second).join()
+        return sha256_of(path)
+
+    monkeypatch.setattr(start_cache, "sha256_of", second_ends_meanwhile)
+    remember_start(subject, first).join()
+    assert recall_start(subject) is not None
 
 
 def _with_data(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
