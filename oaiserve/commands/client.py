@@ -59,7 +59,7 @@ class Client:
         try:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
         except HTTPError as error:
-            reason = _message(error.read())
+            reason = _message(self.read(error))
             if error.code == 401 and os.environ.get(KEY_VARIABLE):
                 reason += f" This command sends the key in {KEY_VARIABLE}."
             elif error.code == 401:
@@ -69,18 +69,26 @@ class Client:
             raise NoAnswer(f"{self.url} does not answer: {getattr(error, 'reason', error)}.") from error
         return answer
 
+    def read(self, answer: HTTPResponse | HTTPError) -> bytes:
+        """Return the rest of an answer. Raises NoAnswer."""
+        try:
+            return answer.read()
+        except (OSError, HTTPException) as error:
+            raise NoAnswer(f"{self.url} has not answered to the end: {error}.") from error
+
     def ask(self, path: str, body: object = None, content_type: str = "application/json") -> Any:
         """Return the decoded JSON of the answer to a GET, or with a body to a POST. Raises NoAnswer."""
         with self.open(path, body, content_type=content_type) as answer:
-            return json.load(answer)
+            content = self.read(answer)
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise NoAnswer(f"{self.url} answers {path} with what is no JSON: {error}.") from error
 
     def text(self, path: str, accept: str = "text/plain", *, seconds: float = SHORT_SECONDS) -> str:
         """Return the text at a path, which the server answers at once. Raises NoAnswer."""
-        try:
-            with self.open(path, accept=accept, seconds=seconds) as answer:
-                return answer.read().decode(errors="replace")
-        except (OSError, HTTPException) as error:
-            raise NoAnswer(f"{self.url} does not answer to its end: {error}.") from error
+        with self.open(path, accept=accept, seconds=seconds) as answer:
+            return self.read(answer).decode(errors="replace")
 
     def models(self) -> list[ListedModel]:
         """Return the models of the server. Raises NoAnswer."""

@@ -18,6 +18,7 @@ from oaiserve.commands.servers import announced, running
 from oaiserve.errors import StartupError
 from oaiserve.storage import private
 from tests.agents.scripted import ScriptedServer
+from tests.plain_http import Handler, running_http
 
 URL = "http://127.0.0.1:1"
 
@@ -112,6 +113,26 @@ def test_why_there_is_no_answer_is_one_sentence(server: ScriptedServer) -> None:
         Client(URL).models()
     with pytest.raises(NoAnswer, match=r"answers 404: .*'nothing'"):
         Client(server.url).text("/debug/requests/nothing")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (200, b'{"data": [', r"has not answered to the end: IncompleteRead\(10 bytes read, 89 more expected\)"),
+        (500, b'{"error": ', r"has not answered to the end: IncompleteRead\(10 bytes read, 89 more expected\)"),
+        (200, b"<html>".ljust(99), "answers /v1/batches with what is no JSON: Expecting value"),
+    ],
+)
+def test_an_answer_that_is_cut_off_or_no_json_is_one_sentence(status: int, body: bytes, reason: str) -> None:
+    class Cut(Handler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", "99")
+            self.end_headers()
+            self.wfile.write(body)
+
+    with running_http(Cut) as url, pytest.raises(NoAnswer, match=reason):
+        Client(url).ask("/v1/batches")
 
 
 def test_spoiled_files_in_the_list_are_left_out(cache: Path) -> None:

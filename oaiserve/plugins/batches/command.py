@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from oaiserve.checkpoints.progress import Progress
 from oaiserve.commands.client import Client
@@ -21,6 +21,13 @@ from oaiserve.errors import StartupError
 POLL_SECONDS = 0.2
 INTERRUPTED = 130  # the exit code that shells use
 _MARK = "oaiserve_batch"  # the digest of the file, in the metadata of a batch
+
+
+class _Line(NamedTuple):
+    """A line of the file with the requests."""
+
+    number: int  # counted from 1
+    text: bytes
 
 
 def command(requests: Path, answers: Path, /, *, model: str | None = None, url: str | None = None) -> int:
@@ -42,8 +49,13 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
     """
     try:
         content = requests.read_bytes()
-        lines = {json.loads(text)["custom_id"]: text for text in content.splitlines() if text.strip()}
-        endpoints = {json.loads(text)["url"] for text in lines.values()}
+        numbered = [_Line(*each) for each in enumerate(content.splitlines(), start=1) if each[1].strip()]
+        lines: dict[str, _Line] = {}
+        for line in numbered:
+            if (earlier := lines.setdefault(json.loads(line.text)["custom_id"], line)) is not line:
+                double = f"Lines {earlier.number} and {line.number} of '{requests}' have the same custom_id."
+                raise StartupError(f"{double} Give each request its own.")
+        endpoints = {json.loads(line.text)["url"] for line in numbered}
         done = _done(answers)
     except (OSError, ValueError, TypeError, KeyError) as error:
         message = (
@@ -57,14 +69,14 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
         _append(answers, [])  # before work begins whose answers find no place
         bar = stack.enter_context(Progress(desc="Requests", total=len(lines), initial=len(done), unit=""))
         begun: list[str] | None = None  # batches of this file that an earlier run began
-        while left := [text for name, text in lines.items() if name not in done]:
+        while left := [line for name, line in lines.items() if name not in done]:
             if begun is None:
                 client = server_with(stack, model, url)[0]
                 begun = [one["id"] for one in client.ask("/v1/batches?limit=100")["data"] if _is_of(one, digest)]
             if begun:
                 batch_id = begun.pop()
             else:
-                batch_id = _begin(client, b"\n".join(left), *endpoints, digest=digest)
+                batch_id = _begin(client, left, *endpoints, digest=digest)
             try:
                 for page in _pages(client, batch_id):
                     new = []
@@ -124,7 +136,8 @@ def _is_of(batch: dict[str, Any], digest: str) -> bool:
     return (batch["metadata"] or {}).get(_MARK) == digest and batch["status"] in ("in_progress", "completed")
 
 
-def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str:
+def _begin(client: Client, lines: list[_Line], endpoint: str, *, digest: str) -> str:
+    content = b"\n".join(line.text for line in lines)
     boundary = token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
     form = f"{part % 'purpose'}batch\r\n{part % 'file'}".encode() + content + f"\r\n--{boundary}--\r\n".encode()
@@ -132,7 +145,8 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
     body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h", "metadata": {_MARK: digest}}
     batch = client.ask("/v1/batches", body)
     if batch["status"] == "failed":
-        raise StartupError(" ".join(f"Line {one['line']}: {one['message']}" for one in batch["errors"]["data"]))
+        errors = [(lines[one["line"] - 1].number, one["message"]) for one in batch["errors"]["data"]]
+        raise StartupError(" ".join(f"Line {number}: {message}" for number, message in errors))
     cost = batch["oaiserve"]
     seconds = batch["oaiserve"]["expected_seconds"]
     if seconds is None:
@@ -152,7 +166,7 @@ def _pages(client: Client, batch_id: str) -> Iterator[list[bytes]]:
     while True:
         has_ended = client.ask(f"/v1/batches/{batch_id}")["status"] != "in_progress"
         with client.open(f"/v1/batches/{batch_id}/answers?after={after}") as answer:
-            page = answer.read().splitlines(keepends=True)
+            page = client.read(answer).splitlines(keepends=True)
         after += len(page)
         if page:
             yield page

@@ -114,6 +114,8 @@ def test_a_command_that_is_stopped_cancels_its_batch_and_the_next_one_goes_on(
         (b"{}\n", "must have custom_id, url and body in each line"),
         (jsonl(line(1), line(2, url="/v1/completions")), "make a file for each"),
         (jsonl(line(1) | {"body": 3}), "Line 1: The line is no request of a batch"),
+        (jsonl(line(1)) + b"\n" + jsonl(line(2) | {"body": 3}), "Line 3: The line is no request of a batch"),
+        (jsonl(line(1), line(2), line(1)), "Lines 1 and 3 of"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(
