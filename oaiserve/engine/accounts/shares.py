@@ -26,10 +26,17 @@ class Meter:
         self.nobody += idle
         self.of_step = of_step
 
+    @property
+    def _left(self) -> int:
+        return self.total - self.nobody - self.given
+
+    def drop(self, share: float) -> None:
+        """Let nobody have the share of a request that had ended."""
+        self.nobody += min(self._left, round(share))
+
     def give(self, share: float, *, is_last: bool) -> int:
         """Give an ended request its share. The last one that is open gets all that is left, so that nothing is lost."""
-        left = self.total - self.nobody - self.given
-        amount = left if is_last else min(left, int(share + self._rest))
+        amount = self._left if is_last else min(self._left, int(share + self._rest))
         self._rest = 0.0 if is_last else self._rest + share - amount
         self.given += amount
         return amount
@@ -59,8 +66,8 @@ class Shares:
     def step_ended(self) -> None:
         """Let nobody have what a step has computed for requests that ended while it was under way."""
         for own in self._closed:
-            self.cores.nobody += round(own.core_ns)
-            self.time.nobody += round(own.machine_ns)
+            self.cores.drop(own.core_ns)
+            self.time.drop(own.machine_ns)
             own.core_ns = own.machine_ns = 0.0
         self._closed.clear()
 

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.sequences.step_load import chunk_load, load_of, sum_of
+from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
+from oaiserve.explain.step_cost_fit import StepCostFit
 from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
 
@@ -25,6 +28,24 @@ def test_the_shares_of_the_parts_of_a_step_add_up_to_its_expected_time(parts: li
     load = sum_of(parts)
     whole = sum(cost.share_ns(part, load) for part in parts)
     assert whole == pytest.approx(cost.share_ns(load, load)) == pytest.approx(cost.expected_ns(load), abs=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.booleans()), max_size=9))
+def test_shares_of_requests_that_leave_during_steps_are_never_below_zero(steps: list[tuple[int, int, bool]]) -> None:
+    shares = Shares(0, StepCostFit())
+    for of_step, number, is_last in steps:
+        leaving = [RequestCauses(has_several=False) for _ in range(number)]
+        for own in leaving:
+            assert min(shares.close(own, is_last=False)) >= 0
+        shares.cores.step_ended(0, of_step)
+        shares.time.step_ended(0, of_step)
+        for own in leaving:  # The step had computed for them.
+            own.core_ns += of_step / number
+            own.machine_ns += of_step / number
+        shares.step_ended()
+        assert min(shares.close(RequestCauses(has_several=False), is_last=is_last)) >= 0
+        for meter in (shares.cores, shares.time):
+            assert 0 <= meter.nobody + meter.given <= meter.total
 
 
 class Meters:
