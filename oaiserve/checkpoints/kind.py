@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.gguf import shard_paths
 
 HEAD_BYTES = 64 * 1024  # start of each file; in weight files it holds the names and the places of all tensors
 # Samples of the rest of a file, at equal distances: two trainings differ nearly everywhere
@@ -15,17 +16,20 @@ SAMPLES = 256
 SAMPLE_BYTES = 4096
 
 
-def kind_of(model: str, settings: Iterable[object]) -> str:
+def kind_of(model: str, settings: Iterable[object], mmproj: Path | None = None) -> str:
     """Return 16 hexadecimal digits. Two servers have the same ones only if they have the same model, judged by the
-    sizes, the first bytes and samples of its files, the same settings and the same libraries."""
+    sizes, the first bytes and samples of its files, the same settings and the same libraries. `mmproj` is the file that
+    reads images for a GGUF file."""
     digest = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
     if path.is_dir():
         files = sorted(path.iterdir())
     elif path.is_file():
-        files = [path]
+        files = shard_paths(path)
     else:
         files = []
+    if mmproj is not None:
+        files.append(mmproj)
     for file in (file for file in files if file.is_file()):
         with file.open("rb") as opened:
             size = file.stat().st_size

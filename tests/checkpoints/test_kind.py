@@ -31,3 +31,13 @@ def test_it_reads_samples_of_large_files_alone(tmp_path: Path) -> None:
             opened.write(b"x")
         assert (kind_of(str(file), []) != before) == changes
         before = kind_of(str(file), [])
+
+
+@pytest.mark.parametrize("changed", ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf"])
+def test_it_reads_all_parts_of_a_gguf_file_and_the_file_that_reads_its_images(tmp_path: Path, changed: str) -> None:
+    names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"before")
+    before = kind_of(str(tmp_path / names[0]), [], tmp_path / names[2])
+    (tmp_path / changed).write_bytes(b"after_")
+    assert kind_of(str(tmp_path / names[0]), [], tmp_path / names[2]) != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 import time
@@ -9,11 +10,14 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from oaiserve.checkpoints.source import ModelSource
+from oaiserve.config import EngineOptions
 from oaiserve.engine import disk_tier
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
@@ -109,6 +113,31 @@ def test_other_code_finds_nothing(
         with start() as engine:
             found.append(finished(engine, PROMPT).usage.cached_tokens > 0)
     assert found == [False, True, False]
+
+
+def test_other_files_and_other_code_that_read_images_find_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    mmproj = tmp_path / "mmproj-model.gguf"
+    code = tmp_path / "own_tower.py"
+    file.touch()
+    mmproj.touch()
+    code.write_text("class Tower: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    tower = importlib.import_module("own_tower").Tower()
+    source = ModelSource(str(tmp_path), file.name, is_local=True)
+
+    def kind(media: object) -> str:
+        served: Any = SimpleNamespace(media=media)
+        return kept_blocks._kind(served, "library", source, EngineOptions(), [32])
+
+    kinds = [kind(None), kind(SimpleNamespace(tower=tower))]
+    for path in (mmproj, code):
+        path.write_bytes(b"# another")
+        assert kind(None) == kinds[0], "of texts alone"
+        kinds.append(kind(SimpleNamespace(tower=tower)))
+    assert len(set(kinds)) == 4
 
 
 @pytest.mark.compiler

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from oaiserve.checkpoints.kind import kind_of
+from oaiserve.checkpoints.source import ModelSource, find_mmproj
 from oaiserve.config import EngineOptions
 from oaiserve.engine.disk_tier import KeptBlocks, disk_tier
-from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.errors import StartupError
@@ -23,7 +23,7 @@ from oaiserve.storage.private import NotPrivate
 _ENGINE = Path(__file__).parents[1]
 
 
-def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineOptions) -> ServedModel:
+def keep_blocks(served: ServedModel, source: ModelSource, folder: Path, options: EngineOptions) -> ServedModel:
     """Return the model with a disk tier of its prefix cache. Raises StartupError where it cannot have one."""
     if isinstance(served.runner, ModelRunner):
         native = served.runner.native
@@ -38,19 +38,24 @@ def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineO
     arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in native.block_tensors]
     try:
         block_bytes = sum(array.shape[1] for array in arrays)
-        files = open_blocks(folder, _kind(native, model, options, arrays), block_bytes, options.prefix_cache_disk)
+        kind = _kind(served, native.library_name, source, options, [array.shape[1] for array in arrays])
+        files = open_blocks(folder, kind, block_bytes, options.prefix_cache_disk)
     except (NotPrivate, OSError) as error:
         raise StartupError(f"--prefix-cache-dir {folder} cannot be used: {error}.") from error
     return replace(served, make_tier=disk_tier(KeptBlocks(files, arrays)))
 
 
-def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: list[np.ndarray]) -> str:
-    """Return a digest of everything but its tokens that determines a block's content."""
+def _kind(served: ServedModel, library: str, source: ModelSource, options: EngineOptions, shapes: list[int]) -> str:
+    """Return a digest of everything but its tokens, images and sounds that determines a block's content."""
     # All code that computes keys and values, or lays them out, and the settings of families that files leave out.
+    paths = [path for part in ("decoder", "executors", "model") for path in (_ENGINE / part).rglob("*")]
+    mmproj: Path | None = None
+    if served.media is not None:  # Keys and values of the tokens of images follow from the tower's vectors.
+        paths += Path(inspect.getfile(type(served.media.tower))).parent.glob("*.py")
+        mmproj = find_mmproj(source, options.mmproj)
     code = hashlib.sha256()
-    for part in ("decoder", "executors", "model"):
-        for path in sorted(path for path in (_ENGINE / part).rglob("*") if path.suffix in (".py", ".json")):
-            code.update(path.read_bytes())
+    for path in sorted(path for path in paths if path.suffix in (".py", ".json")):
+        code.update(path.read_bytes())
     settings = (options.dtype, options.quantize, options.kv_cache_dtype, options.max_model_len, options.block_size)
-    shapes = [array.shape[1] for array in arrays]
-    return kind_of(str(model), (version("transformers"), native.library_name, code.hexdigest(), settings, shapes))
+    versions = (version("transformers"), library, code.hexdigest())
+    return kind_of(str(source.path), (*versions, settings, shapes), mmproj)

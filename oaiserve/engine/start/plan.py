@@ -124,7 +124,7 @@ def _with_tier(served: ServedModel, request: StartRequest) -> ServedModel:
     if (cache_dir := options.prefix_cache_dir) is not None:
         from oaiserve.engine.start.kept_blocks import keep_blocks
 
-        return keep_blocks(served, request.source.path, cache_dir, options)
+        return keep_blocks(served, request.source, cache_dir, options)
     if options.kv_offload is not None:
         from oaiserve.engine.start.host_memory import offload_blocks
 
