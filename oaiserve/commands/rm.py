@@ -36,7 +36,12 @@ def command(name: str, /, *, yes: bool = False) -> int:
     if not yes:
         if not sys.stdin.isatty():
             raise StartupError(f"Nobody can be asked whether to remove '{name}'. Give --yes.")
-        if not input(f"Remove {name} ({what} what starts remember of it)? [y/N] ").lower().startswith("y"):
+        try:
+            answer = input(f"Remove {name} ({what} what starts remember of it)? [y/N] ")
+        except EOFError:  # Ctrl-D
+            print()
+            return 1
+        if not answer.lower().startswith("y"):
             return 1
     freed = model.remove() if model.remove is not None else 0
     for record in model.records:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,19 @@ def test_only_what_is_remembered_of_the_users_own_model_is_removed(
     assert "are free again" in run(capsys, "rm", str(own), "--yes")
     assert not record.exists()
     assert (own / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("typed", ["n\n", "\n", ""])
+def test_a_model_stays_unless_the_user_says_yes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    """Ctrl-D ends the input."""
+    record = remembered(put_model(tmp_path / "own"))
+    terminal = StringIO(typed)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert "[y/N]" in run(capsys, "rm", str(tmp_path / "own"), code=1)
+    assert record.exists()
 
 
 def test_a_record_that_a_start_removes_meanwhile_is_removed(

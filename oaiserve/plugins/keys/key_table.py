@@ -25,6 +25,7 @@ from oaiserve.storage.database import opened, transaction, usable
 SECOND = 1
 MINUTE = 60
 DAY = 86_400
+MOST_INTEGER = 2**63 - 1  # in a column
 KEPT_PERIODS = 62  # number of seconds, and of days, whose rows are stored
 
 
@@ -281,6 +282,11 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if not 0 <= columns[name] < math.inf:
             raise StartupError(f"--{name.replace('_', '-')} is {columns[name]}, but must be at least 0. 0: no limit.")
         columns[name] = columns[name] or None
+    for name, value in columns.items():
+        if isinstance(value, int) and abs(value) > MOST_INTEGER:
+            raise StartupError(
+                f"--{name.replace('_', '-')} is {value}, but must be between -{MOST_INTEGER} and {MOST_INTEGER}."
+            )
     if "models" in columns:
         columns["models"] = json.dumps([] if "*" in columns["models"] else columns["models"])
     return columns

@@ -103,6 +103,14 @@ def test_a_change_keeps_the_rest_and_a_revoked_key_stays_in_the_list_only(table:
         (lambda table: table.add("a b", {}), "'a b' cannot be the name of a key: a name must be"),
         (lambda table: table.add("b", {"tokens_per_day": -1}), "--tokens-per-day is -1"),
         (lambda table: table.add("b", {"cost_per_day": float("nan")}), "--cost-per-day is nan"),
+        (
+            lambda table: table.add("b", {"tokens_per_day": 2**63}),
+            "--tokens-per-day is 9223372036854775808, but must be",
+        ),
+        (
+            lambda table: table.change("alice", {"priority": -(2**63)}),
+            "--priority is -9223372036854775808, but must be",
+        ),
         (lambda table: table.change("alice", {}), "Nothing is given"),
         (lambda table: table.change("bob", {"role": "use"}), "no valid key 'bob'"),
         (lambda table: table.revoke("bob"), "no valid key 'bob'"),
