@@ -95,7 +95,9 @@ class Encoder:
         num_media = num_found = 0
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
             vectors = medium.encoded or self._vectors.get(medium.key)
-            if vectors is None:
+            if medium.key in missing:  # The prompts have it several times, and one is encoded.
+                drop_inputs(medium)
+            elif vectors is None:
                 missing[medium.key] = medium
             else:
                 self._vectors.touch(medium.key)

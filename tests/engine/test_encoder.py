@@ -106,6 +106,19 @@ def test_a_medium_of_several_requests_is_encoded_once_and_its_pixels_are_freed(
     assert (numbers.num_media_queries, numbers.num_media_hits, numbers.num_encoding) == (5, 1, 0)
 
 
+def test_pixels_of_a_medium_that_a_request_has_several_times_are_freed(encoder: Encoder, tower: FakeTower) -> None:
+    request = tokenized("a", b"1", b"2", b"1")
+    encoder.add(request)
+    media = request.media[0]
+    assert media is not None
+    first, _, again = media.media
+    assert first.inputs
+    assert not again.inputs, "those of the first are enough"
+    assert ids(turns(encoder)) == ["a"]
+    assert tower.begun == [b"1", b"2"]
+    assert not first.inputs
+
+
 def test_a_broken_medium_fails_the_requests_that_have_it_and_no_others(encoder: Encoder, tower: FakeTower) -> None:
     tower.broken = {b"2"}
     for one in (tokenized("a", b"1", b"2"), tokenized("b", b"1"), tokenized("c", b"2")):
