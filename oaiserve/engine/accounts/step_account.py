@@ -128,6 +128,10 @@ class RequestNotes:
         sequence.last_token_ns = now_ns
 
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
+        if sequence in self._preempted_ns:  # Its last token was drawn by the step that was under way.
+            self._account.stalled_ns += now_ns - self._preempted_ns.pop(sequence)
+            if self._causes is not None:
+                self._causes.resumed()
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
 
     def close(self, numbers: EngineNumbers, now_ns: int) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.request import Request, Terminal
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind
 from oaiserve.facts.step_record import StepKind
 from oaiserve.facts.times import RequestTimes
-from tests.engine.doubles import Clock, ScriptedRunner, request, stepping
+from tests.engine.doubles import EOS, Clock, ScriptedRunner, next_letter, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
 STEP_NS = 10_000_000
@@ -83,6 +84,34 @@ def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall(caplog
         assert sum(account.inter_token_ns) == 15 * STEP_NS + account.stalled_ns
     for each in ended:  # waiting again, after a preemption, is no part of the queue
         assert sum(each.account.waits_ns.values()) == each.times.scheduled - each.times.tokenized
+
+
+def test_choice_that_ends_while_it_is_preempted_is_stalled_no_longer(overlap: bool) -> None:
+    """The step under way may draw its last token."""
+    ends_preempted = 0
+    for length in range(2, 12):
+
+        def token_of(sequence: Sequence, length: int = length) -> int:
+            return EOS if sequence.index and sequence.num_generated == length else next_letter(sequence)
+
+        clock = Clock()
+        runner = ScriptedRunner(
+            token_of, gated=True, is_asynchronous=overlap, computing=lambda _, clock=clock: clock.move(STEP_NS / 1e9)
+        )
+        options = {"kv_blocks": 8, "max_model_len": 32, "tokenize_workers": 0}
+        with stepping(request("a", prompt_len=6, max_tokens=24, n=2), runner=runner, clock_ns=clock, **options) as lab:
+            runner.permit(10_000)
+            account = lab[2].wait_terminal("a")["a"].account
+        stalled_ns = 0
+        since_ns: dict[int | None, int] = {}
+        for event in account.events:
+            if event.kind is EventKind.PREEMPTED:
+                since_ns[event.choice] = event.at_ns
+            elif event.kind in (EventKind.RESUMED, EventKind.FINISHED) and event.choice in since_ns:
+                stalled_ns += event.at_ns - since_ns.pop(event.choice)
+                ends_preempted += event.kind is EventKind.FINISHED
+        assert account.stalled_ns == stalled_ns
+    assert (ends_preempted > 0) == overlap
 
 
 def test_the_reasons_of_a_wait_add_up_to_the_queue_phase(overlap: bool) -> None:
