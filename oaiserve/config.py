@@ -354,7 +354,7 @@ class EngineOptions:
 
     kv_cache_memory: Bytes | None = field(default=None, metadata=FREQUENT)
     """Memory for the KV cache, such as 4GiB. Default: on a GPU, what --gpu-memory-utilization leaves; on a CPU, enough
-    for 65536 tokens or 8 full requests, but at most a quarter of the free memory."""
+    for 65536 tokens or 8 full requests, but at most a quarter of the free memory, and half of what weights leave."""
 
     max_running: int = field(default=256, metadata=FREQUENT)
     """Maximum sequences in one batch."""

@@ -14,6 +14,10 @@ from oaiserve.system_memory import available_bytes
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
+# Where weights are still to be packed, the KV cache and states get half of what these will leave, if that is less. A
+# machine that swaps may have less than its weights take, and then these get a small share in any case.
+CPU_SHARE_OF_REST = 0.5
+LEAST_CPU_SHARE = 1 / 32
 STATES_SHARE = 0.5  # share of this memory, or of a GPU's free memory, that states may take from the KV cache
 # On a CPU, other programs need memory too. Running requests don't use more tokens than this, because a CPU computes too
 # slowly. More would only help the prefix cache.
@@ -49,15 +53,24 @@ class MemoryUse:
         )
 
 
-def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None) -> int:
+def _room_on_cpu(unpacked_bytes: int) -> int:
+    """Return the bytes for the KV cache and states, while weights of `unpacked_bytes` have no memory yet."""
+    free = available_bytes()
+    of_rest = max(CPU_SHARE_OF_REST * (free - unpacked_bytes), LEAST_CPU_SHARE * free)
+    return int(min(CPU_SHARE * free, of_rest))
+
+
+def num_states(
+    spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None, *, unpacked_bytes: int = 0
+) -> int:
     """Return the number of states of sequences: 0 if the model's layers have none.
 
     Each running sequence needs one. With a prefix cache there are twice as many as may run, if they fit. A model on a
-    GPU needs `use`. Raises StartupError if not even one fits.
+    GPU needs `use`; on a CPU, weights take `unpacked_bytes` later. Raises StartupError if not even one fits.
     """
     if not spec.state_shapes:
         return 0
-    room = available_bytes() * CPU_SHARE if use is None else use.left
+    room = _room_on_cpu(unpacked_bytes) if use is None else use.left
     most = int(room * (STATES_SHARE if spec.kv_shapes else 1)) // spec.state_bytes
     if use is not None and most < 1:
         raise StartupError(
@@ -85,12 +98,14 @@ def kv_blocks(
     least_tokens: int = 1,
     *,
     state_bytes: int = 0,
+    unpacked_bytes: int = 0,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
     The options may set that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but
-    not more than all running sequences can use. A model on a GPU needs `use`. States take `state_bytes`. Raises
-    StartupError if the options demand more than there is, or if `least_tokens` do not fit on a GPU.
+    not more than all running sequences can use. A model on a GPU needs `use`; on a CPU, weights take `unpacked_bytes`
+    later. States take `state_bytes`. Raises StartupError if the options demand more than there is, or if `least_tokens`
+    do not fit on a GPU.
     """
     block_bytes = spec.kv_bytes_per_token * options.block_size
     if not block_bytes:  # No layer has attention, so blocks only count tokens, and take no memory.
@@ -114,7 +129,7 @@ def kv_blocks(
         if use is not None:
             return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
         most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
-        num_blocks = max(1, min(most, (int(available_bytes() * CPU_SHARE) - state_bytes) // block_bytes))
+        num_blocks = max(1, min(most, (_room_on_cpu(unpacked_bytes) - state_bytes) // block_bytes))
         asked = f"One block of the KV cache takes {gib(block_bytes)} GiB"
     free = available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
@@ -123,11 +138,12 @@ def kv_blocks(
     return num_blocks
 
 
-def cpu_sizes(spec: ModelSpec, options: EngineOptions) -> tuple[int, int]:
+def cpu_sizes(spec: ModelSpec, options: EngineOptions, unpacked_bytes: int) -> tuple[int, int]:
     """Return the numbers of KV cache blocks and of states on a CPU, as `kv_blocks` and `num_states` count them."""
-    most_states = num_states(spec, options)
+    most_states = num_states(spec, options, unpacked_bytes=unpacked_bytes)
     state_bytes = most_states * spec.state_bytes
-    return kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes), most_states
+    num_blocks = kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes, unpacked_bytes=unpacked_bytes)
+    return num_blocks, most_states
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,20 @@ def test_the_cache_gets_what_states_leave() -> None:
     assert kv_blocks(ON_GPU, EngineOptions(kv_cache_memory=Bytes("53GiB")), 2048, USE) == 53 * GIB // 2**18
 
 
+@pytest.mark.parametrize(
+    ("unpacked", "left"),
+    [
+        (7 * GIB, 4 * GIB),  # A quarter of all is less than half of the rest.
+        (10 * GIB, 3 * GIB),
+        (15 * GIB, GIB // 2),
+        (20 * GIB, GIB // 2),  # a machine that swaps
+    ],
+)
+def test_cache_and_states_leave_room_for_weights_that_have_no_memory_yet(unpacked: int, left: int) -> None:
+    assert kv_blocks(LOADED, EngineOptions(), 131_072, unpacked_bytes=unpacked) == left // 2**18
+    assert num_states(HYBRID, EngineOptions(), unpacked_bytes=unpacked) == left // 2 // 2**25
+
+
 def test_blocks_without_keys_and_values_are_as_many_as_running_sequences_can_use() -> None:
     assert kv_blocks(MAMBA, EngineOptions(max_running=3), 2048) == 3 * 2048 // 16
     assert kv_blocks(MAMBA, EngineOptions(max_running=3, kv_blocks=7), 2048, USE) == 7

@@ -2,12 +2,14 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model import memory
 from oaiserve.engine.start.described import describe_model
 from tests.engine.executors.native.small_models import config, make_model, native_of
 from tests.engine.model.runners import greedy_answers
@@ -45,3 +47,18 @@ def test_pages_of_a_gguf_file_are_given_back_as_soon_as_its_blocks_are_packed(tm
     assert executor.weight_bytes > 2**21
     assert resident_bytes(file) < file.stat().st_size / 4  # the description still has the file
     assert described.decoder.layers
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_cache_fits_next_to_the_weights_that_are_packed_after_it_is_sized(
+    tmp_path: Path, quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(make_model(MODEL), tmp_path)
+    options = replace(OPTIONS, dtype="auto", kv_blocks=None, quantize=quantize)
+    with started(tmp_path, options) as engine:
+        weight_bytes = engine._parts.model.weight_bytes
+    free_bytes = weight_bytes * 6 // 5
+    monkeypatch.setattr(memory, "available_bytes", lambda: free_bytes)
+    with started(tmp_path, options) as engine:
+        assert 0 < engine.kv_bytes <= free_bytes - weight_bytes

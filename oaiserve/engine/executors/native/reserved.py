@@ -27,6 +27,7 @@ class ReservedMemory:
     def __init__(self, num_bytes: int) -> None:
         """Reserve memory, and begin to take it from the system. Raises OSError."""
         self.num_bytes = -(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        self.num_taken = 0  # bytes that the system has given
         size = self.num_bytes + _HUGE_PAGE_BYTES
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -55,6 +56,7 @@ class ReservedMemory:
             if self._is_enough.is_set():
                 return
             ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
+            self.num_taken = min(begin + _PIECE_BYTES, self.num_bytes)
 
 
 def packed_bytes(num_bytes: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.description import Decoder, NotKnown, matrices_in
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.native.build import BuildError
@@ -76,7 +76,8 @@ def _started(request: StartRequest) -> Started:
     spec, decoder, library, quantized, tensors = _described(request, blocks)
     adaptable = decoder.adaptable()
     refuse_unless_possible(spec, options, adaptable)
-    num_blocks, num_states = cpu_sizes(spec, options)
+    unpacked_bytes = 0 if library is None else _unpacked_bytes(request, decoder)
+    num_blocks, num_states = cpu_sizes(spec, options, unpacked_bytes)
     executor = _executor(request, spec, decoder, library, num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
     if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
@@ -97,6 +98,13 @@ def _described(request: StartRequest, blocks: Path | None) -> Described:
             raise
         log.warning("The model runs without native code, which is slower: %s", error)
         return describe_model(source, replace(options, compile=False), blocks)
+
+
+def _unpacked_bytes(request: StartRequest, decoder: Decoder) -> int:
+    """Return the bytes that the system is still to give for weights when native code packs them."""
+    num_taken = 0 if request.reserved is None else request.reserved.num_taken
+    weights = {id(matrix.weight): matrix.weight for matrix in matrices_in(decoder)}
+    return max(0, sum(weight.nbytes for weight in weights.values()) - num_taken)
 
 
 def _executor(
