@@ -54,6 +54,8 @@ class Arrivals:
             )
         if self.rate is not None and not self.rate > 0:
             raise UsageError(f"--rate is {self.rate:g}, but must be more than 0.")
+        if self.duration_seconds is not None and not self.duration_seconds > 0:
+            raise UsageError(f"--duration-seconds is {self.duration_seconds:g}, but must be more than 0.")
         if self.ramp_seconds < 0:
             raise UsageError(f"--ramp-seconds is {self.ramp_seconds:g}, but must be at least 0.")
         if self.concurrency < 1:

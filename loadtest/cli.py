@@ -22,7 +22,7 @@ from loadtest.engine_target import EngineRun
 from loadtest.errors import UsageError
 from loadtest.experiment import Experiment, OnSamples, make_report, open_experiment
 from loadtest.html import render_html
-from loadtest.http_target import HttpOptions
+from loadtest.http_target import MOST_PORT, HttpOptions
 from loadtest.measure import Slos, parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
@@ -190,6 +190,8 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
         port
             TCP port; 0 takes any free one.
         """
+        if not 0 <= port <= MOST_PORT:
+            raise UsageError(f"--port is {port}, but must be from 0 to {MOST_PORT}.")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(host, port, options))
         return 0
@@ -199,7 +201,10 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
 
 async def _serve(host: str, port: int, options: NullOptions) -> None:
     server = NullServer(options)
-    await server.start(host, port)
+    try:
+        await server.start(host, port)
+    except OSError as error:
+        raise UsageError(f"Cannot listen on {host} port {port}: {error.strerror}.") from error
     print(f"null server at http://{host}:{server.port}", flush=True)
     await server.serve_forever()
 

@@ -213,7 +213,12 @@ def _add_doubts(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num
 def plan(workload: Workload, arrivals: Arrivals, seed: int) -> tuple[list[Call], list[float] | None]:
     """Return the calls of one run and their send times (seconds), which are None for a closed loop."""
     if workload.num_requests is None and workload.requests is None and arrivals.ends_by_itself:
-        workload = replace(workload, num_requests=len(schedule(arrivals, MOST_REQUESTS, seed)))
+        num_requests = len(schedule(arrivals, MOST_REQUESTS, seed))
+        if not num_requests:
+            raise UsageError(
+                f"--duration-seconds is {arrivals.duration_seconds:g}, in which no request is due: {arrivals.label}."
+            )
+        workload = replace(workload, num_requests=num_requests)
     calls = make_calls(workload, seed)
     if not arrivals.is_open:
         return calls, None

@@ -25,12 +25,15 @@ from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
+from oaiserve.config import is_header_value
 
 # httpcore goes through all connections of a pool whenever a request begins or ends, so pools are kept small.
 STREAMS_PER_CLIENT = 8
 
 CONNECT_SECONDS = 10.0  # after which a connection attempt counts as failed
 SLOW_READ_SECONDS = 0.1  # pause of a slow client after each read
+MOST_PORT = 2**16 - 1
+_HEADER = re.compile(r"\s*[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*:[\t -~]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class HttpOptions:
     """Processes that send. One can take a few thousand tokens per second; the report has their CPU use."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"https?://[^/]+(/.*)?", self.url):
+        if not _is_url(self.url):
             raise UsageError(f"--url is '{self.url}', but must be like http://127.0.0.1:8000.")
         if self.processes < 1:
             raise UsageError(f"--processes is {self.processes}, but must be at least 1.")
@@ -84,9 +87,13 @@ class HttpOptions:
             raise UsageError(f"--scrape-seconds is {self.scrape_seconds:g}, but must be at least 0.")
         if self.ca_certificate is not None:
             self.tls_context()
+        if not self.timeout_seconds > 0:
+            raise UsageError(f"--timeout-seconds is {self.timeout_seconds:g}, but must be more than 0.")
         for header in self.header:
-            if ":" not in header:
-                raise UsageError(f"--header is '{header}', but must be like 'name: value'.")
+            if _HEADER.fullmatch(header) is None:
+                raise UsageError(f"--header is '{header}', but must be like 'name: value', in ASCII.")
+        if self.api_key and not is_header_value(self.api_key):  # The message must not contain it.
+            raise UsageError("--api-key, or OPENAI_API_KEY, must be printable ASCII without spaces.")
         try:
             extra = json.loads(self.extra_body or "{}")
         except ValueError:
@@ -113,6 +120,14 @@ class HttpOptions:
         return headers | {
             name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in self.header)
         }
+
+
+def _is_url(text: str) -> bool:
+    try:
+        port = httpx.URL(text).port
+    except httpx.InvalidURL:
+        return False
+    return re.fullmatch(r"https?://[^/]+(/.*)?", text) is not None and (port or 0) <= MOST_PORT
 
 
 class _Function(msgspec.Struct):

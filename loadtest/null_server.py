@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
+from loadtest.errors import UsageError
+
 MODEL = "null"
 
 
@@ -28,6 +30,10 @@ class NullOptions:
 
     tokens_per_event: int = 1
     """Tokens in one event."""
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_event < 1:
+            raise UsageError(f"--tokens-per-event is {self.tokens_per_event}, but must be at least 1.")
 
 
 class NullServer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -153,12 +154,12 @@ def make_calls(workload: Workload, seed: int) -> list[Call]:
     calls = []
     input_len = length_sampler("--input-len", workload.input_len)
     for prompt, max_tokens, timestamp, body in _prompts(workload, seed, rng):
-        max_tokens = max_tokens or output_len(rng)
+        max_tokens = int(max_tokens or output_len(rng))
         rows = body.pop("turns", [{}] * (workload.turns - 1))
         turns = tuple(
             Turn(
-                row.get("messages") or [_question(rng, row.get("input_length") or input_len(rng))],
-                row.get("output_length") or max_tokens,
+                row.get("messages") or [_question(rng, int(row.get("input_length") or input_len(rng)))],
+                int(row.get("output_length") or max_tokens),
                 row.get("delay", 0.0) / 1e3,
             )
             for row in rows
@@ -178,7 +179,7 @@ def make_calls(workload: Workload, seed: int) -> list[Call]:
     return calls
 
 
-_Prompt = tuple[str | list[int], int | None, float | None, dict[str, Any]]
+_Prompt = tuple[str | list[int], float | None, float | None, dict[str, Any]]
 
 
 def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Prompt]:
@@ -207,10 +208,13 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
                     if not isinstance(rows[-1], dict):
                         raise UsageError(f"--requests: line {number} of '{path}' is not a JSON object.")
                     _check_numbers(rows[-1], f"--requests: line {number} of '{path}'")
+                    _check_messages(rows[-1], f"--requests: line {number} of '{path}'")
     except OSError as error:
         raise UsageError(f"--requests is '{path}', which cannot be read: {error.strerror}.") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"--requests: line {number} of '{path}' is not JSON: {error.msg}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--requests: line {number} of '{path}' is not text in UTF-8.") from error
     if rows and recordings.is_recording(rows[0]):
         rows = recordings.prompts_of(rows)
     elif rows and "session_id" in rows[0]:
@@ -225,9 +229,16 @@ def _check_numbers(row: dict[str, Any], line: str) -> None:
         value = row.get(name, 0)
         if value is None and name.startswith("max_"):  # as in the API: no limit
             continue
-        if not isinstance(value, int | float) or (value < 0 and name != "timestamp"):
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not is_number or (value < 0 and name != "timestamp"):
             least = "" if name == "timestamp" else " of at least 0"
             raise UsageError(f'{line} has "{name}": {json.dumps(value)}, but it must be a number{least}.')
+
+
+def _check_messages(row: dict[str, Any], line: str) -> None:
+    messages = row.get("messages", [])
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UsageError(f'{line} has "messages" that are no list of objects.')
 
 
 def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _Prompt:

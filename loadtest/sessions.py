@@ -17,6 +17,8 @@ def by_session(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if (name := row.get("session_id")) is None:
             raise UsageError(f'--requests: line {number} has no "session_id", which the first one has.')
+        if not isinstance(name, str | int):
+            raise UsageError(f'--requests: the "session_id" in line {number} must be a text or a whole number.')
         row = {key: value for key, value in row.items() if key not in ("session_id", "hash_ids")}
         if name in sessions:
             sessions[name]["turns"].append(row)

@@ -59,6 +59,7 @@ def test_schedules_without_chance_have_the_given_times_or_equal_gaps() -> None:
         ({"rate": 2.0}, "--rate has no meaning with --arrival closed"),
         ({"arrival": "poisson", "rate": 0.0}, "--rate is 0, but must be more than 0"),
         ({"concurrency": 0}, "--concurrency is 0"),
+        ({"duration_seconds": -1.0}, "--duration-seconds is -1, but must be more than 0"),
         ({"arrival": "ramp", "rate": 1.0}, "needs --ramp-to"),
     ],
 )

@@ -67,6 +67,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--ca-certificate", "/nowhere/ca.pem"], "--ca-certificate is '/nowhere/ca.pem', which cannot be read"),
         (["run", "--ca-certificate", __file__], "which has no certificate in PEM format."),
         (["find-max", "--slo", "ttft:1s", "--num-requests", "16"], "--num-requests is 16, but must be at least 73"),
+        (["run", "--url", "http://127.0.0.1:x"], "--url is 'http://127.0.0.1:x', but must be like"),
+        (["run", "--url", "http://127.0.0.1:65536"], "--url is 'http://127.0.0.1:65536', but must be like"),
+        (["run", "--header", "x"], "--header is 'x', but must be like 'name: value'"),
+        (["run", "--header", "x y: z"], "--header is 'x y: z', but must be like 'name: value'"),
+        (["run", "--header", "n: \N{EURO SIGN}"], "but must be like 'name: value', in ASCII."),
+        (["run", "--api-key", "\N{EURO SIGN}"], "--api-key, or OPENAI_API_KEY, must be printable ASCII"),
+        (["run", "--timeout-seconds", "0"], "--timeout-seconds is 0, but must be more than 0."),
+        (["null-server", "--port", "65536"], "--port is 65536, but must be from 0 to 65535."),
+        (["null-server", "--host", "no host"], "Cannot listen on no host port 8000: "),
+        (["null-server", "--tokens-per-event", "0"], "--tokens-per-event is 0, but must be at least 1."),
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "'/nowhere/a.json' cannot be read"),
     ],
 )
@@ -81,6 +91,15 @@ def test_the_message_names_the_url_if_no_server_answers(capsys: pytest.CaptureFi
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert f"--url is {url}, where no server answers" in refusal(capsys, "run", "--url", url)
+
+
+def test_a_null_server_on_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        sentence = f"Cannot listen on 127.0.0.1 port {port}: "
+        assert sentence in refusal(capsys, "null-server", "--port", str(port))
 
 
 def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:

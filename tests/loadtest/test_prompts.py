@@ -119,6 +119,12 @@ def test_the_schedule_determines_the_number_of_requests_if_it_ends_by_itself(arr
     assert len(plan(Workload(input_len="1", num_requests=2), arrivals, 0)[0]) == 2
 
 
+def test_a_time_in_which_no_request_is_due_is_refused() -> None:
+    arrivals = Arrivals(arrival="poisson", rate=1, duration_seconds=0.001)
+    with pytest.raises(UsageError, match=r"--duration-seconds is 0.001, in which no request is due: poisson, 1 req"):
+        plan(Workload(), arrivals, 0)
+
+
 def test_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text('{"prompt": "a"}\n' * 130)
@@ -136,6 +142,18 @@ def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
         plan(Workload(requests=file), trace, 0)
 
 
+def test_lengths_of_a_file_may_be_written_as_fractions(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(
+        '{"session_id": 1, "input_length": 3.0, "output_length": 4.0}\n'
+        '{"session_id": 1, "input_length": 5.0, "output_length": 6.0}\n'
+    )
+    (call,) = calls_of(requests=file, random_form="words", abandon_share=1.0)
+    (turn,) = call.next_turns
+    assert (len(str(call.prompt).split()), len(turn.messages[0]["content"].split())) == (3, 5)
+    assert json.dumps([call.max_tokens, turn.max_tokens]) == "[4, 6]"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -146,13 +164,19 @@ def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
         ('{"input_length": -1}', "at least 0"),
         ('{"max_tokens": {}}', '"max_tokens": {}, but'),
         ('{"timestamp": "2026-11-27"}', "it must be a number."),
+        ('{"input_length": 1e999}', "must be a number of at least 0"),
+        ('{"output_length": NaN}', "must be a number of at least 0"),
+        ('{"prompt": "a"}\n{"messages": "Hi"}', 'line 2 of .* has "messages" that are no list of objects'),
+        ('{"messages": ["Hi"]}', "no list of objects"),
+        ('{"session_id": ["a"]}', 'the "session_id" in line 1 must be a text or a whole number'),
+        ('{"prompt": "a"}\n{"prompt": "caf\xe9"}', "line 2 of .* is not text in UTF-8"),
         ('{"session_id": "a", "timestamp": null}', '"timestamp": null, but'),
         ('{"session_id": "a"}\n{"session_id": "a", "delay": "1 s"}', "line 2 of"),
     ],
 )
 def test_a_file_without_valid_requests_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     file = tmp_path / "r.jsonl"
-    file.write_text(content)
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=sentence):
         calls_of(requests=file)
     with pytest.raises(UsageError, match="cannot be read"):
