@@ -194,10 +194,11 @@ def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, si
         ONE,
     ]
     assert sorted(fetched) == ["/a", "/b"]
-    first = served.post(RESPONSES, input=[user({"type": "input_image", "image_url": f"{url}/c"})])
-    prompt_of(served, first)
-    second = served.post(RESPONSES, input="And?", previous_response_id=first.json()["id"])
-    assert prompt_of(served, second).media[0].content == b"/c"
+    for part in ({"type": "input_image", "image_url": f"{url}/c"}, image(f"{url}/c")):
+        first = served.post(RESPONSES, input=[user(part)])
+        prompt_of(served, first)
+        second = served.post(RESPONSES, input="And?", previous_response_id=first.json()["id"])
+        assert [file.content for file in prompt_of(served, second).media] == [b"/c"]
     assert served.post("/tokenize", messages=[user(image(f"{url}/a"))]).status_code == 200
     refused = refusal(served.chat(messages=[user(image(f"{url}/none"))]), "messages")
     assert (

@@ -38,7 +38,7 @@ from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.history import prompt_of
 from oaiserve.routes.door.middleware import lasting_id
 from oaiserve.routes.intake.invalid import invalid, show
-from oaiserve.routes.intake.media import MediaReader, read_media
+from oaiserve.routes.intake.media import NAMED_IN, MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.serving import Serving, serving_of
@@ -127,7 +127,7 @@ async def earlier_media(
 
     def stored() -> Iterable[Item]:
         for turn in (*earlier.turns, *earlier.referred):
-            if b'"input_image"' in turn.input_items:
+            if any(f'"{kind}"'.encode() in turn.input_items for kind in NAMED_IN):
                 yield from stored_items.decode(turn.input_items)
 
     return await read_media(request, body, num_bytes + earlier.num_bytes, stored, known)

@@ -31,7 +31,8 @@ Part = dict[str, Any]
 _NOUNS: dict[MediaKind, str] = {"image": "images", "audio": "sounds"}
 # The model reads this in place of a medium.
 _STAND_INS: dict[MediaKind, str] = {"image": "[Image left out]", "audio": "[Sound left out]"}
-_NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
+# Parts that may only name an image, by their types.
+NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
     "image_url": ImagePart,
     "input_image": InputImage,
     "image": ImageBlock,
@@ -251,7 +252,7 @@ def named_media(
 def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:
     if isinstance(value, MediaPart):
         yield where, source_of(value, where)
-    elif isinstance(value, dict) and (kind := _NAMED_IN.get(str(value.get("type")))) is not None:
+    elif isinstance(value, dict) and (kind := NAMED_IN.get(str(value.get("type")))) is not None:
         try:
             yield where, source_of(msgspec.convert(value, kind), where)
         except (msgspec.ValidationError, InvalidRequest):
