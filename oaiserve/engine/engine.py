@@ -350,8 +350,9 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""
-        self._tokenize.abort(request_id)
+        # In this order, because the stage then posts a result without prompts, which must find the request ended.
         self._loop.post(Abort(request_id))
+        self._tokenize.abort(request_id)
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Submit a request, and yield its events up to the terminal one. Closing the generator aborts it."""

@@ -47,6 +47,28 @@ def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
         assert isinstance(inbox.wait_terminal("stuck")["stuck"], Finished)
 
 
+def test_request_that_the_tokenizer_drops_at_once_when_it_is_aborted_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = BlockedTokenizer()
+    inbox = Inbox()
+    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
+        stage = engine._tokenize
+        abort = stage.abort
+
+        def abort_and_wait_for_the_end(request_id: str) -> None:
+            abort(request_id)
+            tokenizer.release.set()
+            wait_until(lambda: not stage._places)
+
+        monkeypatch.setattr(stage, "abort", abort_and_wait_for_the_end)
+        engine.submit(text_request("first", "blocked"), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        engine.submit(text_request("waits", "hello"), inbox)
+        engine.abort("waits")
+        assert isinstance(inbox.wait_terminal("waits")["waits"], Aborted)
+
+
 def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
     with make_engine() as engine:
         engine.abort("never submitted")
