@@ -139,7 +139,8 @@ def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Itera
             if kind in ("function", "custom", "allowed_tools"):
                 needed = "mode" if kind == "allowed_tools" else "name"
                 raise invalid("tool_choice", f"is required for the type '{kind}'", f"tool_choice.{needed}")
-            raise invalid("tool_choice", f"tools of the type '{kind}' run on OpenAI's servers, so none can be forced")
+            reason = f"tools of the type {show(kind)} run on OpenAI's servers, so none can be forced"
+            raise invalid("tool_choice", reason)
     return choice or "auto", None
 
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
+from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, Unavailable
 from oaiserve.http.codings import WINDOW_BYTES, Decoding, Undo, codings_of, undoing
 from oaiserve.http.fair_turns import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
 from oaiserve.http.shared_limit import SharedLimit
@@ -49,10 +49,10 @@ class HeldBytes:
             self._received.give_back(self._client, self.number)
 
     def take(self, number: int) -> None:
-        """Hold more bytes. Raises Overloaded, and ClientDisconnect after the end."""
+        """Hold more bytes. Raises Overloaded, and Unavailable after the end."""
         with self._lock:
             if self._has_ended:
-                raise ClientDisconnect
+                raise Unavailable("The client has left.")  # The tokenize stage logs all but an APIError.
             if not self._received.take(self._client, number):
                 raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
             self.number += number

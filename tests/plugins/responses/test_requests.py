@@ -292,6 +292,7 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"reasoning": {"effort": "enormous"}}, "reasoning", "'reasoning.effort': must be 'high', "),
         (chosen({"type": "function", "function": {"name": "stop"}}), "tool_choice", "'tool_choice.name'"),
         (chosen({"type": "web_search"}), "tool_choice", "run on OpenAI's servers, so none can be forced"),
+        (chosen({"type": "x" * 100}), "tool_choice", f"of the type '{'x' * 59}... run on"),
         (chosen({"type": "allowed_tools", "tools": [STOP]}), "tool_choice", "'tool_choice.mode'"),
         (chosen({"type": "allowed_tools", "mode": "never", "tools": [STOP]}), "tool_choice", "'tool_choice.mode'"),
         (chosen({"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice", "at least one tool"),
