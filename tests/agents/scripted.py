@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import Empty
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,14 +54,9 @@ class ScriptedServer:
     prompts: dict[str, str] = field(default_factory=dict)  # by the id of the request, as the model gets them
     bodies: list[tuple[str, bytes]] = field(default_factory=list)  # paths and bodies of all requests that were sent
 
-    def records(self) -> list[RequestRecord]:
-        """Return the records of the requests that have ended, in that order."""
-        results = []
-        while True:
-            try:
-                results.append(self.telemetry.records.get_nowait())
-            except Empty:
-                return results
+    def records(self, number: int) -> list[RequestRecord]:
+        """Return the records of the next requests, in the order in which they end. That may be after the answers."""
+        return [self.telemetry.next_record() for _ in range(number)]
 
 
 def next_turn(prompt: str, turns: Sequence[Turn], marker: str) -> str:
