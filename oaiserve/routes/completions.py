@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import ContextLengthExceeded
+from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.common_shape import HOLE, ChoicesShape, StreamChunk, Whole, encode, filled
 from oaiserve.routes.answer.logprobs import (
     CompletionLogprobs,
@@ -184,7 +185,7 @@ class CompletionShape(ChoicesShape):
                 logprobs.append(self._logprobs(event.logprobs, self._parts_of(event)))
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
-            yield from filled(self._event(choice), *logprobs)
+            yield from map(sse.one_line, filled(self._event(choice), *logprobs))
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._usage.completion_tokens += len(chunk.token_ids)

@@ -233,6 +233,11 @@ def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
     assert {name: [value for part in parts if part for value in part[name]] for name in whole} == whole
 
 
+def test_a_streamed_echo_with_logprobs_has_no_line_end_within_its_prompt(served: Served) -> None:
+    first, *_ = stream_of(served, prompt="a\x85b", echo=True, logprobs=1)
+    assert first["choices"][0]["logprobs"]["tokens"] == ["", "", "a\x85b"]
+
+
 def test_token_ids_can_be_returned(served: Served) -> None:
     choice = served.complete(return_token_ids=True).json()["choices"][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [10, 11])
