@@ -240,7 +240,12 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
             "takes flags only, as in --replica http://a --replica http://b.",
             marks=OF_GATEWAY,
         ),
-        pytest.param(["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in", marks=OF_GATEWAY),
+        *(
+            pytest.param(
+                ["route", "--replica", url], f"--replica is '{url}', but must be a URL, as in", marks=OF_GATEWAY
+            )
+            for url in ("a:1", "http://a:65536", "http://a..b", f"http://{'a' * 64}", "http://[1.2.3.4]")
+        ),
         pytest.param(
             ["route", "--replica", "http://a:1", "--port", "65536"],
             "--port is 65536, but must be between 0 and 65535.",

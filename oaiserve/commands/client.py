@@ -35,10 +35,15 @@ class Client:
     """A client of one server, with the key in OPENAI_API_KEY if there is one."""
 
     def __init__(self, url: str) -> None:
+        """Raises StartupError for what is no address."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.key = os.environ.get(KEY_VARIABLE) or "none"
+        try:
+            host = urlsplit(self.url).hostname
+        except ValueError as error:
+            raise StartupError(f"'{url}' is no address of a server: {error}.") from error
         # Requests to this machine use no proxy, whatever the environment says.
-        is_here = is_loopback(urlsplit(self.url).hostname or "")
+        is_here = is_loopback(host or "")
         self._opener = build_opener(*[ProxyHandler({})] if is_here else [])
 
     def open(

@@ -111,6 +111,8 @@ def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeyp
 def test_why_there_is_no_answer_is_one_sentence(server: ScriptedServer) -> None:
     with pytest.raises(NoAnswer, match=r"^http://127.0.0.1:1 does not answer: .*Connection refused\.$"):
         Client(URL).models()
+    with pytest.raises(StartupError, match=r"^'http://\[::1' is no address of a server: Invalid IPv6 URL\.$"):
+        Client("http://[::1")
     with pytest.raises(NoAnswer, match=r"answers 404: .*'nothing'"):
         Client(server.url).text("/debug/requests/nothing")
 

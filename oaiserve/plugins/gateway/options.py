@@ -19,10 +19,14 @@ from oaiserve.config import (
     check_least,
     is_header_value,
 )
+from oaiserve.hosts import parse_authority
 
 ContinueStreams = Literal["any", "alike", "never"]
 
-_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+_URL = re.compile(
+    r"https?://((?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?)(?:/[A-Za-z0-9._~/-]*)?"  # with the authority
+)
+_LABEL = re.compile(r"[^.]{1,63}")  # the only labels that a resolver accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +72,7 @@ class RouteOptions(ListenerOptions):
 
     def __post_init__(self) -> None:
         for url in self.replica:
-            is_url = _URL.fullmatch(url) is not None
-            check(is_url, "--replica", f"'{url}'", "a URL, as in http://10.0.0.5:8000")
+            check(_is_url(url), "--replica", f"'{url}'", "a URL, as in http://10.0.0.5:8000")
         key = self.replica_key  # the message must not contain it
         check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
         check_choices(self)
@@ -79,3 +82,9 @@ class RouteOptions(ListenerOptions):
     def config(self) -> Config:
         server = ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
         return Config("gateway", server)
+
+
+def _is_url(text: str) -> bool:
+    match = _URL.fullmatch(text)
+    host = None if match is None else parse_authority(match[1])
+    return host is not None and all(map(_LABEL.fullmatch, host.name.split(".")))

@@ -38,7 +38,7 @@ class StoreFile:
         path = self.response_store or settings.get("response-store", settings.get("response_store"))
         if path is None:
             raise StartupError("Give the file of the keys by --response-store, or the server's settings by --config.")
-        with closing(KeyTable(Path(path))) as keys:
+        with closing(KeyTable(Path(str(path)))) as keys:
             yield keys
 
 
