@@ -80,6 +80,7 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
+        self._free: list[int] = []  # numbers for new replicas, whose counters in the metrics go on
         self.upstreams: dict[str, Upstream] = {}  # all current replicas by name
         self.joined: set[str] = set()  # replicas that the router has
         self.silent: set[str] = set()  # replicas that did not answer the last request for a report
@@ -117,13 +118,13 @@ class Watch:
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
         for name in sorted(listed.keys() - self.upstreams.keys()):
-            number = self._numbers.pop(name, None) or next(self._next_number)
+            number = self._numbers.pop(name, None) or (self._free.pop() if self._free else next(self._next_number))
             self._numbers[name] = number
             self.upstreams[name] = upstream = Upstream(listed[name], number)
             log.log(self._log_level, "Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
-            del self._numbers[name]
+            self._free.append(self._numbers.pop(name))
 
     def exclude(self, name: str, why: str) -> None:
         """Let the router avoid a replica until it reports again, because a request could not be delivered to it."""

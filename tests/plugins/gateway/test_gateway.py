@@ -26,12 +26,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oaiserve.facts.record import DeadlineOutcome
-from oaiserve.plugins.gateway import sources
+from oaiserve.plugins.gateway import sources, watch
 from oaiserve.plugins.gateway.gateway import span_name
 from oaiserve.plugins.gateway.router import score, seed_of
+from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Url, addresses_of
-from oaiserve.plugins.gateway.watch import _within
+from oaiserve.plugins.gateway.watch import USUAL, _within
 from oaiserve.telemetry import tracing
+from oaiserve.wire.address import Address
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
 from oaiserve.wire.routing_decision import of_text
 from tests.e2e.raw_client import send_request
@@ -421,3 +423,29 @@ def test_a_list_of_servers_that_comes_late_is_given_up_with_the_reason(monkeypat
         source = Url(f"{server.url}/targets", (), addresses_of)
         with pytest.raises(OSError, match=r"^the list of servers cannot be read \(no answer within 0.2 seconds\)$"):
             asyncio.run(source.addresses())
+
+
+async def test_numbers_are_given_again_however_many_replicas_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number has counters in the gateway's metrics."""
+    monkeypatch.setattr(watch, "MOST_NUMBERS", 2)
+    ports = [1]
+
+    class Listed:
+        name = "a list"
+
+        async def addresses(self) -> list[Address]:
+            return [Address("127.0.0.1", port, f"server {port}") for port in ports]
+
+    watched = watch.Watch(Routers(), [Listed()], (), USUAL)
+
+    async def number_of(port: int) -> int:
+        ports[:] = [port]
+        await watched.look()
+        (upstream,) = watched.upstreams.values()
+        return upstream.number
+
+    numbers = [await number_of(port) for port in range(1, 100)]
+    assert {*numbers} == {1, 2, 3, 4}
+    assert await number_of(98) == numbers[-2]
+    ports.clear()
+    await watched.look()
