@@ -225,6 +225,20 @@ def test_a_large_body_is_written_in_pieces(size: int) -> None:
     assert [message["more_body"] for message in sent] == [True] * (len(sent) - 1) + [False]
 
 
+def test_pieces_of_a_stream_end_with_an_event() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    body = b"data: %b\n\n" % (b"x" * 20_000) * 7
+    asyncio.run(write(send, body))
+    pieces = [message["body"] for message in sent]
+    assert b"".join(pieces) == body
+    assert [piece[-3:] for piece in pieces] == [b"x\n\n"] * 3
+    assert max(map(len, pieces)) <= PIECE_BYTES
+
+
 # A server that shuts down.
 
 

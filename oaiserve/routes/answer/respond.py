@@ -58,11 +58,19 @@ SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two, while a prompt is compu
 
 
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
-    """Write `body` in pieces, and wait while the client does not read. Each piece taken shows a slow reader's life."""
-    for start in range(0, max(len(body), 1), PIECE_BYTES):
-        end = start + PIECE_BYTES
-        more_body = not is_last or end < len(body)
-        await send({"type": "http.response.body", "body": body[start:end], "more_body": more_body})
+    """Write `body` in pieces, and wait while the client does not read. Each piece taken shows a slow reader's life.
+
+    Pieces end with an event if they can, since an error follows where a shutdown ends the wait."""
+    start = 0
+    while True:
+        end = min(start + PIECE_BYTES, len(body))
+        if end < len(body) and (last := body.rfind(sse.END, start, end)) != -1:
+            end = last + len(sse.END)
+        is_end = end == len(body)
+        await send({"type": "http.response.body", "body": body[start:end], "more_body": not (is_last and is_end)})
+        if is_end:
+            return
+        start = end
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",  # Without it, nginx holds events back and passes them on together.
 }
+END = b"\n\n"  # the end of an event
 DONE = b"data: [DONE]\n\n"  # the end of a stream in OpenAI's form
 
 _ESCAPES = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u2029"]
