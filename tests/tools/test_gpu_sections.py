@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_the_check_runs_one_section_writes_its_results_and_resumes(
     assert code == 0
     result = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]["environment"]
     assert (result["status"], result["ceilings"]) == ("done", NOT_ON_CPU)
-    assert result["versions"]["torch"] == torch.__version__
+    assert result["versions"]["torch"] == version("torch")
     assert (tmp_path / "gpu_check.md").read_text() == capsys.readouterr().out.removesuffix("\n")
     assert (tmp_path / "environment.log").exists()
     again = ["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment", "--resume"]

@@ -90,7 +90,7 @@ def started(model: Described | Files, options: EngineOptions, target: Target | N
     with nullcontext() if target is None else target.starting():
         placed = place(with_options(model, options), options, spec.name)
         if spec.is_on_cpu:
-            num_blocks, num_states = cpu_sizes(placed.spec, options)
+            num_blocks, num_states = cpu_sizes(placed.spec, options, unpacked_bytes=0)
             executor = executor_of(placed.weights, placed.spec, num_blocks, options=options, kernels=Kernels())
             sizes = {"num_blocks": num_blocks, "num_states": num_states}
             return started_on_cpu(executor, placed.spec, options, placed.adaptable, **sizes)
