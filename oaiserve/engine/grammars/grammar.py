@@ -35,6 +35,9 @@ MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
 MOST_SEARCH_NS = 200_000_000  # time for finding the place of an error
 MOST_FORCED_CHARACTERS = 256  # characters examined when a text is forced
+# Tokens of a text before the answer between two looks at the time, and their usual time: a token takes about 1 us.
+BEGUN_TOGETHER = 8
+BEGUN_NS = 40_000
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
 # it. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
@@ -378,12 +381,9 @@ class Matcher:
         self._check(GrammarViolation)
 
     def begin(self, text: bytes) -> None:
-        """Begin with this text, from the last token before the answer. Raises GrammarViolation."""
-        # Only the bytes matter to the grammar, not the tokens that they come in.
-        token_ids = self._tokens.tokenizer.tokenize_bytes(text)
-        self._matcher.consume_tokens(token_ids)
-        self._hold_layout(token_ids)
-        self._check(GrammarViolation)
+        """Begin with this text, from the last token before the answer. Raises GrammarViolation and GrammarGivenUp."""
+        if not self.begins(text):
+            raise GrammarViolation("no allowed text begins with what came with the last token before the answer")
 
     def _hold_layout(self, token_ids: list[int]) -> None:
         """Keep JSON in one line from here on, unless the model has begun a line after its first bracket."""
@@ -406,11 +406,23 @@ class Matcher:
             self._may_break_lines = False
 
     def begins(self, text: bytes) -> bool:
-        """Return whether the grammar allows this text at its beginning. If so, begin with it."""
-        token_ids = self._tokens.tokenizer.tokenize_bytes(text)
-        if self._matcher.validate_tokens(token_ids) < len(token_ids):
-            return False
-        self.begin(text)
+        """Return whether the grammar allows this text at its beginning. If so, begin with it; otherwise the matcher
+        cannot be used again. Raises GrammarGivenUp."""
+        due_ns = thread_time_ns() + TOKEN_NS
+        # Only the bytes matter to the grammar, not the tokens that they come in.
+        token_ids = self._tokens.ids_of_text(text)
+        for start in range(0, len(token_ids), BEGUN_TOGETHER):
+            some = token_ids[start : start + BEGUN_TOGETHER]
+            if self._matcher.validate_tokens(some) < len(some):
+                return False
+            self._matcher.consume_tokens(some)
+            self._check(GrammarViolation)
+            due_ns += BEGUN_NS
+            if (now_ns := thread_time_ns()) > due_ns:
+                self._excess.add(now_ns - due_ns)
+                due_ns = now_ns
+        self._hold_layout(token_ids)
+        self._check(GrammarViolation)
         return True
 
     @property
@@ -515,6 +527,12 @@ class Tokens:
         unsigned = words.view(np.uint32)
         for opening in self._openings:
             opening.remove(unsigned, matcher, in_lines=in_lines)
+
+    def ids_of_text(self, text: bytes) -> list[int]:
+        """Return the ids of tokens that are this text together. `__call__` knows only the beginning of a long text."""
+        starts = range(0, len(text), MOST_FORCED_CHARACTERS)
+        pieces = (self.tokenizer.tokenize_bytes(text[start : start + MOST_FORCED_CHARACTERS]) for start in starts)
+        return [token_id for piece in pieces for token_id in piece]
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a forced text as the model would write it; for a long text, only those of its beginning."""

@@ -14,7 +14,7 @@ from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.encoder import Encoding
-from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
+from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.replica_reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, LeftOut, Request, Terminal
@@ -168,7 +168,19 @@ class OpenRequests:
         self._taken_up.go_on()
 
     def _start(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
-        """Make and schedule the sequences of a request. It pauses while it takes up what another server has sent."""
+        """Make and schedule the sequences of a request. It pauses while it takes up what another server has sent. If
+        that raises, only this request fails."""
+        try:
+            yield from self._made(opened, tokenized, encoded)
+        except GeneratorExit:  # The engine has ended.
+            raise
+        except (GrammarGivenUp, GrammarViolation) as error:
+            self._grammar_failed(opened, error)
+        except BaseException:  # the request's own data met a bug; a panic in Rust code is no Exception
+            log.exception("Request %s failed", opened.request.request_id)
+            self._fail(opened, InternalError("The server failed at the start of this request."))
+
+    def _made(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
         request = tokenized.request
         arrived_ns = tokenized.at_ns or self._clock_ns()
         since_ns = opened.times.media_encoded or arrived_ns
@@ -234,14 +246,16 @@ class OpenRequests:
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
         """Fail the request of a sequence whose grammar has given up, or forbids its last token."""
         opened = self._open.get(sequence.request_id)
-        if opened is None:
-            return
+        if opened is not None:
+            self._grammar_failed(opened, error)
+
+    def _grammar_failed(self, opened: OpenRequest, error: BaseException) -> None:
         grammar = opened.request.params.grammar
         if isinstance(error, GrammarGivenUp) and grammar is not None:
             reason = f"the server gave up on it while it wrote the answer: {error}. Please simplify it"
             self._fail(opened, InvalidRequest(f"Invalid '{grammar.param}': {reason}.", param=grammar.param))
             return
-        log.error("The grammar of request %s failed", sequence.request_id, exc_info=error)
+        log.error("The grammar of request %s failed", opened.request.request_id, exc_info=error)
         self._fail(opened, InternalError("The server failed on this request's grammar."))
 
     def fail_all(self, error: APIError) -> None:

@@ -405,3 +405,27 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
     counting = Mock(side_effect=translate)
     monkeypatch.setattr(grammar_module, "translate", counting)
     return counting
+
+
+@pytest.mark.parametrize("length", [0, 9, 250, 260, 5_000])
+@pytest.mark.parametrize("end", ['"', '", "n": 1', '☺", "n": '])
+def test_beginning_with_a_text_of_any_length_is_the_same_as_taking_its_tokens(length: int, end: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
+    grammar = compiled("json_schema", json.dumps({**schema, "required": ["a", "n"], "additionalProperties": False}))
+    text = f'{{"a": "{"two words "[: length % 10] + "two words é" * (length // 10)}{end}'
+    begun = grammar.matcher()
+    assert begun.begins(text.encode())
+    assert allowed(begun) == allowed(pushed(grammar.matcher(), text))
+    assert not grammar.matcher().begins(f"{text}}}}}".encode())
+
+
+def test_text_before_an_answer_takes_of_the_same_time(clock: SimpleNamespace) -> None:
+    grammars = make_grammars()
+    first, second, others = (grammars.compile(Grammar("regex", "a*"), client) for client in ("one", "one", "other"))
+    clock.taken_ns = grammar_module.BEGUN_NS
+    assert first.matcher().begins(b"a" * 2_000), "that is its usual time"
+    clock.taken_ns = 20_000_000  # for 8 tokens
+    assert first.matcher().begins(b"a" * 80)
+    with pytest.raises(GrammarGivenUp, match="250 ms beyond that"):
+        second.matcher().begins(b"a" * 80)
+    assert others.matcher().begins(b"a" * 80)

@@ -11,6 +11,7 @@ import pytest
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars, Matcher
 from oaiserve.engine.request import (
     Event,
+    Failed,
     Finished,
     Grammar,
     Request,
@@ -21,10 +22,20 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.requests import results
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.step_record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
-from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.doubles import (
+    EOS,
+    TOKENIZER,
+    Inbox,
+    ScriptedRunner,
+    letter_id,
+    make_engine,
+    request,
+    wait_until_idle,
+)
 from tests.engine.grammars.plain import allowed_ids, mask_of
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
@@ -185,6 +196,26 @@ def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
 def test_an_answer_goes_on_from_the_beginning_of_an_allowed_text(continued: str, answer: str) -> None:
     one_request = request(max_tokens=20, grammar=Grammar("choice", '["abcd"]', continued=continued))
     assert events_of(ScriptedRunner(obeying(answer + "!")), one_request)[0] == answer
+
+
+@pytest.mark.parametrize("error", [GrammarGivenUp("too long"), BaseException("a panic in Rust")], ids=repr)
+def test_request_whose_grammar_cannot_begin_fails_alone(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begins(matcher: Matcher, text: bytes) -> bool:
+        raise error
+
+    monkeypatch.setattr(Matcher, "begins", begins)
+    bad = request("bad", max_tokens=9, n=2, grammar=Grammar("choice", '["abcd"]', continued="ab"))
+    inbox = Inbox()
+    with make_engine(grammars=COMPILED, tokenize_workers=0) as engine:
+        for one in (request("before", max_tokens=9), bad, request("after", max_tokens=9)):
+            engine.submit(one, inbox)
+        ended = inbox.wait_terminal("before", "bad", "after")
+        wait_until_idle(engine)
+        assert (engine.failure, engine.num_waiting, engine.snapshot().blocks_used) == (None, 0, 0)
+    assert isinstance(ended["bad"], Failed)
+    assert isinstance(ended["bad"].error, InvalidRequest if isinstance(error, GrammarGivenUp) else InternalError)
+    assert isinstance(ended["before"], Finished)
+    assert isinstance(ended["after"], Finished)
 
 
 @in_both_ways
