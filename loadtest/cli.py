@@ -221,10 +221,11 @@ def _run(
     sweep = sweep_points(arrivals)
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
     points: list[dict[str, Any]] = []
+    problems: list[str] = []
     code = 0
     try:
         with opened as experiment:
-            on_samples = _sample_writer(run.samples)
+            on_samples = _sample_writer(run.samples, problems)
             for point in sweep:
                 points.append(experiment.run_point(point, run.repeats, point.label, line.show, on_samples))
     except KeyboardInterrupt:
@@ -238,6 +239,8 @@ def _run(
     if code:
         print(f"Stopped after {len(points)} of {len(sweep)} points.", file=sys.stderr)
     verdict = publish(report, run)
+    if problems:
+        raise UsageError(problems[0])
     return code or verdict
 
 
@@ -309,14 +312,20 @@ def _check_writable(*files: tuple[str, Path | None]) -> None:
         _write(flag, path, lambda: "", mode="a")
 
 
-def _sample_writer(path: Path | None) -> OnSamples:
+def _sample_writer(path: Path | None, problems: list[str]) -> OnSamples:
+    """Return a function that writes the samples of a run. If it cannot, it says why in `problems` and stops: the
+    report doesn't need them."""
     mode = "w"
 
     def write(label: str, samples: Sequence[Sample]) -> None:
         nonlocal mode
-        if path is not None:
+        if path is None or problems:
+            return
+        try:
             with path.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps({"run": label} | asdict(sample)) + "\n" for sample in samples)
-            mode = "a"
+        except OSError as error:
+            problems.append(f"--samples is '{path}', which cannot be written: {error.strerror}.")
+        mode = "a"
 
     return write

@@ -89,6 +89,16 @@ def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path,
     assert len({row["trace_id"] for row in rows}) == 24
 
 
+def test_a_run_whose_samples_find_no_room_is_reported_all_the_same(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    flags = ["--no-calibrate", "--num-requests", "2", "--max-new-tokens", "2", "--repeats", "2", "--json", str(path)]
+    assert main(["run", "--url", url, *flags, "--samples", "/dev/full"]) == 2
+    assert "--samples is '/dev/full', which cannot be written: No space left on device.\n" in capsys.readouterr().err
+    assert len(json.loads(path.read_text())["points"][0]["runs"]) == 2
+
+
 def test_ctrl_c_reports_the_points_that_ended(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
