@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from oaiserve import __version__
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.kind import kind_of
+from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import Config
 from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
@@ -164,7 +165,9 @@ def _kind(config: Config, sampling: SamplingDefaults) -> str:
         device = sorted(usable_features())
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
     defaults = sorted(sampling.of_request().items())
-    return kind_of(config.model, (__version__, config.model_name, *settings, device, defaults))
+    # Only a GGUF file has a file next to it that reads images.
+    mmproj = find_mmproj(find_model(config.model), engine.mmproj) if config.model.endswith(".gguf") else None
+    return kind_of(config.model, (__version__, config.model_name, *settings, device, defaults), mmproj)
 
 
 def server_telemetry(

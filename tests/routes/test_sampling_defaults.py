@@ -145,3 +145,14 @@ def test_servers_with_other_defaults_write_other_bytes(tmp_path: Path) -> None:
         return _kind(config, sampling_defaults(config, {}))
 
     assert kind("temperature=0.7,min_p=0.05") == kind(None) != kind("temperature=0.7")
+
+
+def test_servers_that_read_images_with_another_file_write_other_bytes(tmp_path: Path) -> None:
+    for name in ("model.gguf", "mmproj.gguf", "other.gguf"):
+        (tmp_path / name).write_text(name)
+
+    def kind(**options: Any) -> str:
+        config = Config(str(tmp_path / "model.gguf"), engine=EngineOptions(device="cpu", **options))
+        return _kind(config, sampling_defaults(config, {}))
+
+    assert kind(mmproj=tmp_path / "mmproj.gguf") == kind() != kind(mmproj=tmp_path / "other.gguf")
