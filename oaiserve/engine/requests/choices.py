@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from random import getrandbits
 
 from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.grammar import CompiledGrammar, Matcher
+from oaiserve.engine.grammars.json_spelling import respelled
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.media import Encoded
+from oaiserve.engine.request import Grammar
 from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
 from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
 from oaiserve.engine.sequences.fixed_edits import FixedEdits
@@ -109,9 +112,19 @@ class Choices:
                 stop_ids=stop_ids,
             )
         matcher = None if grammar is None else grammar.matcher()
-        continued = "" if params.grammar is None or thinking is not None else params.grammar.continued
-        if grammar is not None and continued:
-            begun = grammar.matcher()
-            if begun.begins(continued.encode()) and not begun.is_complete:
-                matcher = begun
+        if grammar is not None and params.grammar is not None and thinking is None:
+            matcher = _begun_matcher(grammar, params.grammar) or matcher
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
+
+
+def _begun_matcher(compiled: CompiledGrammar, asked: Grammar) -> Matcher | None:
+    """Return a matcher that has begun with the text before the answer, or None if no allowed text begins so. JSON may
+    be spelled in another way there: a client may write it without blanks."""
+    spellings = [asked.continued]
+    if asked.kind in ("json_object", "json_schema"):
+        spellings.append(respelled(asked.continued) or "")
+    for text in filter(None, dict.fromkeys(spellings)):
+        begun = compiled.matcher()
+        if begun.begins(text.encode()) and not begun.is_complete:
+            return begun
+    return None

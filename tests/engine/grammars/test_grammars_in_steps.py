@@ -198,6 +198,15 @@ def test_an_answer_goes_on_from_the_beginning_of_an_allowed_text(continued: str,
     assert events_of(ScriptedRunner(obeying(answer + "!")), one_request)[0] == answer
 
 
+def test_an_answer_goes_on_from_json_without_blanks() -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "é b"}, "n": {"const": 1}}, "required": ["a", "n"]}
+    text = json.dumps({**schema, "additionalProperties": False})
+    continued = '{"a":"\\u00e9 '
+    one_request = request(max_tokens=20, grammar=Grammar("json_schema", text, continued=continued))
+    answer, _, _ = events_of(ScriptedRunner(obeying('b", "n": 1}!')), one_request)
+    assert json.loads(continued + answer) == {"a": "é b", "n": 1}
+
+
 @pytest.mark.parametrize("error", [GrammarGivenUp("too long"), BaseException("a panic in Rust")], ids=repr)
 def test_request_whose_grammar_cannot_begin_fails_alone(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def begins(matcher: Matcher, text: bytes) -> bool:
