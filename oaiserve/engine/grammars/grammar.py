@@ -306,6 +306,16 @@ class Matcher:
         self.is_complete = False
         """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
 
+    def copy(self) -> Matcher:
+        """Return a matcher in the same place, for another choice."""
+        other = Matcher(self._original, self._tokens, self._excess)
+        other._matcher = self._matcher.deep_copy()
+        other._may_break_lines = self._may_break_lines
+        other._last_byte = self._last_byte
+        other._ids_before_layout = None if self._ids_before_layout is None else [*self._ids_before_layout]
+        other.is_complete = self.is_complete
+        return other
+
     def fill_mask(self, words: Mask) -> None:
         """Write the mask of the ids allowed next: bit `i % 32` of word `i // 32` is for id `i`.
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from random import getrandbits
 
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.grammars.grammar import CompiledGrammar, Matcher
+from oaiserve.engine.grammars.grammar import Matcher
 from oaiserve.engine.grammars.json_spelling import respelled
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.media import Encoded
-from oaiserve.engine.request import Grammar
 from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
 from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
 from oaiserve.engine.sequences.fixed_edits import FixedEdits
@@ -41,6 +40,7 @@ class Choices:
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
+        begun = _begun_matcher(tokenized)  # once, because a long text takes some time
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
             if params.prompt_logprobs is None:
@@ -66,7 +66,7 @@ class Choices:
                     background_wait_ns=request.background_wait_ns,
                     bad_words=tokenized.bad_words,
                     shared_edits=edits,
-                    constraint=self._constraint(tokenized, stop_ids),
+                    constraint=self._constraint(tokenized, stop_ids, begun),
                     rules=self._rules,
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],
@@ -85,8 +85,9 @@ class Choices:
                 )
                 yield sequence
 
-    def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int]) -> Constraint | None:
-        """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget."""
+    def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int], begun: Matcher | None) -> Constraint | None:
+        """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget. Without
+        reasoning, the grammar goes on from `begun`."""
         params = tokenized.request.params
         grammar = tokenized.grammar
         reasoning = params.reasoning
@@ -111,15 +112,21 @@ class Choices:
                 eos_token_ids=self._eos_token_ids,
                 stop_ids=stop_ids,
             )
-        matcher = None if grammar is None else grammar.matcher()
-        if grammar is not None and params.grammar is not None and thinking is None:
-            matcher = _begun_matcher(grammar, params.grammar) or matcher
+        matcher: Matcher | None = None
+        if begun is not None and thinking is None:
+            matcher = begun.copy()
+        elif grammar is not None:
+            matcher = grammar.matcher()
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 
 
-def _begun_matcher(compiled: CompiledGrammar, asked: Grammar) -> Matcher | None:
+def _begun_matcher(tokenized: Tokenized) -> Matcher | None:
     """Return a matcher that has begun with the text before the answer, or None if no allowed text begins so. JSON may
     be spelled in another way there: a client may write it without blanks."""
+    compiled = tokenized.grammar
+    asked = tokenized.request.params.grammar
+    if compiled is None or asked is None or asked.leads:
+        return None
     spellings = [asked.continued]
     if asked.kind in ("json_object", "json_schema"):
         spellings.append(respelled(asked.continued) or "")

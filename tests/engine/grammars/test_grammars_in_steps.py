@@ -207,6 +207,19 @@ def test_an_answer_goes_on_from_json_without_blanks() -> None:
     assert json.loads(continued + answer) == {"a": "é b", "n": 1}
 
 
+def test_text_before_an_answer_is_read_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    begins = Matcher.begins
+    monkeypatch.setattr(Matcher, "begins", lambda matcher, text: read.append(text) or begins(matcher, text))
+    ends = {0: "cd!", 1: "xy!", 2: "cd!"}
+    runner = ScriptedRunner(lambda sequence: letter_id(ends[sequence.index][sequence.num_generated]))
+    asked = request(max_tokens=9, n=3, grammar=Grammar("choice", '["abcd", "abxy"]', continued="ab"))
+    _, chunks, end = events_of(runner, asked)
+    texts = ["".join(chunk.text for chunk in chunks if chunk.index == index) for index in ends]
+    assert (texts, read) == (["cd", "xy", "cd"], [b"ab"])
+    assert isinstance(end, Finished)
+
+
 @pytest.mark.parametrize("error", [GrammarGivenUp("too long"), BaseException("a panic in Rust")], ids=repr)
 def test_request_whose_grammar_cannot_begin_fails_alone(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def begins(matcher: Matcher, text: bytes) -> bool:
