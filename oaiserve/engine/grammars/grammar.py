@@ -6,6 +6,7 @@ tokens one by one. It must not know HTTP, torch, the scheduler or how tokens are
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -308,12 +309,9 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Return a matcher in the same place, for another choice."""
-        other = Matcher(self._original, self._tokens, self._excess)
+        other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
-        other._may_break_lines = self._may_break_lines
-        other._last_byte = self._last_byte
         other._ids_before_layout = None if self._ids_before_layout is None else [*self._ids_before_layout]
-        other.is_complete = self.is_complete
         return other
 
     def fill_mask(self, words: Mask) -> None:

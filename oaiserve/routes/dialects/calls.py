@@ -13,7 +13,7 @@ from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 MOST_HEAD = 2048  # characters of white space, or of the text from a tag or an argument to a call's next argument
-SLICE = MOST_HEAD // 2  # characters that are read at once
+_SLICE = MOST_HEAD // 2  # characters that are read at once
 MOST_TRIED_AGAIN = 1000  # characters of a text that turned out to be no call
 
 Step = Callable[[list[Segment]], bool]
@@ -94,6 +94,7 @@ class CallParser(ABC):
         self._tools = tools
         self._only_one = only_one
         self._text = ""  # text that no step has taken yet
+        self._num_read = 0  # characters up to the end of `_text`, or of the text behind a value's beginning
         self._step: Step = self._in_text
         self._is_blank = True  # only whitespace has come since the beginning, or since the last call
         self._tag = ""  # tag at the start of the call
@@ -129,16 +130,18 @@ class CallParser(ABC):
             elif at == len(text):
                 return segments
             else:
-                piece = text[at : at + min(SLICE, MOST_HEAD - len(self._text))]
+                piece = text[at : at + min(_SLICE, MOST_HEAD - len(self._text))]
                 self._text += piece
+                self._num_read += len(piece)
                 at += len(piece)
 
     def _read_value(self, text: str, at: int) -> int:
         """Read a text from `at` until the value is complete, and return the place after the part that was read."""
         assert self._value is not None
         while self._awaits_value and at < len(text):
-            piece = text[at : at + SLICE]
+            piece = text[at : at + _SLICE]
             self._behind_text.append(piece)
+            self._num_read += len(piece)
             at += len(piece)
             if self._value.push(piece):
                 self._join()

@@ -7,7 +7,7 @@ from typing import Any
 
 import regex
 
-from oaiserve.routes.dialects.calls import MOST_HEAD, SLICE, NotACall
+from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
@@ -65,18 +65,7 @@ class HarmonyCalls(NamedCalls):
         self._is_raw = is_raw
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the last reasoning so far
-        self._num_pushed = 0
         self._step = self._in_analysis if in_reasoning else self._at_start
-
-    def push(self, text: str) -> list[Segment]:
-        segments: list[Segment] = []
-        at = 0
-        while at < len(text):  # Each piece is as much as is read at once, so that `_num_pushed` is right in every step.
-            piece = text[at : at + min(SLICE, MOST_HEAD - len(self._text))]
-            at += len(piece)
-            self._num_pushed += len(piece)
-            segments += super().push(piece)
-        return segments
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         self.is_over = True
@@ -84,7 +73,7 @@ class HarmonyCalls(NamedCalls):
             self._step = self._in_text
         if self._step == self._in_raw and not is_cut:
             self._text += _ENDS[0]  # the end of a sequence, which is not shown
-            return super().push("")
+            return self.push("")
         if self._step == self._in_dropped:
             return []
         in_message = self._step in (self._in_analysis, self._in_message)
@@ -93,7 +82,7 @@ class HarmonyCalls(NamedCalls):
             return super().finish(is_cut=is_cut)
         text = self._text
         self._text = ""
-        self.end = self._num_pushed if kind is Reasoning else self.end
+        self.end = self._num_read if kind is Reasoning else self.end
         if text:
             return [kind(text)]
         return []
@@ -165,7 +154,7 @@ class HarmonyCalls(NamedCalls):
             segments.append(kind(self._text[:at]))
         self._text = self._text[at + len(tag) :]
         if kind is Reasoning:
-            self.end = self._num_pushed - len(self._text)
+            self.end = self._num_read - len(self._text)
         if tag:
             self._is_blank = True
             self._step = self._after_call
