@@ -18,6 +18,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.request import Request, SamplingParams
 from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.step import Step, StepResult
 from tests.engine.executors.cuda.step_runs import padded_attention
@@ -27,6 +28,7 @@ from tools.engine_load import random_prompts
 from tools.gpu import answers, probes, schedule
 from tools.gpu.fake_device import FAKE
 from tools.gpu.models import described_on
+from tools.gpu.requests import some_requests
 from tools.gpu.sections import Target
 from tools.gpu.side_by_side import NO_NUMBERS
 from tools.gpu.ties import NEAR_TIE, compare, rounding, tie_distance
@@ -178,6 +180,15 @@ def test_a_schedule_finds_draws_with_the_seed_of_another_position(monkeypatch: p
         def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: Any) -> None:
             super().draw(logits, parameters, seeds + 1, out)
 
+    def that_draw(*args: Any, **kwargs: Any) -> list[Request]:
+        """Let all tokens be drawn by the sampler: how many steps have no edits beside them depends on time."""
+        return [
+            replace(one, params=SamplingParams(seed=one.params.seed, max_tokens=8))
+            for one in some_requests(*args, **kwargs)
+        ]
+
+    monkeypatch.setattr(schedule, "some_requests", that_draw)
+    assert schedule.check(CPU, LLAMA)["equal"]
     monkeypatch.setattr(ready, "PlainSampler", OtherSeeds)
     assert schedule.check(CPU, LLAMA)["wrong"] > 0
 
