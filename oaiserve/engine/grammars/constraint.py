@@ -106,9 +106,10 @@ class Constraint:
             return
         if self._thinking is not None:
             assert self._matcher is not None
-            for words in rows:
+            for words, text in zip(rows, self._thinking.last_texts(draft), strict=True):
                 self._matcher.fill_free(words)
-                _remove(words, self._eos_token_ids | self._stop_ids)
+                unfit = self._matcher.unfit_ends(text, self._thinking.closing)
+                _remove(words, {*self._eos_token_ids, *self._stop_ids, *unfit})
             return
         self._fill_by_grammar(rows, num_generated, draft)
 

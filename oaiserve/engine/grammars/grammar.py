@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
@@ -331,6 +331,15 @@ class Matcher:
     def fill_free(self, words: Mask) -> None:
         words[:] = self._tokens.all_ids.view(words.dtype)
 
+    def unfit_ends(self, text: bytes, closing: bytes) -> list[int]:
+        """Return the ids whose tokens, after `text`, complete `closing` and go on with what the grammar does not begin
+        with."""
+        return [
+            token_id
+            for token_id, rest in self._tokens.with_more(text, closing)
+            if self._matcher.validate_tokens(token_ids := self._tokens.ids_of_text(rest)) < len(token_ids)
+        ]
+
     def _pay(self, excess_ns: int) -> None:
         excess_ns = excess_ns + self._unpaid_ns
         self._unpaid_ns = 0
@@ -522,6 +531,7 @@ class Tokens:
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
+        self._containing = lru_cache(self._find_containing)
         shared = (ids_of, eos_token_ids, len(self.all_ids))
         self.line_breaks = LineBreaks(self.tokens, ids_of)
         self._openings = [_Opening(text, *shared) for text in _OPENINGS if text in ids_of]
@@ -535,6 +545,19 @@ class Tokens:
         unsigned = words.view(np.uint32)
         for opening in self._openings:
             opening.remove(unsigned, matcher, in_lines=in_lines)
+
+    def with_more(self, text: bytes, closing: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the ids whose tokens, after `text`, complete `closing` and have more than white space behind it, and
+        this rest."""
+        for num_before in range(len(closing)):
+            if text.endswith(closing[:num_before]):
+                for token_id in self._containing(closing[num_before:]):
+                    before, _, behind = self.tokens[token_id].partition(closing[num_before:])
+                    if not (num_before and before) and (rest := behind.lstrip()):
+                        yield token_id, rest
+
+    def _find_containing(self, part: bytes) -> list[int]:
+        return [token_id for token_id, token in enumerate(self.tokens) if part in token]
 
     def ids_of_text(self, text: bytes) -> list[int]:
         """Return the ids of tokens that are this text together. `__call__` knows only the beginning of a long text."""

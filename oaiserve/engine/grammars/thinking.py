@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from oaiserve.engine.request import Reasoning
 from oaiserve.engine.text.detokenize import TokenTable
@@ -15,7 +15,7 @@ class Thinking:
         """`closing_ids` are those of the closing text, which is forced once the budget is spent."""
         self.is_over = False
         self._opening = reasoning.opening.encode()
-        self._closing = reasoning.closing.encode()
+        self.closing = reasoning.closing.encode()
         self._is_open = not reasoning.opening
         self._table = table
         self._budget = reasoning.budget
@@ -46,12 +46,20 @@ class Thinking:
             left = len(token_ids)
         else:
             left = max(0, self._budget - self._num_tokens - 1)
-        while number < min(left, len(token_ids)) and self._closing not in text:
+        while number < min(left, len(token_ids)) and self.closing not in text:
             text += self._table.bytes_of(token_ids[number])
             number += 1
-        if self._closing in text:
+        if self.closing in text:
             return number - 1
         return number
+
+    def last_texts(self, draft: Sequence[int]) -> Iterator[bytes]:
+        """Yield a text that the closing text may begin in, now and after each token of a possible draft."""
+        text = self._text
+        yield text
+        for token_id in draft:
+            text += self._table.bytes_of(token_id)
+            yield text
 
     def push(self, token_id: int) -> bytes:
         """Advance by this token. Return the text after the end of the reasoning, once that has come."""
@@ -74,7 +82,7 @@ class Thinking:
             self._text = begun[len(self._opening) :]
         else:
             self._num_tokens += 1
-        _, closing, behind = self._text.partition(self._closing)
-        self._text = self._text[max(0, len(self._text) - len(self._closing) + 1) :]
+        _, closing, behind = self._text.partition(self.closing)
+        self._text = self._text[max(0, len(self._text) - len(self.closing) + 1) :]
         self.is_over = bool(closing) or (self._num_forced > 0 and not self.forced_ids)
         return behind.lstrip()

@@ -1,5 +1,6 @@
 """Reasoning ends where its closing text comes, or is forced to come; no grammar begins before."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,34 @@ def test_reasoning_may_end_within_a_token(choice: str, closing: str, token: str,
 def test_the_rest_of_the_last_token_must_begin_the_answer() -> None:
     with pytest.raises(GrammarViolation):
         made(Reasoning("two"), '["no"]').push(BACKEND.token_to_id("two words"))
+
+
+@pytest.mark.parametrize(
+    ("closing", "text", "token", "rest"),
+    [("<i>h", "<i>", "he", "e"), ("<i>h", "<<i>", "hell", "ell"), ("two", "", "two words", "words")],
+)
+def test_no_token_ends_the_reasoning_and_begins_what_the_grammar_forbids(
+    closing: str, text: str, token: str, rest: str
+) -> None:
+    token_id = BACKEND.token_to_id(token)
+    assert token_id in allowed(pushed(made(Reasoning(closing), f'["{rest}"]'), text))
+    assert token_id not in allowed(pushed(made(Reasoning(closing), '["no"]'), text))
+    assert ids("h")[0] in allowed(pushed(made(Reasoning(closing), '["no"]'), text))
+
+
+def test_no_token_of_a_draft_ends_the_reasoning_and_begins_what_the_grammar_forbids() -> None:
+    constraint = made(Reasoning("<h"), '["no"]')
+    rows = np.zeros((4, -(-VOCAB_SIZE // 32)), np.uint32)
+    constraint.fill_masks(rows, 0, ids("a<a"))
+    assert [BACKEND.token_to_id("he") in allowed_ids(words) for words in rows] == [True, True, False, True]
+
+
+@given(st.lists(st.sampled_from(range(VOCAB_SIZE)), min_size=1, max_size=8), st.sampled_from(["he", "h", " w", "o w"]))
+def test_any_token_that_may_come_in_the_reasoning_may_be_pushed(token_ids: list[int], closing: str) -> None:
+    constraint = made(Reasoning(closing), '["e", "or"]')
+    for token_id in token_ids:
+        if token_id in allowed(constraint):
+            constraint.push(token_id)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
