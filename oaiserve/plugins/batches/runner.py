@@ -89,11 +89,15 @@ class BatchRunner:
         try:
             while True:
                 self._changed.clear()
-                with suppress(Unavailable):  # The store has logged the reason, and is tried again.
+                try:
                     if monotonic_ns() >= self._look_ns:
                         await self._look()
                     if self._open:
                         await self._fill()
+                except Unavailable:
+                    pass  # The store has logged the reason, and is tried again.
+                except Exception:  # Other batches, and the next look, must not suffer from this.
+                    logger.exception("Batches stop until the next look at them")
                 with suppress(TimeoutError):  # A batch may expire during that time.
                     async with asyncio.timeout(max(0.0, (self._look_ns - monotonic_ns()) / 1e9)):
                         await self._changed.wait()

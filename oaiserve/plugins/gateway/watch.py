@@ -91,7 +91,10 @@ class Watch:
         """Watch until it is cancelled. Then only connections with unfinished answers are left."""
         try:
             while True:
-                await self.look()
+                try:
+                    await self.look()
+                except Exception:  # The replicas that it has are still watched, and the next look may go well.
+                    log.exception("The current replicas could not be looked up")
                 await asyncio.sleep(self._pace.resolve_seconds)
         finally:
             for poll in self._polls.values():

@@ -22,6 +22,7 @@ from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import runner, with_clock
 from oaiserve.plugins.batches.objects import BatchObject
+from oaiserve.plugins.batches.store import BatchStore, Line
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
@@ -225,6 +226,23 @@ def test_batch_goes_on_after_a_cancellation_that_could_not_be_stored(
     served.engine.script = says("Hello", " world")
     batch = ended(sdk, batch)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 40, 0)
+
+
+def test_batches_go_on_after_a_fault(
+    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
+    take = BatchStore.next_lines
+    is_faulty = [True]
+
+    async def next_lines(store: BatchStore, batch_id: str, after: int) -> list[Line]:
+        if is_faulty:
+            raise ValueError(f"no such thing was expected {is_faulty.pop()}")
+        return await take(store, batch_id, after)
+
+    monkeypatch.setattr(BatchStore, "next_lines", next_lines)
+    assert ended(sdk, begin(sdk, line(1))).request_counts.completed == 1
+    assert "no such thing was expected" in caplog.text
 
 
 def disk_is_full(*_: object) -> None:

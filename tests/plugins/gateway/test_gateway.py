@@ -425,6 +425,26 @@ def test_a_list_of_servers_that_comes_late_is_given_up_with_the_reason(monkeypat
             asyncio.run(source.addresses())
 
 
+async def test_replicas_are_looked_up_again_after_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    is_found = asyncio.Event()
+
+    class Faulty:
+        name = "a list"
+        num_looks = 0
+
+        async def addresses(self) -> list[Address]:
+            self.num_looks += 1
+            if self.num_looks == 1:
+                raise ValueError("no such thing was expected")
+            is_found.set()
+            return []
+
+    watching = asyncio.create_task(watch.Watch(Routers(), [Faulty()], (), USUAL._replace(resolve_seconds=0)).run())
+    await is_found.wait()
+    watching.cancel()
+    assert "no such thing was expected" in caplog.text
+
+
 async def test_numbers_are_given_again_however_many_replicas_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number has counters in the gateway's metrics."""
     monkeypatch.setattr(watch, "MOST_NUMBERS", 2)
