@@ -169,6 +169,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
     if section := rope.get("mrope_section"):
         writer.add_rope_dimension_sections([*section, 0])
     if config.model_type.startswith("qwen3_vl"):

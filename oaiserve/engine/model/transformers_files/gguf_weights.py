@@ -125,3 +125,4 @@ def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:
     if factors is not None:
         rotary: Any = model.base_model.rotary_emb
         rotary.inv_freq /= factors
+        rotary.original_inv_freq = rotary.inv_freq.clone()  # Some kinds return to these at each step.

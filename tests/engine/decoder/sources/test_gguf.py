@@ -36,7 +36,7 @@ from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.model.transformers_files.gguf_config import read_config
 from tests.engine.executors.native.small_models import config
 from tests.models.described import described as described_model
-from tests.models.described import model_of_files
+from tests.models.described import described_files, model_of_files
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.gguf_records import Record, model_of, records
 from tests.models.in_blocks import FAMILIES as SMALL
@@ -195,6 +195,23 @@ def test_frequencies_are_divided_by_the_factors_in_the_file(tmp_path: Path) -> N
         table = decoder.layers[0].attention.rotary
         sines.append(table.sines[1].asin())
     torch.testing.assert_close(sines[1], sines[0] / torch.from_numpy(factors), rtol=1e-4, atol=1e-7)
+
+
+def test_rotary_factors_of_phi_3_for_its_original_length_are_those_of_a_checkpoint(tmp_path: Path) -> None:
+    factors = {"short_factor": [1 + number / 8 for number in range(8)], "long_factor": [2.0 + n for n in range(8)]}
+    kind = {"rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.25, **factors}
+    phi3 = config("phi3", **WIDE | {"vocab_size": 32064}, original_max_position_embeddings=64, rope_parameters=kind)
+    path = file_of(phi3, tmp_path, {}, Kind.F32)
+    model = model_of_file(phi3, {}, Kind.F32)
+    found = described_files(path, model)
+    expected = described_model(model)
+    assert found.max_model_len == expected.max_model_len == 64
+    tables = [one.decoder.layers[0].attention.rotary for one in (found, expected)]
+    torch.testing.assert_close(tables[0].cosines, tables[1].cosines)
+    torch.testing.assert_close(tables[0].sines, tables[1].sines)
+    ids = torch.arange(3, 43)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(model_of_files(path)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_description_of_a_model_in_several_files_is_that_of_one(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oaiserve.engine.decoder.sources.gguf.architecture import NORM_BEFORE_MLP, TURNED, Architecture
-from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes, rope
 from oaiserve.engine.decoder.sources.names import Names
 
 
@@ -24,15 +24,28 @@ def _deep_with_experts(metadata: Metadata) -> Fields:
 
 
 def _phi3(metadata: Metadata) -> Fields:
-    """Read the fields of Phi-3. Files of Phi-4 have a window of 0."""
-    fields = {"sliding_window": metadata.get("attention.sliding_window") or None}
+    """Read the fields of Phi-3. Files of Phi-4 have a window of 0.
+
+    Models for long texts have factors of frequencies in tensors: for texts up to the original length, which are read,
+    and for longer ones.
+    """
+    fields: Fields = {"sliding_window": metadata.get("attention.sliding_window") or None}
     original = metadata.get("rope.scaling.original_context_length")
     if original is None:
         return fields
-    return fields | {"original_max_position_embeddings": original}
+    fields["original_max_position_embeddings"] = original
+    if (factors := metadata.shape(r"^rope_factors_short\.weight$")) is not None:
+        ones = [1.0] * factors[0]
+        long: Fields = {"rope_type": "longrope", "short_factor": ones, "long_factor": ones}
+        long["original_max_position_embeddings"] = original
+        if (scale := metadata.get("rope.scaling.attn_factor")) is not None:
+            long["attention_factor"] = scale
+        fields["rope_parameters"] = rope(metadata, metadata.head_dim) | long
+    return fields
 
 
 _UP_HAS_BOTH: Names = {"gate_up": "ffn_up", "up": ()}
+_PHI3: Names = {**_UP_HAS_BOTH, "frequency_factors": ("rope_freqs.weight", "rope_factors_short.weight")}
 ARCHITECTURES = (
     *(Architecture(name=name, type="llama", fields=_llama, rows=TURNED) for name in ("llama", "mistral")),
     Architecture(name="qwen2", type="qwen2"),
@@ -42,7 +55,7 @@ ARCHITECTURES = (
     Architecture(name="qwen3vl", type="qwen3", fields=_deep),
     Architecture(name="qwen3moe", type="qwen3_moe", fields=lambda _: {"norm_topk_prob": True}),
     Architecture(name="qwen3vlmoe", type="qwen3_moe", fields=_deep_with_experts),
-    Architecture(name="phi3", type="phi3", fields=_phi3, names=_UP_HAS_BOTH),
+    Architecture(name="phi3", type="phi3", fields=_phi3, names=_PHI3, unused=("rope_factors_long.weight",)),
     Architecture(name="arcee", type="arcee", rows=TURNED),
     Architecture(name="seed_oss", type="seed_oss", names=NORM_BEFORE_MLP),
     Architecture(name="smollm3", type="smollm3", rows=TURNED),
