@@ -214,6 +214,19 @@ def test_rotary_factors_of_phi_3_for_its_original_length_are_those_of_a_checkpoi
         torch.testing.assert_close(model_of_files(path)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_only_layers_of_olmo_3_without_a_window_have_scaled_rotary_tables(tmp_path: Path) -> None:
+    record = Record("olmo3")
+    prefix = "olmo2.rope.scaling"
+    record.values |= {f"{prefix}.type": "yarn", f"{prefix}.factor": 4.0, f"{prefix}.original_context_length": 32}
+    path = tmp_path / "model.gguf"
+    model = model_of("olmo3")
+    record.write(path, model, lambda _: Kind.F32)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    model.config.rope_parameters["full_attention"] |= yarn
+    model.config.rms_norm_eps = float(np.float32(model.config.rms_norm_eps))
+    assert_same_description(path, model)
+
+
 def test_a_description_of_a_model_in_several_files_is_that_of_one(tmp_path: Path) -> None:
     path = file_of(SMALL["llama"], tmp_path, most_tensors=9)
     assert_same_description(path, model_of_file(SMALL["llama"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oaiserve.engine.decoder.sources.gguf.architecture import TURNED, Architecture
-from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, windows
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope, windows
 
 
 def _exaone4(metadata: Metadata) -> Fields:
@@ -24,9 +24,13 @@ def _gpt2(metadata: Metadata) -> Fields:
 
 
 def _olmo2(metadata: Metadata) -> Fields:
+    """Read the fields of OLMo 2, or of OLMo 3, which scales the rotary tables of layers without a window alone."""
     if metadata.get("attention.sliding_window") is None:
         return {}
-    return {"model_type": "olmo3"} | windows(metadata)
+    of_full = rope(metadata, metadata.head_dim)
+    of_windows = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", of_full["rope_theta"])}
+    by_type = {"full_attention": of_full, "sliding_attention": of_windows}
+    return {"model_type": "olmo3", "rope_parameters": by_type} | windows(metadata)
 
 
 def _stablelm(metadata: Metadata) -> Fields:
