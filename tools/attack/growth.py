@@ -173,12 +173,12 @@ def measure(client: Client, form: Form, conversation: str, num_bytes: int) -> Gr
     sizes = (num_bytes, 2 * num_bytes)
     is_echo = form.name.startswith("echo of ")
     model_cpu_seconds = ECHO_CPU_SECONDS if is_echo else OF_MODEL.get(form.path, 0.0)
-    costs = [client.cost(form, path, size) for size in sizes]
+    one, two = (client.cost(form, path, size) for size in sizes)
     for _ in range(MOST_TRIES - 1):
-        if not failures(*costs, model_cpu_seconds):
+        if not failures(one, two, model_cpu_seconds):
             break
-        costs = [_better(first, client.cost(form, path, size)) for first, size in zip(costs, sizes, strict=True)]
-    return Growth(form.path, form.name, costs, failures(*costs, model_cpu_seconds))
+        one, two = (_better(cost, client.cost(form, path, size)) for cost, size in zip((one, two), sizes, strict=True))
+    return Growth(form.path, form.name, [one, two], failures(one, two, model_cpu_seconds))
 
 
 def _better(one: Cost, other: Cost) -> Cost:

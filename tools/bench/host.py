@@ -78,12 +78,13 @@ def report(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     if "serve" in argv:
-        start_model = engine.start_model
+        module: Any = engine
+        start_model = module.start_model
 
         def without_computing(*parameters: Any, **additions: Any) -> ServedModel:
             return replace(start_model(*parameters, **additions), runner=InstantRunner())
 
-        engine.start_model = without_computing
+        module.start_model = without_computing
         serve(argv)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

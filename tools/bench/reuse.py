@@ -16,10 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from oaiserve.engine.request import ChatPrompt, Origin, PromptDone, Request, SamplingParams
+from oaiserve.engine.request import ChatPrompt, PromptDone, Request, SamplingParams
 from oaiserve.engine.sequences.evictions import Evictions
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.lost_prefix import Eviction
+from oaiserve.facts.record import Origin
 from oaiserve.facts.times import RequestTimes
 from oaiserve.routes.intake.outlines import outline_of
 from oaiserve.routes.prompt_reuse import PromptReuse

@@ -241,10 +241,11 @@ def session(agent: Agent, folder: Path, file: Path | None = None) -> dict[str, A
             command = agent.command.replace(ADDRESS, server.url)
             lines = "\n".join(["set -e", "git init -q", "git add -A", command])
             problem, said = run_script(lines, folder, home, project, agent.env)
-            records = server.records()
             if file is not None:
                 content = recorded.record(server.bodies, {project: "/project", home: "/home"})
                 file.write_text(json.dumps(content, indent=0, ensure_ascii=False) + "\n")
+        telemetry = server.telemetry  # The server has stopped, so it has all records.
+        records = [telemetry.next_record() for _ in range(telemetry.records.qsize())]
         sent = [record for record in records if agent.marker in server.prompts.get(record.engine_id or "", "")]
         if END not in said and agent.title != "aider":
             problem = problem or f"its end was not said: {said[-300:]!r}"

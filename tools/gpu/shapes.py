@@ -139,7 +139,8 @@ def multiply_many_rows(kind: Kind) -> None:
     """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
     x = torch.empty(8192, 2048, dtype=torch.bfloat16)
     weights = torch.empty(8192, dtype=torch.bfloat16)
-    plan = triton_products.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_products.LARGEST_OF_EXPERTS)
+    order, tile_expert, tile_first, tile_end = torch.zeros(4, 8192, dtype=torch.int32)
+    plan = triton_products.Plan(order, tile_expert, tile_first, tile_end, triton_products.LARGEST_OF_EXPERTS)
     triton_products.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 

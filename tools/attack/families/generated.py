@@ -9,6 +9,7 @@ import time
 from functools import cache
 
 from hypothesis import strategies as st
+from starlette.routing import Route
 
 from oaiserve.app import routes
 from oaiserve.config import Config
@@ -65,8 +66,8 @@ def encoded(value: object) -> bytes:
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    known = [(route.path, method) for route in routes(Config("demo")) for method in sorted(route.methods or ())
-             if route.path != FEED]  # fmt: skip
+    known = [(route.path, method) for route in routes(Config("demo")) if isinstance(route, Route)
+             for method in sorted(route.methods or ()) if route.path != FEED]  # fmt: skip
     # The routes with a body of their own get half of all requests.
     path, method = draw(st.sampled_from([(path, "POST") for path in bodies()]) | st.sampled_from(known))
     if draw(st.integers(0, 19)) == 0:

@@ -36,10 +36,8 @@ def cases() -> Iterator[Case]:
     yield Case("messages in turns", lambda number: in_turns(said(number)), 1000)
     yield Case("messages with one call each", lambda number: one_call_each(called(number)), 1000)
     if find_spec("oaiserve.plugins.inspector") is not None:
-        from oaiserve.plugins.inspector.changes import changes_of
-
         for name, prompts in PROMPTS.items():
-            yield Case(f"differences of prompts, {name}", lambda size, of=prompts: changes_of(*of(size), is_zero), 5000)
+            yield Case(f"differences of prompts, {name}", comparing(prompts), 5000)
     if find_spec("oaiserve.plugins.responses") is not None:
         from oaiserve.plugins.responses.request_input import _cuts
 
@@ -51,8 +49,14 @@ def numbered(size: int, token_id: int) -> list[int]:
     return [each for number in range(size) for each in (9 + number, 0, token_id, 0)]
 
 
-def is_zero(token_id: int) -> bool:
-    return token_id == 0
+def comparing(prompts: Callable[[int], Prompts]) -> Callable[[int], object]:
+    from oaiserve.plugins.inspector.changes import changes_of
+
+    def compare(size: int) -> object:
+        before, now = prompts(size)
+        return changes_of(before, now, lambda token_id: token_id == 0)
+
+    return compare
 
 
 def refusing(text: Callable[[int], str]) -> Callable[[int], str]:

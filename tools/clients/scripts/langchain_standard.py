@@ -38,6 +38,8 @@ class Chat:
     supports_model_override = True
     model_override_value = features.MODEL
     counted: tuple[str, ...] = ()  # details of usage
+    chat_model_class: Any  # of LangChain's class of tests, as the next one
+    chat_model_params: Any
 
     @property
     def supported_usage_metadata_details(self) -> dict[str, list[str]]:
