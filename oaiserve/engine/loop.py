@@ -110,6 +110,7 @@ class EngineLoop:
             self._account,
             self._host,
             self._hand_over,
+            self._publish,
             overlap=parts.overlap,
             drafts=parts.drafts,
         )

@@ -52,7 +52,8 @@ class _Launched:
 
 
 class Stepper:
-    """Takes steps from their scheduling to their events. `hand_over` is called when the events of a step are there."""
+    """Takes steps from their scheduling to their events. `hand_over` is called when the events of a step are there, and
+    `publish` before the first step after a time without work."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Stepper:
         account: StepAccount,
         host: HostTime,
         hand_over: Callable[[], None],
+        publish: Callable[[], None],
         *,
         overlap: bool,
         drafts: Drafts | None,
@@ -74,6 +76,7 @@ class Stepper:
         self._account = account
         self._host = host
         self._hand_over = hand_over
+        self._publish = publish
         self._overlap = overlap
         self._drafts = drafts
         self._in_flight: _Launched | None = None
@@ -144,6 +147,8 @@ class Stepper:
         newcomers = self._requests.scheduled(step, now_ns)
         if any(opened.progress_ns is not None for opened in newcomers):
             self._hand_over()  # now: this step may take long
+        elif self._account.is_first_step:
+            self._publish()  # now: if this step hangs, the numbers of an idle engine would hide it
         at_ns = self._host.enter(HostPart.LAUNCH, step)
         if step.copies and not self._copy_blocks(step, now_ns):
             return None

@@ -65,6 +65,14 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
     assert (looks(dog, 1), engine.is_ready, engine.snapshot().num_hangs) == ("", True, 1)
 
 
+def test_numbers_have_the_request_of_a_first_step_that_hangs(engine: Engine, runner: ScriptedRunner) -> None:
+    """The alert on a stalled engine asks for work, and for no steps."""
+    engine.submit(request("held"), Inbox())
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    numbers = engine.snapshot()
+    assert (numbers.num_running, numbers.num_waiting, numbers.num_steps) == (1, 0, 0)
+
+
 @pytest.mark.usefixtures("engine")
 def test_an_idle_engine_does_not_hang(dogs: list[Watchdog]) -> None:
     assert looks(dogs[0], 100_000) == ""

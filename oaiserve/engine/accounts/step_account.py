@@ -175,6 +175,11 @@ class StepAccount:
         self._last_ended_ns = 0
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
+    @property
+    def is_first_step(self) -> bool:
+        """Whether no step has ended since the last time without work."""
+        return self.work_since_ns > self._last_ended_ns
+
     def work_began(self, now_ns: int) -> None:
         """Note the end of a time without work, which is nobody's."""
         self.work_since_ns = now_ns
