@@ -61,9 +61,15 @@ PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a 
 _IN_OBJECTIVES = (
     (Outcome.FINISHED, "200", ""),
     (Outcome.FAILED, "200", InternalError.__name__),  # in a stream
+    (Outcome.FAILED, "200", Unavailable.__name__),  # in a stream, such as all at once on a GPU without memory
     (Outcome.FAILED, "500", InternalError.__name__),
     (Outcome.REJECTED, "429", Overloaded.__name__),
     (Outcome.REJECTED, "503", Unavailable.__name__),
+)
+# The same for answers that cannot be stored, by the only operation that stores them.
+_OF_STORE = (
+    (Outcome.FAILED, "200", StoreFailed.__name__),
+    (Outcome.REJECTED, "503", StoreFailed.__name__),
 )
 # The errors with which a request to the engine may be rejected.
 _REFUSALS = (
@@ -109,7 +115,7 @@ class Observations:
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
-            for end, status, error_type in _IN_OBJECTIVES:
+            for end, status, error_type in _IN_OBJECTIVES + (_OF_STORE if operation == "responses" else ()):
                 self.count(names.REQUESTS, (end, operation, model, status, error_type), 0)
         for kind in _REFUSALS:
             self.count(names.REJECTED, (_snake_case(kind.__name__),), 0)

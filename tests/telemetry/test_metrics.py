@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
-from oaiserve.errors import APIError, InternalError, Overloaded, Unavailable, kinds_of
+from oaiserve.errors import APIError, InternalError, Overloaded, StoreFailed, Unavailable, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.metric import metric as metric_named
@@ -160,6 +160,7 @@ def test_a_number_is_on_the_page_before_any_request(
     [
         (Outcome.FINISHED, 200, None),
         (Outcome.FAILED, 200, InternalError),
+        (Outcome.FAILED, 200, Unavailable),
         (Outcome.FAILED, 500, InternalError),
         (Outcome.REJECTED, 429, Overloaded),
         (Outcome.REJECTED, 503, Unavailable),
@@ -170,6 +171,19 @@ def test_the_first_request_that_an_objective_counts_increments_a_series(
     operation: str, outcome: Outcome, status: int, error: type[APIError] | None, metrics: Metrics, make_record
 ) -> None:
     """PromQL's `increase` of a series that appears with a first burst of refusals does not have this burst."""
+    assert_increments(metrics, make_record, operation, outcome, status, error)
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(Outcome.FAILED, 200), (Outcome.REJECTED, 503)])
+def test_the_first_response_that_cannot_be_stored_increments_a_series(
+    outcome: Outcome, status: int, metrics: Metrics, make_record
+) -> None:
+    assert_increments(metrics, make_record, "responses", outcome, status, StoreFailed)
+
+
+def assert_increments(
+    metrics: Metrics, make_record, operation: str, outcome: Outcome, status: int, error: type[APIError] | None
+) -> None:
     before = samples(metrics)
     error_type = error and error.__name__
     metrics.observe(make_record(operation=operation, outcome=outcome, http_status=status, error_type=error_type))
