@@ -20,29 +20,30 @@ def dashboard() -> Dashboard:
 
 
 def _servers() -> list[Panel]:
-    def by_server(metric: str) -> list[Query]:
-        return [Query(f"max by (replica) ({NAME}_{metric}{{{ENGINE}}})", "{{replica}}")]
+    # Each gateway has numbers of its own for the servers.
+    server = "instance, replica"
+    legend = "{{replica}} of {{instance}}"
 
     return [
         lines(
             "Servers that answer",
             "1 while a server gets requests. 0 while it gives no reports, takes no requests or is left out.",
             "short",
-            [Query(f"min by (replica) ({NAME}_replica_up{{{ENGINE}}})", "{{replica}}")],
+            [Query(f"min by ({server}) ({NAME}_replica_up{{{ENGINE}}})", legend)],
         ),
         lines(
             "Open requests",
-            "Requests at each server without a whole answer. One server far above the others holds the longest prefix, "
-            "or is slow.",
+            "Requests of each gateway at each server without a whole answer. One server far above the others holds the "
+            "longest prefix, or is slow.",
             "short",
-            by_server("open_requests"),
+            [Query(f"max by ({server}) ({NAME}_open_requests{{{ENGINE}}})", legend)],
             stacked=True,
         ),
         lines(
             "Left out for failures",
             "Pauses per second of servers whose requests keep failing, though they report. Its log says why.",
             "short",
-            [Query(rate(f"{NAME}_ejected_total", ENGINE, "replica"), "{{replica}}")],
+            [Query(rate(f"{NAME}_ejected_total", ENGINE, server), legend)],
         ),
         lines(
             "Connections",

@@ -88,6 +88,16 @@ def test_a_board_asks_for_known_metrics_and_labels_whatever_others_rename(board:
     assert [name for expr in expressions for name in promql.unknown_names(expr, without=("gen_ai_", "vllm:"))] == []
 
 
+def test_a_query_by_replica_tells_gateways_apart() -> None:
+    """Two gateways may give the same number to different servers."""
+    groups = [
+        group for board in BOARDS.values() for expr in queries(board) for group in re.findall(r"by \((.*?)\)", expr)
+    ]
+    of_replicas = [group for group in groups if "replica" in group]
+    assert of_replicas
+    assert all("instance" in group for group in of_replicas)
+
+
 def test_every_phase_has_a_heatmap() -> None:
     heatmaps = [panel["title"] for panel in BOARDS["oaiserve-phases.json"]["panels"] if panel["type"] == "heatmap"]
     assert heatmaps == list(PHASES)
