@@ -34,6 +34,7 @@ from oaiserve.routes.answer.logprobs import (
 )
 from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
+from oaiserve.routes.exchange import AnswerFacts
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, CompletionBody
 from oaiserve.routes.intake.decode import num_ids
@@ -114,7 +115,8 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         # After the middle, a model may continue with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
-    shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else ())
+    facts = intake.exchange.answer_facts
+    shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else (), facts)
     return answer_to(intake, params, prompts, shape)
 
 
@@ -153,9 +155,16 @@ class CompletionShape(ChoicesShape):
     empty_choice = CompletionChoice(0, "")
 
     def __init__(
-        self, head: Head, wanted: Wanted, tokenizer: Tokenizer, num_prompts: int, echoed: Sequence[Prompt]
+        self,
+        head: Head,
+        wanted: Wanted,
+        tokenizer: Tokenizer,
+        num_prompts: int,
+        echoed: Sequence[Prompt],
+        facts: AnswerFacts,
     ) -> None:
         super().__init__("text_completion", head, wanted, num_prompts)
+        self._facts = facts
         self._tokenizer = tokenizer
         self._echoed = echoed
         self._parts: dict[int, Iterator[str]] = {}  # the text of each echoed prompt by token, for each of its choices
@@ -203,6 +212,7 @@ class CompletionShape(ChoicesShape):
         n = self._wanted.n
         if best_of > n:
             choices = best_choices(choices, best_of, n)
+            self._facts.finish_reasons = {c.index: c.finish_reason for c in choices if c.finish_reason is not None}
         return self._whole((self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices), usage)
 
     def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> Iterator[bytes]:

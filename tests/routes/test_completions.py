@@ -132,6 +132,9 @@ def test_best_of_returns_the_likeliest_candidates_of_each_prompt_best_first(serv
     assert answer["usage"]["completion_tokens"] == 16  # tokens of all candidates
     params = served.engine.submitted.get().params
     assert (params.n, params.logprobs, params.prompt_logprobs) == (4, 0, None)
+    record = served.telemetry.next_record()
+    assert record.answer_reasons == tuple(choice["finish_reason"] for choice in answer["choices"])
+    assert len(record.finish_reasons) == 8
 
 
 def test_best_of_shows_logprobs_if_the_client_asked_for_them(served: Served) -> None:

@@ -156,7 +156,7 @@ class Accounting:
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
             "finish_reasons": _in_order(exchange.finish_reasons),
-            "answer_reasons": _in_order(exchange.finish_reasons | exchange.answer_facts.finish_reasons),
+            "answer_reasons": _in_order(exchange.answer_facts.finish_reasons or exchange.finish_reasons),
             "tool_calls": exchange.answer_facts.tool_calls,
             "reasoning_tokens": exchange.answer_facts.reasoning_tokens,
             "deadline": exchange.deadline_outcome(times),
