@@ -309,7 +309,15 @@ def test_what_files_do_not_say_or_say_otherwise_is_as_in_a_config_json(tmp_path:
     }
     assert settings("phi3", attention__sliding_window=0)["sliding_window"] is None
     assert settings("phi3", attention__sliding_window=2047)["sliding_window"] == 2047
-    assert settings("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)["rope_parameters"]["factor"] == 4
+    for scaling in (
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+        {"rope__scaling__factor": 4.0},  # without a kind, as in older files, it is linear
+        {"rope__scale_linear": 4.0},
+    ):
+        linear = settings("llama", **scaling)["rope_parameters"]
+        assert (linear["rope_type"], linear["factor"]) == ("linear", 4)
+    unscaled = settings("llama", rope__scaling__type="none", rope__scaling__factor=4.0)["rope_parameters"]
+    assert unscaled["rope_type"] == "default"
 
 
 @pytest.mark.parametrize(

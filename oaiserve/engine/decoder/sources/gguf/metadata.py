@@ -84,8 +84,9 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
     rotated = metadata.get("rope.dimension_count", head_dim)
     if rotated < head_dim:
         fields["partial_rotary_factor"] = rotated / head_dim
-    kind = metadata.get("rope.scaling.type")
-    factor = metadata.get("rope.scaling.factor")
+    # Files of 2023 have the factor of a linear scaling alone, some by the name that it had first.
+    kind = metadata.get("rope.scaling.type", "linear")
+    factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear")) or None
     if kind == "linear" and factor is not None:
         fields |= {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor is not None:
