@@ -6,6 +6,7 @@ of a repository's many GGUF files.
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import threading
@@ -49,6 +50,11 @@ _WITHOUT_HUB = (
     "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
     "package index has, too"
 )
+# Errors of the disk that is to store what the hub sends
+_OF_DISK = {
+    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR),
+    *(errno.EPERM, errno.EROFS),
+}
 # The meaning of the hub's status codes, and what the user can do. Any other status is an error of the hub itself.
 _STATUSES = {
     401: ("shows this model to nobody without a valid token", "Check the name, or set HF_TOKEN to a valid token"),
@@ -215,6 +221,11 @@ def _in_time(ask: Callable[[], T]) -> T:
 def _trouble(error: BaseException, repository: str) -> HubTrouble:
     from huggingface_hub import constants
 
+    if isinstance(error, OSError) and error.errno in _OF_DISK:
+        return HubTrouble(
+            f"sends files that cannot be stored in {_storage(repository)} ({error.strerror})",
+            "Set HF_HOME to a folder with room for them that you can write to",
+        )
     cause: BaseException | None = error
     while cause is not None and getattr(cause, "response", None) is None:
         cause = cause.__cause__

@@ -211,6 +211,18 @@ def test_trouble_of_the_hub_is_explained_when_nothing_is_cached(
     assert requests_arrive(num_requests)
 
 
+def test_files_that_cannot_be_stored_are_no_trouble_of_the_hub(
+    hub: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub[0], MODEL)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    says = r"the hub sends files that cannot be stored in .*/file/hub/.* \(Not a directory\).* Set HF_HOME to a folder"
+    with pytest.raises(StartupError, match=says) as refusal:
+        local_source(REPOSITORY)
+    assert "HTTPS_PROXY" not in str(refusal.value)
+
+
 def test_a_gated_file_is_refused_with_its_licence(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     put(hub[0], MODEL)
     break_hub(403, monkeypatch, f"/{REPOSITORY}/resolve/")
