@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -28,6 +29,8 @@ from oaiserve.errors import StartupError
 LEAST_LIKENESS = 0.7
 LEAST_WORD_LIKENESS = 0.6
 MOST_COMPARED = 5  # names, the nearest first
+# Errors of a path that a user has given, and can correct: no permission, and a name that is too long.
+OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
@@ -106,11 +109,6 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
             text = str(error)
         print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
         return 2
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        print(f"{app.name[0]}: '{error.filename}' cannot be used: {error.strerror}.", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -118,6 +116,11 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends.
         return 141  # as shells report SIGPIPE
+    except OSError as error:
+        if error.filename is None or error.errno not in OF_PATHS:
+            raise
+        print(f"{app.name[0]}: '{error.filename}' cannot be used: {error.strerror}.", file=sys.stderr)
+        return 2
 
 
 def _is_unread(output: TextIO) -> bool:

@@ -103,6 +103,15 @@ def test_file_without_permission_is_named_in_a_sentence(
     assert re.fullmatch(r"oaiserve ps: '.*/servers' cannot be used: Permission denied.\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("arguments", [["doctor"], ["pull"], ["serve"], ["serve", "demo", "--lora"]])
+def test_name_that_is_too_long_for_a_file_is_refused_in_a_sentence(
+    arguments: list[str], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a" * 300
+    assert cli.main([*arguments, f"one={name}" if "--lora" in arguments else name]) == 2
+    assert re.fullmatch(rf"oaiserve[ a-z]*: '{name}' cannot be used: File name too long.\n", capsys.readouterr().err)
+
+
 def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", URL)
     assert Client(f"{server.url}/v1/").models()[0].name == "demo"
