@@ -38,7 +38,8 @@ class Chat:
     supports_model_override = True
     model_override_value = features.MODEL
     counted: tuple[str, ...] = ()  # details of usage
-    chat_model_class: Any  # of LangChain's class of tests, as the next one
+    # LangChain's class of tests has both.
+    chat_model_class: Any
     chat_model_params: Any
 
     @property
