@@ -31,6 +31,7 @@ MOST_TRIES = 3  # most replicas that get the same request
 MOVES_ON = (429, 503)  # statuses of refusals after which another replica may accept the request
 ROUTE_HEADER = DECISION_HEADER.encode()
 TRACEPARENT = b"traceparent"
+TRACESTATE = b"tracestate"
 
 
 @dataclass(frozen=True, slots=True)

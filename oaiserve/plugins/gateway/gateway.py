@@ -25,7 +25,7 @@ from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetecte
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
+from oaiserve.plugins.gateway.attempts import TRACEPARENT, TRACESTATE, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.children.models import ChildModels, ModelHangs
 from oaiserve.plugins.gateway.client_request import (
     ADAPTER_PATHS,
@@ -181,7 +181,9 @@ class Gateway:
                     await (await unless_left(self._in_turn(listing), left))(scope, receive, send)
                     return Ending.ANSWERED
                 if self._tracing is not None:  # Each attempt has its own span.
-                    request.headers = [header for header in request.headers if header[0] != TRACEPARENT]
+                    # The state of a trace that could not be continued says nothing about the new one.
+                    replaced = (TRACEPARENT, TRACESTATE) if request.trace.tracestate is None else (TRACEPARENT,)
+                    request.headers = [header for header in request.headers if header[0] not in replaced]
                 async with AsyncExitStack() as stack:
                     if self._models is not None and path in ADAPTER_PATHS:
                         request.prompt = request.prompt._replace(model=_model_of_adapter(self._models, request))

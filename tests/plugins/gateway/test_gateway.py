@@ -355,6 +355,23 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
 
 
 @pytest.mark.parametrize(
+    ("traceparent", "expected"),
+    [(f"00-{7:032x}-{9:016x}-01", "a=1,b=2"), ("00-7-9-01", None)],
+    ids=["valid", "invalid"],
+)
+def test_a_state_goes_on_with_the_trace_that_it_belongs_to(
+    traceparent: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setattr(tracing, "exporter", lambda kind: InMemorySpanExporter())
+    with fleet(1) as running:
+        running.ask(headers=[("traceparent", traceparent), ("tracestate", "a=1"), ("tracestate", "b=2")])
+        (replica,) = running.replicas.values()
+        record = replica.telemetry.records.get(timeout=TIMEOUT_SECONDS)
+    assert (record.trace.trace_id == 7, record.trace.tracestate) == (expected is not None, expected)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "name"),
     [
         ("POST", "/v1/chat/completions", 200, "POST /v1/chat/completions"),
