@@ -69,8 +69,9 @@ def _goodput() -> list[Panel]:
     return [
         lines(
             "Goodput",
-            "Finished requests per second, and those that met each target: --slo, or a multiple of what the request "
-            "would have taken alone. The difference is work that came too late.",
+            "Requests per second that met each target: --slo, or a multiple of what the request would have taken "
+            "alone. The others that finished came too late, or had no such target: answers of one token have none for "
+            "the tokens after it, and vectors, background work and the first requests after a start have none.",
             "reqps",
             [
                 Query(rate(TOTAL, FINISHED), "finished"),

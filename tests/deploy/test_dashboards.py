@@ -11,6 +11,7 @@ from deploy.grafana import build
 from deploy.grafana.without_panel import REASONS
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
+from oaiserve.telemetry.targets import LEAST_NS
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.telemetry.reported import plugin_metrics
@@ -108,6 +109,14 @@ def test_the_thresholds_of_the_slo_dashboard_are_those_of_the_rules() -> None:
     rules = " ".join(rule["expr"] for rule in promql.rules())
     in_rules = set(re.findall(r'(\w+_bucket)\{[^}]*le="([^"]*)"', rules))
     assert on_board == in_rules
+
+
+def test_the_lines_of_the_overview_are_the_least_targets_of_a_request() -> None:
+    panels = {panel["title"]: panel for panel in BOARDS["oaiserve-overview.json"]["panels"]}
+    for title, slo in (("Time to first token", "ttft"), ("Time per output token", "tpot")):
+        (_, line) = panels[title]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert line["value"] == LEAST_NS[slo] / 1e9
+        assert f"Up to the line of {line['value']:g} s no request misses" in panels[title]["description"]
 
 
 def test_the_readme_lists_every_dashboard() -> None:
