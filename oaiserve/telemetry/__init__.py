@@ -37,10 +37,10 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
     """
     if (kind := exporter_kind(environ)) is None:
         return None
-    # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
-    from oaiserve.telemetry import tracing
-
     try:
+        # A late import: OpenTelemetry's SDK would take a tenth of a second of each start. It reads variables, too.
+        from oaiserve.telemetry import tracing
+
         return tracing.Tracing(tracing.exporter(kind), **settings)
     except ValueError as error:
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error

@@ -1,10 +1,13 @@
 """OpenTelemetry's variables that choose the exporter of traces.
 
-The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates.
+The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates. For
+most invalid values they would only log a warning, and some would cost every span.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +16,9 @@ from oaiserve.telemetry import names
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
+
+
+_COMPRESSIONS = ("none", "gzip", "deflate")
 
 
 def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | None:
@@ -37,7 +43,34 @@ def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | No
             f"{protocol_variable} is '{protocol}', but this server exports traces over http/protobuf only; "
             "set it to that and the endpoint to the collector's HTTP port, usually 4318."
         )
+    _check_otlp(environ)
     return "otlp"
+
+
+def _check_otlp(environ: Mapping[str, str]) -> None:
+    """Raise StartupError for a value that the exporter would replace by its default, or could never export with."""
+
+    def value_of(name: str) -> tuple[str, str]:
+        return _value(environ, f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}")
+
+    variable, text = value_of("TIMEOUT")
+    try:
+        seconds = float(text or 10)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < math.inf:
+        raise StartupError(f"{variable} is '{text}', but must be a number of seconds above 0.")
+    variable, text = value_of("COMPRESSION")
+    if text.lower() not in ("", *_COMPRESSIONS):
+        raise StartupError(f"{variable} is '{text}', but must be one of {', '.join(_COMPRESSIONS)}.")
+    variable, text = value_of("HEADERS")
+    if not all("=" in header for header in text.split(",") if header.strip()):
+        # A header may be a password, so the message doesn't quote it.
+        raise StartupError(f"{variable} must have the form NAME=VALUE,NAME=VALUE, but a part of it has no '='.")
+    for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
+        variable, text = value_of(name)
+        if text and not os.access(text, os.R_OK):
+            raise StartupError(f"{variable} is '{text}', which cannot be read.")
 
 
 def positive_integer(environ: Mapping[str, str], variable: str, default: int) -> int:
