@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from oaiserve.checkpoints.gguf import architecture, read_values
+from oaiserve.checkpoints.gguf import architecture, read_tensors, read_values
 
 Task = Literal["generate", "embed", "score"]  # the use of a served model
 
@@ -31,15 +31,23 @@ class Pooling:
 GGUF_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
 GGUF_RANK = 4
 _ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding"}
+_OUTPUTS = ("cls.output.weight", "cls.weight")  # of rerankers, whose output is one number
 
 
 def gguf_task(path: Path) -> Task:
-    """Return the task that a GGUF file's metadata name. Raises BadFile."""
+    """Return the task that a GGUF file's metadata name, or else that of its tensors. Raises BadFile."""
     values = read_values(path)
     name = architecture(values)
     kind = values.get(f"{name}.pooling_type")
-    if kind == GGUF_RANK:
+    if kind == GGUF_RANK or (kind is None and has_score(path)):
         return "score"
     if kind in tuple(GGUF_MODES) or name in _ENCODERS:
         return "embed"
     return "generate"
+
+
+def has_score(path: Path) -> bool:
+    """Return whether a GGUF file has the output of a reranker. llama.cpp's converter names no pooling for an encoder's,
+    and its users name one when they start it. Raises BadFile."""
+    shapes = (tensor.shape for name, tensor in read_tensors(path).items() if name in _OUTPUTS)
+    return any(shape[:-1] in ((), (1,)) for shape in shapes)

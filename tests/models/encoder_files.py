@@ -139,8 +139,9 @@ FILES: dict[str, tuple[str, int, Shapes]] = {
 }  # fmt: skip
 
 
-def write_encoder(folder: Path, name: str, *, pooling: int | None = None) -> Path:
-    """Write the file of this name, with its own type of pooling or another one."""
+def write_encoder(folder: Path, name: str, *, pooling: int | None = None, names_pooling: bool = True) -> Path:
+    """Write the file of this name, with its own type of pooling or another one. Without `names_pooling`, it has none,
+    and the output of a reranker is a vector, as llama.cpp writes a matrix of one row."""
     architecture, own_pooling, shapes = FILES[name]
     path = folder / f"{name}.gguf"
     writer = gguf.GGUFWriter(path, architecture)
@@ -149,7 +150,8 @@ def write_encoder(folder: Path, name: str, *, pooling: int | None = None) -> Pat
     writer.add_embedding_length(SIZE)
     writer.add_feed_forward_length(WIDTH)
     writer.add_head_count(HEADS)
-    writer.add_pooling_type(gguf.PoolingType(own_pooling if pooling is None else pooling))
+    if names_pooling:
+        writer.add_pooling_type(gguf.PoolingType(own_pooling if pooling is None else pooling))
     if architecture in ("qwen3", "gemma-embedding"):
         writer.add_head_count_kv(HEADS // 2)
         writer.add_key_length(_HEAD_DIM)
@@ -179,6 +181,8 @@ def write_encoder(folder: Path, name: str, *, pooling: int | None = None) -> Pat
     rng = np.random.default_rng(7)
     for tensor, shape in shapes.items():
         numbers = rng.normal(size=shape).astype(np.float32)
+        if not names_pooling and shape == (1, SIZE):
+            numbers = numbers[0]
         is_norm = "norm" in tensor and tensor.endswith("weight")
         writer.add_tensor(tensor, 1 + 0.3 * numbers if is_norm else 0.3 * numbers)
     finish(writer)

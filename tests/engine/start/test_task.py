@@ -55,6 +55,12 @@ def test_the_task_of_a_gguf_file(name: str, pooling: int | None, task: str, tmp_
     assert find_task(source, "generate") == "generate"
 
 
+@pytest.mark.parametrize(("name", "task"), [("bert-rank", "score"), ("bert-cls", "embed"), ("qwen3", "generate")])
+def test_the_task_of_a_gguf_file_that_names_no_pooling(name: str, task: str, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, name, names_pooling=False)
+    assert find_task(ModelSource(str(tmp_path), path.name, is_local=True), "auto") == task
+
+
 def test_only_known_tasks_are_options() -> None:
     with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
         EngineOptions(task="chat")

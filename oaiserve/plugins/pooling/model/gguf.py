@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.checkpoints.gguf import architecture, read_tokenizer, read_values
-from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
+from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK, Task, has_score
 from oaiserve.engine.start.parts import (
     ENCODERS,
     GgufFile,
@@ -41,8 +41,9 @@ class GgufPooler(NamedTuple):
     pair_template: str  # the same as in `Pooling`
 
 
-def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> GgufPooler:
-    """Load and expand the weights of a file. Raises BadFile, and StartupError for a file that lacks some."""
+def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype, task: Task) -> GgufPooler:
+    """Load and expand the weights of a file. The task decides what a reranker is for whose pooling the file doesn't
+    name. Raises BadFile, and StartupError for a file that lacks some weights."""
     values = read_values(path)
     name = architecture(values)
     is_jina = name == "jina-bert-v2"
@@ -73,6 +74,8 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     scale_frequencies(model, rope_factors)
     dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
     kind = values.get(f"{name}.pooling_type")
+    if kind is None and task == "score" and has_score(path):
+        kind = GGUF_RANK
     if kind != GGUF_RANK:
         return GgufPooler(model, GGUF_MODES.get(kind or 0), dense, None, gives_probabilities=False, pair_template="")
     is_qwen = config.model_type.startswith("qwen")
@@ -95,6 +98,7 @@ def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
     middle_bias = heads.get("cls.bias")
     output = heads.get("cls.output.weight")
     output_bias = heads.get("cls.output.bias")
+    middle, output = (one if one is None else one.view(-1, one.shape[-1]) for one in (middle, output))
     if output is None and middle is not None and middle.shape[0] == 1:
         output = middle
         output_bias = middle_bias

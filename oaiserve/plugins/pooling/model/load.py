@@ -143,7 +143,7 @@ def _load_gguf(
         dtype = torch.float32
     else:
         dtype = select_dtype(options.dtype, config, device, is_gguf=True)
-    gguf_pooler = load_gguf_pooler(path, config, dtype)
+    gguf_pooler = load_gguf_pooler(path, config, dtype, task)
     if (gguf_pooler.score_head is not None) != (task == "score"):
         raise StartupError(f"'{path}' cannot be served for --task {task}: its metadata name another one.")
     move(gguf_pooler.model, device, str(path))

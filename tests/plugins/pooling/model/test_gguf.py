@@ -35,8 +35,9 @@ def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-rank", "modern-bert-rank"])
-def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
-    path = write_encoder(tmp_path, name)
+@pytest.mark.parametrize("names_pooling", [True, False])
+def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, names_pooling: bool, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, name, names_pooling=names_pooling)
     result = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
     assert float(result.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
 
@@ -57,6 +58,11 @@ def test_another_task_than_that_of_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_without_pooling_of_a_decoder_can_embed(tmp_path: Path) -> None:
     path = write_encoder(tmp_path, "qwen3", pooling=0)
+    assert load_pooler(path, "embed", EngineOptions()).pooling.size == 64
+
+
+def test_a_reranker_that_names_no_pooling_can_embed(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, "bert-rank", names_pooling=False)
     assert load_pooler(path, "embed", EngineOptions()).pooling.size == 64
 
 
