@@ -48,11 +48,12 @@ def _servers() -> list[Panel]:
         lines(
             "Connections",
             "Open connections of clients, and those that it closed per second, by reason. all: --max-connections were "
-            "open.",
+            "open. held back: seconds per second that the 4xx of clients with many refusals wait.",
             "short",
             [
                 Query(f"sum({NAME}_connections{{{ENGINE}}})", "open"),
                 Query(rate(f"{NAME}_connections_refused_total", ENGINE, "reason"), "{{reason}}"),
+                Query(rate(f"{NAME}_refusal_delay_seconds_total", ENGINE), "held back, s/s"),
             ],
         ),
     ]

@@ -43,8 +43,8 @@ def _of_gateway() -> dict[str, set[str]]:
     assert LABEL == "served_model"
     metrics = GatewayMetrics(Watch(Routers(), (), (), USUAL))
     known = {
-        f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
-        for name, metric in vars(metrics).items()
+        f"{vars(metric)['_name']}_total": {*vars(metric)["_labelnames"], *_TARGET}
+        for metric in vars(metrics).values()
         if isinstance(metric, Counter)
     }
     known["oaiserve_gateway_connections"] = _TARGET

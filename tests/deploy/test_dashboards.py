@@ -13,7 +13,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
 from oaiserve.telemetry.targets import LEAST_NS
 from tests.deploy import promql
-from tests.deploy.paths import DEPLOY
+from tests.deploy.paths import DEPLOY, ROOT
 from tests.telemetry.reported import plugin_metrics
 
 BOARDS = {file.name: json.loads(file.read_text()) for file in sorted(build.FOLDER.glob("*.json"))}
@@ -97,6 +97,13 @@ def test_a_query_by_replica_tells_gateways_apart() -> None:
     of_replicas = [group for group in groups if "replica" in group]
     assert of_replicas
     assert all("instance" in group for group in of_replicas)
+
+
+def test_the_dashboard_gateway_shows_all_metrics_that_its_page_lists() -> None:
+    listed = re.findall(r"^\| `(oaiserve_gateway_\w+)", (ROOT / "docs" / "gateway.md").read_text(), re.MULTILINE)
+    shown = " ".join(queries(BOARDS["oaiserve-gateway.json"]))
+    assert len(listed) > 10
+    assert [name for name in listed if not re.search(rf"{name}(_bucket)?\b", shown)] == []
 
 
 def test_every_phase_has_a_heatmap() -> None:
