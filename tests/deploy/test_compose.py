@@ -18,11 +18,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oaiserve import cli
-from oaiserve.app import TELEMETRY_CLOSE_SECONDS
+from oaiserve.app import TELEMETRY_CLOSE_SECONDS, create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
+from tests.certificates import certificates
 from tests.deploy.paths import DEPLOY, ROOT
+from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import RunningServer
+
+__all__ = ["certificates"]
 
 FOLDER = DEPLOY / "compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -167,11 +171,11 @@ def test_the_environment_has_only_settings_of_the_server() -> None:
     assert {name.lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
 
 
-def health_of(port: int) -> int:
+def health_of(port: int, **variables: str) -> int:
     """Run the command of the HEALTHCHECK against this port, and return its exit status."""
     command: list[Any] = json.loads(re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
     assert command[0] == "python"
-    env = {**os.environ, "OAISERVE_PORT": str(port)}
+    env = {**os.environ, "OAISERVE_PORT": str(port), **variables}
     done = subprocess.run([sys.executable, *command[1:]], env=env, capture_output=True, timeout=30, check=False)
     return done.returncode
 
@@ -187,3 +191,15 @@ def test_the_health_check_requests_ready_and_fails_if_nothing_listens(status: in
     with RunningServer(app, ServerOptions(drain_timeout_seconds=0)) as server:
         assert health_of(server.port) == exit_status
     assert health_of(server.port) == 1
+
+
+@pytest.mark.openssl
+def test_the_health_check_reads_the_key_and_whether_there_is_tls(certificates: dict[str, Path]) -> None:
+    tls = {"tls_certificate": certificates["sound"], "tls_key": certificates["sound"]}
+    options = ServerOptions(api_key=("secret",), guard_all=True, drain_timeout_seconds=0, **tls)
+    app = create_app(Config("demo", options), FakeEngine(), FakeTelemetry())
+    with RunningServer(app, options) as server:
+        variables = {"OAISERVE_API_KEY": "secret another", "OAISERVE_TLS_CERTIFICATE": "certificate.pem"}
+        assert health_of(server.port, **variables) == 0
+        assert health_of(server.port, **variables | {"OAISERVE_API_KEY": "other"}) == 1
+        assert health_of(server.port, OAISERVE_API_KEY="secret") == 1
