@@ -41,8 +41,9 @@ class GgufWeights:
         family = family_of(settings)
         assert family is not None, settings["model_type"]  # A known architecture has one.
         self._family = family
-        # The model's own code decides which tokens see later ones.
-        self._facts = self._family.facts(settings_of({**settings.stated, "use_bidirectional_attention": False}))
+        # The model's own code decides which tokens see later ones, and limits queries, keys and values.
+        own_code = {"use_bidirectional_attention": False, "clip_qkv": None}
+        self._facts = self._family.facts(settings_of({**settings.stated, **own_code}))
         self._tensors = GgufTensors(path, self._family.names, settings, torch.float32)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         paths = paths_of_parameters(parameters, self._family.names, self._facts.num_layers)
