@@ -112,6 +112,11 @@ def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
     assert rule["metricsQuery"].startswith("sum by (<<.GroupBy>>)")
 
 
+def test_the_autoscaler_alone_sets_the_number_of_pods() -> None:
+    """`kubectl apply` of a number would end all pods beyond it."""
+    assert "replicas" not in DEPLOYMENT["spec"]
+
+
 def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() -> None:
     labels = POD["metadata"]["labels"]
     assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == "vllm"
