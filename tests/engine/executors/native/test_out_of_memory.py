@@ -13,11 +13,12 @@ from typing import TypeVar
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from oaiserve.engine.executors.native import build
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.sequences.step import Chunk, Step
-from tests.engine.executors.native.small_models import config, described_by_files, load, native_of
+from tests.engine.executors.native.small_models import MOE, config, described_by_files, load, native_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 
 pytestmark = pytest.mark.compiler
@@ -32,6 +33,7 @@ MODEL = config(
     sliding_window=20,
     layer_types=["sliding_attention", "full_attention"],
 )
+MIXTURE = config("qwen3_moe", **MOE, num_hidden_layers=1, max_position_embeddings=1024)
 SIZES = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": 2}
 
 
@@ -92,9 +94,10 @@ def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> 
     assert len(list(results_with_failures(fail_allocation, lambda: [build_native]))) > 40
 
 
+@pytest.mark.parametrize("asked", [MODEL, MIXTURE], ids=["windows", "experts"])
 @torch.inference_mode()
-def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
-    described = described_by_files(load(MODEL))
+def test_a_step_can_be_repeated(asked: PreTrainedConfig, fail_allocation: FailAllocation) -> None:
+    described = described_by_files(load(asked))
 
     def steps() -> list[Callable[[], Tensor]]:
         native = native_of(described, **SIZES)

@@ -65,11 +65,12 @@ class Assignment {
 
   // Makes room for a number of tokens. Throws std::bad_alloc.
   void reserve(long num_tokens) {
+    if (num_tokens <= tokens_) return;
     const size_t count = size_t(num_tokens * top_k);
-    if (count <= chosen.size()) return;
     chosen.resize(count), weights.resize(count), rows.resize(count), places.resize(count);
     groups.resize(size_t(most_groups(num_tokens)));
     next_.resize(size_t(experts));
+    tokens_ = num_tokens;
   }
 
   // Sorts the rows by expert, as `chosen` says.
@@ -97,6 +98,7 @@ class Assignment {
 
  private:
   std::vector<int32_t> next_;  // [experts], where an expert's next row goes
+  long tokens_ = 0;            // tokens for which all arrays have room
 };
 
 // Chooses the experts of one token: writes their indices and weights [top_k], best first. The first of equal
