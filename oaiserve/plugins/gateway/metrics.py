@@ -106,7 +106,11 @@ class _Replicas(Collector):
 
     def collect(self) -> Iterator[Metric]:
         by = ["replica"]
-        up = GaugeMetricFamily("oaiserve_gateway_replica_up", "Whether it has answered when last asked.", labels=by)
+        up = GaugeMetricFamily(
+            "oaiserve_gateway_replica_up",
+            "Whether it gets requests: it answers, is ready, and not left out.",
+            labels=by,
+        )
         num_open = GaugeMetricFamily("oaiserve_gateway_open_requests", "Requests without a whole answer.", labels=by)
         ejected = CounterMetricFamily("oaiserve_gateway_ejected", "Pauses after failed requests.", labels=by)
         for name, upstream in self._watch.upstreams.items():
