@@ -31,7 +31,7 @@ class Pooling:
 GGUF_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
 GGUF_RANK = 4
 _ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding"}
-_OUTPUTS = ("cls.output.weight", "cls.weight")  # of rerankers, whose output is one number
+_OUTPUTS = ("cls.output.weight", "cls.weight")  # Either makes the score of a reranker, which is one number.
 
 
 def gguf_task(path: Path) -> Task:

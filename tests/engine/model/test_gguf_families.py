@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from oaiserve.engine.model.transformers_files.empty_model import named_parameters
 from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights
+from tests.models.described import model_of_files
 from tests.models.gguf_records import Record, model_of, parameters_of, records
 
 IDS = torch.arange(5, 25)[None]
@@ -47,3 +48,19 @@ def test_a_file_has_the_numbers_of_the_model(name: str, tmp_path: Path) -> None:
     assert weights.names() == own.keys()
     for parameter, values in own.items():
         torch.testing.assert_close(weights.tensor(parameter), torch.from_numpy(values), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_whose_queries_and_keys_are_limited_is_computed_by_transformers(tmp_path: Path) -> None:
+    record = Record("olmo")
+    record.values["olmo.attention.clamp_kqv"] = 0.5
+    model = model_of("olmo")
+    path = tmp_path / "model.gguf"
+    record.write(path, model, lambda _: Kind.F32)
+    with torch.inference_mode():
+        unlimited = model(IDS).logits
+        for layer in model.model.layers:
+            layer.self_attn.config.clip_qkv = 0.5
+        expected = model(IDS).logits
+        logits = model_of_files(path)(IDS).logits
+    assert not torch.allclose(expected, unlimited)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
