@@ -33,6 +33,7 @@ from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.gguf_files import finish
 from tests.models.small_configs import sizes_of
+from tests.models.small_sizes import OF_TYPE
 
 RECORDS = Path(__file__).parent.parent / "engine" / "model" / "gguf_records"
 _WINDOW = {"sliding_window": 6}
@@ -49,6 +50,9 @@ _SIZES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
     "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
     "minimax_m2": {"rotary_dim": 16},
+    "ministral3": {
+        "rope_parameters": {**OF_TYPE["ministral3"]["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 1.0}
+    },
     "olmo3": _MIXED,
     "qwen3_5_moe_text": {"shared_expert_intermediate_size": 32},
     "qwen3_next": {"shared_expert_intermediate_size": 32},

@@ -341,6 +341,14 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
     assert {key: settings.get(key) for key in expected} == expected
 
 
+def test_a_model_like_llama_may_have_the_architecture_of_ministral_3(tmp_path: Path) -> None:
+    path = file_of(FILES["llama"], tmp_path)
+    values = read_values(path)
+    expected = settings_of_gguf(values, read_tensors(path))
+    values = {re.sub(r"^llama\.", "mistral3.", key): value for key, value in values.items()}
+    assert settings_of_gguf(values, read_tensors(path)) == expected
+
+
 def assert_same(found: Settings, config: PreTrainedConfig) -> None:
     stated = json.loads(config.to_json_string(use_diff=False), object_hook=with_infinity)
     if hasattr(config, "num_experts"):

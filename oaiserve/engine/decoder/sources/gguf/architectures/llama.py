@@ -15,6 +15,18 @@ def _llama(metadata: Metadata) -> Fields:
     return fields | {"model_type": "mixtral", "num_experts_per_tok": metadata["expert_used_count"]}
 
 
+def _mistral3(metadata: Metadata) -> Fields:
+    """Read the fields of Ministral 3, or those of Mistral Small 3.1, whose files name the same architecture."""
+    fields = {"head_dim": metadata.head_dim}
+    beta = metadata.get("attention.temperature_scale")
+    if beta is None:
+        return fields | {"model_type": "llama"}
+    scaled = rope(metadata, metadata.head_dim) | {"llama_4_scaling_beta": beta}
+    if all_dim := metadata.get("rope.scaling.yarn_log_multiplier"):
+        scaled |= {"mscale": 1.0, "mscale_all_dim": all_dim}  # llama.cpp, too, takes the first of them for 1
+    return fields | {"rope_parameters": scaled}
+
+
 def _deep(metadata: Metadata) -> Fields:
     return axes(metadata) | {"num_deep_layers": metadata.get("n_deepstack_layers", 0)}
 
@@ -48,6 +60,7 @@ _UP_HAS_BOTH: Names = {"gate_up": "ffn_up", "up": ()}
 _PHI3: Names = {**_UP_HAS_BOTH, "frequency_factors": ("rope_freqs.weight", "rope_factors_short.weight")}
 ARCHITECTURES = (
     *(Architecture(name=name, type="llama", fields=_llama, rows=TURNED) for name in ("llama", "mistral")),
+    Architecture(name="mistral3", type="ministral3", fields=_mistral3, rows=TURNED),
     Architecture(name="qwen2", type="qwen2"),
     Architecture(name="qwen2vl", type="qwen2", fields=axes),
     Architecture(name="qwen2moe", type="qwen2_moe"),
