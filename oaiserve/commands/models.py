@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -152,7 +155,13 @@ def _removed(folder: Path) -> int:
 
 
 def _executed(strategy: Any) -> int:
+    """Remove files from the hub's cache. Return how many bytes that frees. Raises OSError."""
+    cache = logging.getLogger("huggingface_hub.utils._cache_manager")
+    cache.setLevel(logging.ERROR)  # It warns, with a traceback, of a file without permission, and goes on.
     strategy.execute()
+    removed = (*strategy.repos, *strategy.snapshots, *strategy.refs, *strategy.blobs)
+    if left := [path for path in removed if os.path.lexists(path)]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(left[0]))
     return int(strategy.expected_freed_size)
 
 

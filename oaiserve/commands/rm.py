@@ -43,7 +43,12 @@ def command(name: str, /, *, yes: bool = False) -> int:
             return 1
         if not answer.lower().startswith("y"):
             return 1
-    freed = model.remove() if model.remove is not None else 0
+    try:
+        freed = model.remove() if model.remove is not None else 0
+    except OSError as error:
+        raise StartupError(
+            f"Not all files of '{name}' could be removed: {error.strerror} ({error.filename})."
+        ) from error
     for record in model.records:
         with suppress(FileNotFoundError):  # A start has just forgotten the lost model.
             freed += record.path.stat().st_size

@@ -1,6 +1,9 @@
 """Models on this disk are listed, removed and fetched."""
 
+import errno
 import json
+import os
+import re
 import shutil
 import sys
 from io import StringIO
@@ -116,6 +119,24 @@ def test_a_model_of_the_hub_is_fetched_listed_and_removed(
     assert "are free again" in run(capsys, "rm", REPOSITORY, "--yes")
     assert listed(capsys) == {}
     assert not any((tmp_path / "cache").rglob("blobs/*"))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_files_that_cannot_be_removed_are_named(
+    number: int, hub: HubFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub[0], MODEL)
+    run(capsys, "pull", REPOSITORY)
+
+    def rmtree(folder: Path) -> None:
+        raise OSError(number, os.strerror(number), str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    refusal = run(capsys, "rm", REPOSITORY, "--yes", code=2)
+    says = (
+        rf"oaiserve rm: Not all files of '{REPOSITORY}' could be removed: {os.strerror(number)} \(/.*/models--.*\)\.\n"
+    )
+    assert re.fullmatch(says, refusal)
 
 
 def test_of_gguf_files_in_one_repository_each_is_a_model(
