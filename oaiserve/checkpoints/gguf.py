@@ -251,6 +251,8 @@ def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
     with data:
         gguf = _Gguf(data)
         version = gguf.number("I")
+        if version in (2 << 24, 3 << 24):
+            raise BadFile("its numbers are big-endian, as for IBM Z; take the little-endian file of the same model")
         if version not in (2, 3):
             raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
         num_tensors = gguf.number("Q")

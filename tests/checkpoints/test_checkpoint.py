@@ -388,6 +388,7 @@ def test_a_gguf_file_of_pictures_or_sounds_is_refused_by_its_architecture(
         (POINTER, "it is only a pointer of Git LFS"),
         (b"GGUF", "it is cut, or lies about its counts"),
         (gguf(version=1), "its GGUF version is 1, but must be 2 or 3"),
+        (gguf(version=3 << 24), "its numbers are big-endian"),
         (gguf(values=2**60), "it is cut, or lies about its counts"),
         (gguf(tensors=2**60), "it is cut, or lies about its counts"),
         (gguf(tokens=2**20), "it is cut, or lies about its counts"),
