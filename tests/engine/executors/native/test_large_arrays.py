@@ -79,6 +79,8 @@ def test_the_last_blocks_of_a_cache_are_like_the_first(asked: PreTrainedConfig, 
     large = native_of(found, num_blocks=num_blocks, **sizes)
     last = range(num_blocks - NUM_BLOCKS, num_blocks)
     assert torch.equal(logits_of(large, blocks=last), logits_of(small))
+    for many, few in zip(large.block_tensors, small.block_tensors, strict=True):
+        assert torch.equal(many[-NUM_BLOCKS:].view(torch.uint8), few.view(torch.uint8))
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "mamba2"])
@@ -90,6 +92,8 @@ def test_the_last_states_are_like_the_first(family: str) -> None:
     num_states = ELEMENTS // max(math.prod(shape.shape) for shape in shapes) + 2
     few, many = (States(loaded.state_shapes, number, CPU) for number in (1, num_states))
     assert torch.equal(logits_of(native, states=many, place=num_states - 1), logits_of(native, states=few))
+    for of_many, of_few in zip(many._tensors, few._tensors, strict=True):
+        assert torch.equal(of_many[-1], of_few[-1])
 
 
 def test_the_last_rows_of_an_embedding_are_like_the_first() -> None:
