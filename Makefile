@@ -10,6 +10,7 @@
 # make test-all   runs test, test-kernels and test-real in one go, as CI does
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make test-arm   runs the demo model on emulated CPUs of aarch64, and compares its answers with x86's (ARGS= for other models)
+# make test-sanitized   runs the tests of native code with GCC's sanitizers, which find accesses outside of arrays
 # make check   format, lint, types, imports and style; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
@@ -33,7 +34,7 @@ DOCS_VENV := build/docs-venv
 # Only these files are read, since reading all tests takes a minute.
 OF_KERNELS = $(shell grep --recursive --files-with-matches --include 'test_*.py' mark.kernels tests)
 
-.PHONY: serve test quick growth fuzz test-all test-kernels test-real test-range test-avx2 test-arm check format bench bench-peers clients docs wheel setup
+.PHONY: serve test quick growth fuzz test-all test-kernels test-real test-range test-avx2 test-arm test-sanitized check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
@@ -75,6 +76,15 @@ test-avx2:
 # Minutes for each variant of the native code, in the emulator, so CI leaves it out.
 test-arm: setup
 	$(BIN)/python -m tools.arm $(ARGS)
+
+# Minutes of a compiler for each variant of the native code, so CI leaves it out. Python must load the sanitizer before
+# everything else, and with it the library whose exceptions the sanitizer watches. The compiler needs neither.
+SANITIZERS := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
+test-sanitized: export CXX = sh -c 'unset LD_PRELOAD; exec g++ "$$@" $(SANITIZERS)' sh
+test-sanitized: setup
+	OAISERVE_CACHE=$(CURDIR)/build/sanitized ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+		$(PYTEST) --timeout 0 -k "not aarch64 and not amx" tests/engine/executors/native $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
