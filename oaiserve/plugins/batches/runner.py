@@ -142,7 +142,9 @@ class BatchRunner:
                 if not one.lines and not one.is_read:
                     one.lines += await self.store.next_lines(one.owned.batch.id, one.read)
                     one.is_read = not one.lines
-                if not one.lines or one.ending.locked() or room <= 0:
+                # It may have been cancelled while its lines were read.
+                is_open = self._open.get(one.owned.batch.id) is one and not one.ending.locked()
+                if not one.lines or not is_open or room <= 0:
                     continue
                 line = one.lines[0]
                 if self._under_way_bytes and self._under_way_bytes + line.num_bytes > MOST_UNDER_WAY_BYTES:

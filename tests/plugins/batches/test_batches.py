@@ -1,7 +1,9 @@
 """Files and batches: OpenAI's client works with them, and no line is lost or doubled, whenever a server ends."""
 
+import asyncio
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,7 @@ from oaiserve.routes.adaptations import HEADER
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
+from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.nesting import TOO_DEEP
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import Serve, Served, run_server, serving
@@ -226,6 +229,28 @@ def test_batch_goes_on_after_a_cancellation_that_could_not_be_stored(
     served.engine.script = says("Hello", " world")
     batch = ended(sdk, batch)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 40, 0)
+
+
+def test_no_line_begins_after_its_batch_was_cancelled_while_lines_were_read(
+    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = BatchStore.next_lines
+    is_taken = threading.Event()
+    is_cancelled = threading.Event()
+
+    async def next_lines(store: BatchStore, batch_id: str, after: int) -> list[Line]:
+        lines = await take(store, batch_id, after)
+        is_taken.set()
+        await asyncio.to_thread(is_cancelled.wait, TIMEOUT_SECONDS)
+        return lines
+
+    monkeypatch.setattr(BatchStore, "next_lines", next_lines)
+    batch = begin(sdk, line(1))
+    assert is_taken.wait(TIMEOUT_SECONDS)
+    assert sdk.batches.cancel(batch.id).status == "cancelled"
+    is_cancelled.set()
+    assert ended(sdk, begin(sdk, line(2))).request_counts.completed == 1
+    assert served.engine.submitted.qsize() == 1
 
 
 def test_batches_go_on_after_a_fault(
