@@ -29,6 +29,8 @@ BIN := $(VENV)/bin
 # One process more than cores, because tests with browsers and servers also wait.
 PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# CI sets this to `$(BIN)/python -m tools.retry_failed`, which tries up to three failed tests once more, and counts them.
+RETRY ?=
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 # Only these files are read, since reading all tests takes a minute.
@@ -63,11 +65,11 @@ test-real: setup
 
 # The versions in constraints.txt have had these tests in `make test`.
 test-range: setup
-	$(BIN)/python -m tools.ranges --pytest="$(ARGS)"
+	$(BIN)/python -m tools.ranges $(if $(RETRY),--retry) --pytest="$(ARGS)"
 
 # The last three in one run, which reads all tests once and leaves no process idle at the end of each: for CI.
 test-all: setup
-	$(PYTEST) $(ARGS)
+	$(RETRY) $(PYTEST) $(ARGS)
 
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:

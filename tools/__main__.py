@@ -53,6 +53,7 @@ COMMANDS = {
     "images": "first tokens, second turns and neighbours of images, and memory: docs/images.md",
     "costs": "what requests cost beside the machine's meters: docs/costs.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
+    "retry_failed": "runs pytest, and tries up to three failed tests once more: for CI",
     "ranges": "tests with the lowest and newest versions of packages: `make test-range`",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md",

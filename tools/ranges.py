@@ -22,6 +22,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tools import retry_failed
+
 ROOT = Path(__file__).parents[1]
 INTO = ROOT / "build/range"
 MAX_PROCESSES = 4
@@ -129,7 +131,7 @@ def install(name: str, version: Version, needs: Sequence[str] = ()) -> Path:
     return folder
 
 
-def run(name: str, folders: Sequence[Path], more: Sequence[str]) -> int:
+def run(name: str, folders: Sequence[Path], more: Sequence[str], retry: bool = False) -> int:
     """Run what is tested of a package with the versions in the folders, and return how many of the runs fail."""
     part = PACKAGES[name]
     if part.command:
@@ -140,8 +142,10 @@ def run(name: str, folders: Sequence[Path], more: Sequence[str]) -> int:
         print(f"-- tests with {folder.name}", flush=True)
         path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
         tests = [path for path in part.tests if (ROOT / path).exists()]
-        done = subprocess.run([*PYTEST, *tests, *more], env=os.environ | {"PYTHONPATH": path}, check=False)
-        num_failed += done.returncode != 0
+        command = [*PYTEST, *tests, *more]
+        env = os.environ | {"PYTHONPATH": path}
+        run_tests = retry_failed.run if retry else subprocess.call
+        num_failed += run_tests(command, env=env) != 0
     return num_failed
 
 
@@ -149,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PACKAGES, help="a package; repeatable")
     parser.add_argument("--install", action="store_true", help="only install the versions, and test nothing")
+    parser.add_argument("--retry", action="store_true", help="try up to three failed tests of a run once more")
     parser.add_argument("--pytest", default="", metavar="FLAGS", help="more flags of pytest")
     arguments = parser.parse_args(argv)
     num_failed = 0
@@ -158,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folders = [install(name, version, tested.needs) for version in choice.versions]
         if not arguments.install:
             print(*choice.notes, sep="\n", end="\n" if choice.notes else "", flush=True)
-            num_failed += run(name, folders, shlex.split(arguments.pytest))
+            num_failed += run(name, folders, shlex.split(arguments.pytest), arguments.retry)
     return 1 if num_failed else 0
 
 
