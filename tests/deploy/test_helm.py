@@ -16,6 +16,7 @@ OPTIONAL = ("autoscaling", "gateway", "inferencePool", "prometheusOperator")
 ALL = {name: {"enabled": True} for name in OPTIONAL}
 KINDS_WITHOUT_SCHEMA = {"ServiceMonitor", "PrometheusRule", "InferencePool"}
 MANIFESTS = sorted(at for at in FOLDER.rglob("*.yaml") if at.name not in NOT_MANIFESTS)
+KEYS = {"oaiserve": "OAISERVE_API_KEY", "oaiserve-gateway": "OAISERVE_REPLICA_KEY"}  # of each deployment
 Objects = dict[tuple[str, str], dict[str, Any]]  # by kind and name
 
 pytestmark = pytest.mark.helm
@@ -131,6 +132,36 @@ def test_values_replace_those_of_the_manifests() -> None:
     scaled = rendered({"autoscaling": {"enabled": True, "maxReplicas": 9}})
     assert scaled["HorizontalPodAutoscaler", "oaiserve"]["spec"]["maxReplicas"] == 9
     assert "replicas" not in scaled["Deployment", "oaiserve"]["spec"]
+
+
+@pytest.mark.parametrize("values", [{}, {"apiKeySecret": "keys"}])
+def test_a_pod_needs_the_secret_that_its_key_is_in(values: dict[str, Any]) -> None:
+    objects = rendered(values | {"gateway": {"enabled": True}})
+    for name, variable in KEYS.items():
+        first = env_of(objects, name)[0]
+        secret = values.get("apiKeySecret", "oaiserve")
+        assert first == {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": "api-key"}}}
+
+
+def test_only_open_true_starts_servers_without_a_key() -> None:
+    variable = {"name": "HF_TOKEN", "value": "t"}
+    objects = rendered({"open": True, "env": [variable], "gateway": {"enabled": True}})
+    assert (env_of(objects, "oaiserve"), env_of(objects, "oaiserve-gateway")) == ([variable], [])
+    kubernetes_validate.validate(rendered({"open": True})["Deployment", "oaiserve"], KUBERNETES, strict=True)
+    for values, reason in (
+        ({"open": "false"}, 'open is "false", but must be true or false.'),
+        ({"open": None}, "open is null, but must be true or false."),
+        ({"open": True, "apiKeySecret": "keys"}, "open is true, but apiKeySecret is 'keys'"),
+    ):
+        with pytest.raises(subprocess.CalledProcessError) as error:
+            rendered(values)
+        assert reason in error.value.stderr
+
+
+def env_of(objects: Objects, name: str) -> list[dict[str, Any]]:
+    (container,) = objects["Deployment", name]["spec"]["template"]["spec"]["containers"]
+    env: list[dict[str, Any]] = container["env"]
+    return env
 
 
 def test_zero_replicas_are_not_those_of_the_manifests() -> None:

@@ -6,6 +6,7 @@ that the other manifests rely on are checked.
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from deploy.kubernetes import build
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS, routes
@@ -71,6 +72,27 @@ def test_the_pod_gives_a_shutdown_enough_time() -> None:
 def test_the_environment_has_only_settings_of_the_server() -> None:
     settings = {variable["name"].removeprefix("OAISERVE_").lower() for variable in CONTAINER["env"]}
     assert settings == {"api_key"} <= set(ServerOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", ["deployment.yaml", "gateway/deployment.yaml"])
+def test_no_pod_starts_without_the_secret_of_its_key(name: str) -> None:
+    (container,) = manifest(name)["spec"]["template"]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "oaiserve", "key": "api-key"}
+
+
+def test_the_component_open_removes_the_variable_of_each_key_and_nothing_else() -> None:
+    component = manifest("open/kustomization.yaml")
+    deployments = {each["metadata"]["name"]: each for each in (DEPLOYMENT, manifest("gateway/deployment.yaml"))}
+    assert [patch["target"]["name"] for patch in component["patches"]] == [*deployments]
+    for patch in component["patches"]:
+        (container,) = deployments[patch["target"]["name"]]["spec"]["template"]["spec"]["containers"]
+        path = "/spec/template/spec/containers/0/env/0"
+        (variable,) = container["env"]
+        assert yaml.safe_load(patch["patch"]) == [
+            {"op": "test", "path": f"{path}/name", "value": variable["name"]},
+            {"op": "remove", "path": path},
+        ]
 
 
 def test_the_container_runs_with_few_rights() -> None:

@@ -30,3 +30,19 @@
 {{- end -}}
 {{- toYaml $node -}}
 {{- end -}}
+
+{{- /* Returns `env`: a container's variables with the key from the secret, which must exist, or without it if open. */ -}}
+{{- define "oaiserve.keyed" -}}
+{{- $values := .root.Values -}}
+{{- $env := .env -}}
+{{- if not (kindIs "bool" $values.open) -}}
+  {{- fail (printf "open is %v, but must be true or false." (toJson $values.open)) -}}
+{{- else if and $values.open $values.apiKeySecret -}}
+  {{- fail (printf "open is true, but apiKeySecret is '%v': a server with a key is not open. Set one of the two." $values.apiKeySecret) -}}
+{{- else if $values.open -}}
+  {{- $env = rest $env -}}
+{{- else if $values.apiKeySecret -}}
+  {{- $_ := set (first $env).valueFrom.secretKeyRef "name" $values.apiKeySecret -}}
+{{- end -}}
+{{- toYaml (dict "env" $env) -}}
+{{- end -}}
