@@ -27,6 +27,8 @@ from oaiserve.hosts import Authority, parse_authority
 MOST_SECONDS = 10.0  # time limit for one file, including redirects
 MOST_REDIRECTS = 3
 MOST_URL_CHARACTERS = 4096
+MOST_OVERHEAD_BYTES = 128 * 2**10  # that a host may send besides the file: headers, 1xx answers, sizes of chunks
+READ_BYTES = 2**13  # at most in one read, since the event loop can't do anything else while a read is parsed
 # The IPv6 addresses of the internet, and those among them that contain an IPv4 address.
 _IPV6 = ip_network("2000::/3")
 _HIDING_IPV4 = (ip_network("2001::/32"), ip_network("2002::/16"))
@@ -96,15 +98,21 @@ class Fetcher:
                 "accept-encoding": "identity",
                 "user-agent": "oaiserve",
             }
+            traffic = _Traffic()
             own = httpcore2.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
             async with (
                 AsyncExitStack() as streams,
-                httpcore2.AsyncConnectionPool(tls, network_backend=_CheckedNetwork(self, streams)) as pool,
+                httpcore2.AsyncConnectionPool(tls, network_backend=_CheckedNetwork(self, streams, traffic)) as pool,
                 pool.stream("GET", own, headers=headers) as response,
             ):
                 found = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
                 if response.status not in (301, 302, 303, 307, 308):
-                    return await _content(response, found, kind, max_bytes, take)
+
+                    def count_and_take(num_bytes: int, traffic: _Traffic = traffic) -> None:
+                        traffic.num_content_bytes += num_bytes
+                        take(num_bytes)
+
+                    return await _content(response, found, kind, max_bytes, count_and_take)
             text = _redirect(str(url), found.get("location", ""))
         raise NotFetched(f"it is redirected more than {MOST_REDIRECTS} times")
 
@@ -152,6 +160,45 @@ def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
     return is_port and (url.host.endswith(f".{allowed.name}") if is_any else url.host == allowed.name)
 
 
+class _Traffic:
+    """What a host has sent: the content of the file, and overhead."""
+
+    def __init__(self) -> None:
+        self.num_content_bytes = 0
+        self._num_bytes = 0
+
+    def count(self, num_bytes: int) -> None:
+        """Count what has been read. Raises NotFetched if most of it isn't content, since parsing takes CPU time."""
+        self._num_bytes += num_bytes
+        if self._num_bytes - self.num_content_bytes > MOST_OVERHEAD_BYTES + READ_BYTES:
+            raise NotFetched(f"its host sends more than {MOST_OVERHEAD_BYTES} bytes that are not part of it")
+
+
+class _CountedStream(httpcore2.AsyncNetworkStream):
+    """A connection that counts what is read. Under TLS, the stream that decrypts counts."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, traffic: _Traffic) -> None:
+        self._stream = stream
+        self._traffic = traffic
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        read = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._traffic.count(len(read))
+        return read
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    async def start_tls(self, *arguments: Any, **keywords: Any) -> httpcore2.AsyncNetworkStream:
+        return _CountedStream(await self._stream.start_tls(*arguments, **keywords), self._traffic)
+
+
 class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     """A network that looks each name up once, and connects only if all its addresses are allowed.
 
@@ -159,9 +206,10 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     cancelled.
     """
 
-    def __init__(self, fetcher: Fetcher, streams: AsyncExitStack) -> None:
+    def __init__(self, fetcher: Fetcher, streams: AsyncExitStack, traffic: _Traffic) -> None:
         self._fetcher = fetcher
         self._streams = streams
+        self._traffic = traffic
 
     async def connect_tcp(self, host: str, port: int, *more: Any, **keywords: Any) -> httpcore2.AsyncNetworkStream:
         addresses = await self._fetcher.look_up(host, port)
@@ -177,7 +225,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     async def _connected(self, address: str, *more: Any, **keywords: Any) -> httpcore2.AsyncNetworkStream:
         stream = await self._fetcher.network.connect_tcp(address, *more, **keywords)
         self._streams.push_async_callback(stream.aclose)
-        return stream
+        return _CountedStream(stream, self._traffic)
 
 
 async def _look_up(host: str, port: int) -> list[str]:

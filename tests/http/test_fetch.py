@@ -332,6 +332,28 @@ def test_what_is_too_large_or_of_another_type_is_refused(given: bytes, reason: s
         assert reason in World(given).refusal("http://a.test/")
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\n" + PNG + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [b"HTTP/1.1 103 Early\r\n\r\n" * 10_000, CHUNKED + b"1\r\nx\r\n" * 30_000],
+    ids=["informational answers", "tiny chunks"],
+)
+def test_a_host_that_sends_much_besides_the_file_is_given_up(given: bytes) -> None:
+    assert len(given) > 150_000
+    world = World(given)
+    reason = "its host sends more than 131072 bytes that are not part of it"
+    assert world.refusal("http://a.test/", most=10**6) == reason
+    assert world.num_closed == 1
+
+
+def test_a_file_may_have_some_informational_answers_before_it_and_come_in_chunks() -> None:
+    parts = b"1000\r\n" + bytes(4096) + b"\r\n"
+    world = World(b"HTTP/1.1 103 Early\r\n\r\n" * 3 + CHUNKED + parts * 50 + b"0\r\n\r\n")
+    assert world.fetch("http://a.test/", most=10**6) == bytes(50 * 4096)
+
+
 def test_sounds_and_files_of_any_type_are_fetched_up_to_the_limit() -> None:
     assert World(answer(bytes(100))).fetch("http://a.test/") == bytes(100)
     assert World(answer(headers=b"content-type: Audio/WAV; x\r\n")).fetch("http://a.test/", kind="audio") == b"PNG"
