@@ -181,13 +181,13 @@ class _CountedStream(httpcore2.AsyncNetworkStream):
         self._stream = stream
         self._traffic = traffic
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        read = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+    async def read(self, max_bytes: int, *more: Any, **keywords: Any) -> bytes:
+        read = await self._stream.read(min(max_bytes, READ_BYTES), *more, **keywords)
         self._traffic.count(len(read))
         return read
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._stream.write(buffer, timeout)
+    async def write(self, *arguments: Any, **keywords: Any) -> None:
+        await self._stream.write(*arguments, **keywords)
 
     async def aclose(self) -> None:
         await self._stream.aclose()

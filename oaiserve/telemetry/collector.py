@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
-from requests import Response, Session
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+
+MOST_ANSWER_BYTES = 64 * 2**10  # of a collector; an answer of OTLP has a number and a sentence
+_READ_BYTES = 4096
 
 
 class CollectorExporter(OTLPSpanExporter):
@@ -24,7 +29,10 @@ class CollectorExporter(OTLPSpanExporter):
     def __init__(self, endpoint: str | None = None, timeout: float | None = None) -> None:
         self.rejected = (0, "")  # spans of the last batch, and the collector's reason
         session = Session()
+        session.headers["accept-encoding"] = "identity"
         session.hooks["response"].append(self._read)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _BoundedAdapter())
         # A provider of credentials makes a session of its own, whose answers are not read.
         has_provider = any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ)
         super().__init__(endpoint, timeout=timeout, session=None if has_provider else session)
@@ -39,3 +47,20 @@ class CollectorExporter(OTLPSpanExporter):
         except DecodeError:  # Some backends answer with JSON or a word, which says nothing of spans.
             return
         self.rejected = (partial.rejected_spans, partial.error_message)
+
+
+class _BoundedAdapter(HTTPAdapter):
+    """Reads at most MOST_ANSWER_BYTES of an answer, and takes a longer one as empty: its status says enough."""
+
+    def send(self, request: PreparedRequest, stream: bool = False, *more: Any, **keywords: Any) -> Response:
+        response = super().send(request, True, *more, **keywords)
+        content = bytearray()
+        for part in response.iter_content(_READ_BYTES):
+            content += part
+            if len(content) > MOST_ANSWER_BYTES:
+                content.clear()
+                response.close()  # and with it the connection
+                break
+        response._content = bytes(content)  # as requests itself does without `stream`
+        response._content_consumed = True
+        return response

@@ -3,9 +3,11 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
-from socket import socket
+from socket import SO_SNDBUF, SOL_SOCKET, socket
 from threading import Lock
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from oaiserve.errors import StartupError
 from oaiserve.telemetry.collector import CollectorExporter
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
 from tests.engine.doubles import Clock
+from tests.plain_http import Handler, running_http
 from tests.telemetry.collector import running_collector
 
 LOST = "WARNING Spans are being lost:"
@@ -229,6 +232,39 @@ def test_spans_that_a_collector_rejects_of_a_batch_are_lost(
     assert +counts.by_result == +Counter(ended=3, exported=3 - num_rejected, failed=num_rejected)
     warning = f"{LOST} {reason}. They are counted in /metrics."
     assert lines() == ([warning] if num_rejected else [])
+
+
+class Endless(Handler):
+    """A collector whose answer has no end, which counts what a client takes of it."""
+
+    taken: ClassVar[SimpleQueue[int]]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.connection.setsockopt(SOL_SOCKET, SO_SNDBUF, 2**16)
+        self.send_response(int(self.path.rpartition("/")[2]))
+        self.send_header("location", "/v1/traces/200")
+        self.send_header("content-length", str(2**40))
+        self.end_headers()
+        num_bytes = 0
+        with suppress(OSError):
+            while num_bytes < 2**28:
+                num_bytes += self.wfile.write(bytes(2**16))
+        self.close_connection = True
+        self.taken.put(num_bytes)
+
+
+@pytest.mark.parametrize(("status", "result"), [(200, "exported"), (307, "exported"), (400, "failed")])
+def test_an_answer_without_end_is_read_only_in_part(status: int, result: str) -> None:
+    """The SDK's exporter takes a redirect as a success, and doesn't follow it."""
+    Endless.taken = SimpleQueue()
+    counts = Counts()
+    with running_http(Endless) as url:
+        export = SpanExport(CollectorExporter(f"{url}/{status}"), counts, AT_ONCE)
+        export.put(spans("a", 1))
+        assert export.close(60)
+        assert Endless.taken.get() < 2**24  # what buffers of sockets hold, with some margin
+    assert counts.by_result == {"ended": 1, result: 1}
 
 
 def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, lines) -> None:
