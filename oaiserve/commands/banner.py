@@ -10,6 +10,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.screen import Screen
 
 _LABEL_WIDTH = 10
+OPENED_BY = "--api-key to open it for clients with a key, or --open-dashboard for all"  # flags for the pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,19 @@ class Banner:
 
 
 def address(server: ServerOptions, port: int) -> str:
+    """Return the URL of a server for this machine."""
+    return url_of(server, {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host), port)
+
+
+def url_of(server: ServerOptions, host: str, port: int) -> str:
     scheme = "http" if server.tls_certificate is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
     if ":" in host and not host.startswith("["):
         return f"{scheme}://[{host}]:{port}"
     return f"{scheme}://{host}:{port}"
 
 
-def places(config: Config, url: str, page: str, *, has_pages: bool) -> dict[str, str]:
+def places(config: Config, url: str, page: str, *, has_pages: bool, opened_by: str = OPENED_BY) -> dict[str, str]:
     if not has_pages:
         return {"API": f"{url}/v1"}
-    closed = "closed: give --api-key to open it for clients with a key, or --open-dashboard for all"
+    closed = f"closed: give {opened_by}"
     return {"API": f"{url}/v1", page: f"{url}/" if config.shows_dashboard else closed}

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from oaiserve.commands.banner import Banner
+from oaiserve.commands.exposure import A_KEY_CLOSES, warn_if_open
 from oaiserve.commands.file_checks import refused_certificate
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
@@ -77,8 +78,12 @@ def run_until_signal(
     *,
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
+    closed_by: str | None = A_KEY_CLOSES,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot.
+
+    `closed_by` says how to close a server that everyone in its network can use. None: others require keys.
+    """
     from oaiserve.http.server import Server
 
     trusts_peers = sock.family == socket.AF_UNIX  # in a private folder, where only the gateway can connect
@@ -89,6 +94,8 @@ def run_until_signal(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` relies on this.
             signal.signal(number, server.handle_exit)
     listen(config, sock, banner)
+    if closed_by is not None:
+        warn_if_open(config, sock, closed_by)
     server.run(sockets=[sock])
 
 

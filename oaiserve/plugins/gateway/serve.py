@@ -22,6 +22,12 @@ from oaiserve.plugins.gateway.app import create_gateway, create_gateway_of_model
 from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
 from oaiserve.telemetry import logs
 
+# How to close a gateway, which has no keys of its own.
+SERVERS_KEYS_CLOSE = (
+    "If the servers behind it require keys, set OAISERVE_REPLICA_KEY (--replica-key) to one of them. Otherwise start "
+    "them with --api-key, or set --host 127.0.0.1 here to answer this machine only."
+)
+
 
 def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
     """Serve several models until a signal, and return the exit code. Raises StartupError."""
@@ -63,7 +69,8 @@ def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
     with announced(url, f"those of {len(options.replica)} servers"):
         connections = allowed_connections(config.server, files_each=2)
         gateway.metrics.show(connections)
-        run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain)
+        closed_by = SERVERS_KEYS_CLOSE if options.replica_key is None else None
+        run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain, closed_by=closed_by)
     return 0
 
 
@@ -81,6 +88,8 @@ def banner_of_gateway(options: RouteOptions, url: str, *, has_pages: bool = True
         number = f"{len(options.replica)} servers"
     else:
         number = "one server"
-    facts = {"Servers": ", ".join(options.replica)} | places(options.config, url, "Page", has_pages=has_pages)
+    opened_by = "--open-dashboard to open it for all"
+    shown = places(options.config, url, "Page", has_pages=has_pages, opened_by=opened_by)
+    facts = {"Servers": ", ".join(options.replica)} | shown
     closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
     return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)
