@@ -232,7 +232,36 @@ def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/moderations", "/v1/images/generations", "/api/generate", "/" + "v1/completions" * 100]
+    ("path", "whose", "ours"),
+    [
+        ("/api/chat", "Ollama", "POST /v1/chat/completions"),
+        ("/api/generate", "Ollama", "POST /v1/completions"),
+        ("/api/tags", "Ollama", "GET /v1/models"),
+        ("/completion", "llama.cpp", "POST /v1/completions"),
+        ("/generate_stream", "Text Generation Inference", "POST /v1/completions"),
+        ("/v1beta/models/gemini-2.5-pro:streamGenerateContent", "Gemini", "POST /v1/chat/completions"),
+        ("/openai/deployments/gpt-4o/chat/completions", "Azure", "POST /v1/chat/completions"),
+    ],
+)
+def test_path_of_another_server_is_answered_with_ours_for_the_same_task(
+    served: Served, path: str, whose: str, ours: str
+) -> None:
+    message = served.post(path).json()["error"]["message"]
+    assert f"That is a path of {whose}. Did you mean {ours}? " in message
+
+
+def test_path_of_a_probe_elsewhere_is_answered_with_ours(served: Served) -> None:
+    assert "on this server. Did you mean GET /ready? " in served.http.get("/readyz").json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prefix", ["/api/v1", "/api/v0", "/openai/v1", "/openai"])
+def test_base_url_of_another_service_is_answered_with_ours(served: Served, prefix: str) -> None:
+    message = served.post(f"{prefix}/chat/completions").json()["error"]["message"]
+    assert f"There is no POST {prefix}/chat/completions on this server. Did you mean POST /v1/chat/" in message
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/moderations", "/v1/images/generations", "/api/blobs", "/" + "v1/completions" * 100]
 )
 def test_unknown_route_without_a_similar_one_names_the_list_of_routes(served: Served, path: str) -> None:
     message = served.post(path).json()["error"]["message"]
@@ -243,6 +272,7 @@ def test_unknown_route_without_a_similar_one_names_the_list_of_routes(served: Se
 
 def test_a_route_for_models_of_another_kind_is_not_suggested(served: Served) -> None:
     assert "Did you mean" not in served.post("/v1/embedding").json()["error"]["message"]
+    assert "Did you mean" not in served.post("/api/embed").json()["error"]["message"]
 
 
 def test_a_byte_order_mark_before_the_body_is_no_part_of_it(served: Served) -> None:

@@ -99,7 +99,7 @@ def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pyte
     for body in (b'{"prompt": "Hi", "temprature": 1, "user": "me"}', strange) * 2:
         at_once(parse(CompletionBody, body))
     message = "Clients sent an unknown parameter, which is ignored: "
-    shown = ("'temprature'", "'a\\n\\x1b[2Jb'", f"'{'c' * 59}...")
+    shown = ("'temprature'. Did they mean temperature?", "'a\\n\\x1b[2Jb'", f"'{'c' * 59}...")
     assert sorted(caplog.messages) == sorted(message + name for name in shown)
 
 

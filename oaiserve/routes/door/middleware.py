@@ -41,6 +41,7 @@ from oaiserve.hosts import is_address
 from oaiserve.http.connections import CONNECTION, client_of
 from oaiserve.http.fair_turns import CpuTime
 from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS
+from oaiserve.routes.door.foreign_paths import ours_for
 from oaiserve.routes.intake.receive import announced_bytes
 from oaiserve.routes.operation import serves
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
@@ -270,18 +271,20 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
     """Return the route for this task that a client with an unknown path probably means, and the place where all are
     listed."""
-    shown = {
-        route.path.removeprefix(_PREFIX): " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
+    served = {
+        route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
         if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
     }
-    is_short = len(path) <= MOST_COMPARED_CHARACTERS
-    if is_short:
-        nearest = get_close_matches(path.removeprefix(_PREFIX), shown, n=1, cutoff=LEAST_LIKENESS)
-    else:
-        nearest = []
-    meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
-    listing = next((page for page in ("/docs", "/openapi.json") if page in shown), None)
+    meant = ""
+    if len(path) <= MOST_COMPARED_CHARACTERS:
+        without_prefix = {each.removeprefix(_PREFIX): each for each in served}
+        if (of_another := ours_for(path, served)) is not None:
+            whose, here = of_another
+            meant = (f"That is a path of {whose}. " if whose else "") + f"Did you mean {served[here]}? "
+        elif nearest := get_close_matches(path.removeprefix(_PREFIX), without_prefix, n=1, cutoff=LEAST_LIKENESS):
+            meant = f"Did you mean {served[without_prefix[nearest[0]]]}? "
+    listing = next((page for page in ("/docs", "/openapi.json") if page in served), None)
     if listing:
         return f"{meant}GET {listing} lists all routes."
     return meant

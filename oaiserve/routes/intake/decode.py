@@ -26,6 +26,7 @@ from oaiserve.wire.surrogates import REPLACEMENT, without_halves
 logger = logging.getLogger(__name__)
 
 MOST_TOLD = 10  # unknown parameters of a body that are logged
+_MOST_COMPARED = 40  # characters of an unknown name
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
@@ -40,9 +41,11 @@ _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats",
 
 
 @lru_cache(256)
-def _tell_of(name: str) -> None:
+def _tell_of(name: str, known: tuple[str, ...]) -> None:
     """Log an unknown parameter once, while there are few: clients choose their names."""
-    logger.warning("Clients sent an unknown parameter, which is ignored: %s", show(name))
+    meant = _meant(name[:_MOST_COMPARED], known)
+    question = f". Did they mean {meant}?" if meant else ""
+    logger.warning("Clients sent an unknown parameter, which is ignored: %s%s", show(name), question)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -94,7 +97,7 @@ def parse(
     _grant_wishes(kind, values, note)
     unknown = values.keys() - set(parsed.__struct_fields__) - NAMES
     for name in islice(unknown, MOST_TOLD):
-        _tell_of(name[:61])  # 60 of these characters are shown.
+        _tell_of(name[:61], parsed.__struct_fields__)  # 60 of these characters are shown.
     if note is not None:
         _note_misspelled(kind, values, unknown, note)
     return parsed
@@ -196,7 +199,7 @@ def _note_misspelled(
             where[f"{option}."] = (_names_decoder.decode(value).keys() - known, known)
     for prefix, (names, known) in where.items():
         for name in islice(names, MOST_TOLD):
-            if (meant := _meant(name[:40], known)) is not None:
+            if (meant := _meant(name[:_MOST_COMPARED], known)) is not None:
                 note(f"{prefix}{meant}", "an unknown parameter with a similar name is ignored")
 
 
