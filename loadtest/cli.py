@@ -31,6 +31,7 @@ from loadtest.report import disagrees, render
 from loadtest.sample import Sample
 from loadtest.search import RateSearch, Search
 from loadtest.targets import Target, arrivals_in_process, given_flags, refuse_idle_flags
+from oaiserve.commands.addresses import cannot_listen
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
 
@@ -204,7 +205,7 @@ async def _serve(host: str, port: int, options: NullOptions) -> None:
     try:
         await server.start(host, port)
     except OSError as error:
-        raise UsageError(f"Cannot listen on {host} port {port}: {error.strerror}.") from error
+        raise cannot_listen(host, port, error) from error
     print(f"null server at http://{host}:{server.port}", flush=True)
     await server.serve_forever()
 

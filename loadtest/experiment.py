@@ -30,6 +30,7 @@ from loadtest.measure import QUANTILES, Slos, measure, oversaturation, steady_st
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
+from oaiserve.commands import servers
 from oaiserve.hosts import is_loopback
 
 MOST_REQUESTS = 1_000_000
@@ -58,12 +59,11 @@ class Experiment(Protocol):
 def open_experiment(
     workload: Workload, http: HttpOptions, slos: Slos, num_warmup: int, calibrate: bool
 ) -> Iterator[HttpExperiment]:
-    """Open an experiment: its processes and its connection to the server. Raises UsageError if no server answers."""
-    url = http.url.rstrip("/").removesuffix("/v1")
+    """Open an experiment: its processes and its connection to the server. Raises UsageError if no server answers, and
+    StartupError if none runs on this machine and no address is given."""
+    url = (http.url or servers.newest().url).rstrip("/").removesuffix("/v1")
     http = replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
-    client = httpx.Client(
-        base_url=http.url, headers=http.headers(), verify=http.tls_context(), trust_env=False, timeout=30
-    )
+    client = httpx.Client(base_url=url, headers=http.headers(), verify=http.tls_context(), trust_env=False, timeout=30)
     with client, Workers(http.processes) as workers:
         experiment = HttpExperiment(client, workload, http, workers, slos, num_warmup)
         if calibrate:
@@ -177,7 +177,7 @@ class HttpExperiment:
             offsets = offsets[: sum(sample.turn == 0 for sample in samples)]  # `stop` leaves the rest unsent
         num_ended = sum(sample.error is None or sample.status is not None for sample in samples)
         after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples), num_ended)
-        shares_cores = is_here(self.http.url) and len(os.sched_getaffinity(0)) <= FEW_CORES
+        shares_cores = is_here(self.http.url or "") and len(os.sched_getaffinity(0)) <= FEW_CORES
         run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling, shares_cores=shares_cores)
         lag = run["client"]["processes"][0]["loop_lag_seconds"]
         run["server"] = join.join(samples, self.side, before, after, lag["p99"] if lag else 0.0)

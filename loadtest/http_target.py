@@ -40,8 +40,8 @@ _HEADER = re.compile(r"\s*[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*:[\t -~]*")
 class HttpOptions:
     """The options of the server and of the requests to it."""
 
-    url: str = "http://127.0.0.1:8000"
-    """Address of the server, with or without /v1."""
+    url: str | None = None
+    """Address of the server, with or without /v1. Default: that of the server that started last on this machine."""
 
     model: str | None = None
     """Name of the model. Default: the first that /v1/models lists."""
@@ -77,7 +77,7 @@ class HttpOptions:
     """Processes that send. One can take a few thousand tokens per second; the report has their CPU use."""
 
     def __post_init__(self) -> None:
-        if not _is_url(self.url):
+        if self.url is not None and not _is_url(self.url):
             raise UsageError(f"--url is '{self.url}', but must be like http://127.0.0.1:8000.")
         if self.processes < 1:
             raise UsageError(f"--processes is {self.processes}, but must be at least 1.")
@@ -226,11 +226,10 @@ class HttpTarget:
         self._ask_timings = ask_timings
         self._clock_ns = clock_ns
         self._backend = backend or StampedBackend(clock_ns)
-        self._url = options.url.rstrip("/") + (
-            "/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions"
-        )
+        url = (options.url or "").rstrip("/")  # Targets that send nothing have no server.
+        self._url = url + ("/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions")
         self._headers = options.headers()
-        self._ssl_context = options.tls_context() if options.url.startswith("https") else None
+        self._ssl_context = options.tls_context() if url.startswith("https") else None
         self.is_stopped = False  # Requests whose tasks are cancelled from now on count as abandoned by the client.
         self._clients: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []  # each client once for every further stream that it may take

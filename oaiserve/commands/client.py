@@ -126,12 +126,7 @@ class Client:
 
 def client_for(url: str | None) -> Client:
     """Return a client for the server at this address, or else for the one that started last on this machine."""
-    if url is not None:
-        return Client(url)
-    servers_here = servers.running()
-    if not servers_here:
-        raise StartupError("No server is running here. Start one, as in 'oaiserve serve demo', or give --url.")
-    return Client(servers_here[0].url)
+    return Client(servers.newest().url if url is None else url)
 
 
 def _message(answer: bytes) -> str:

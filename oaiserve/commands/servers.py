@@ -74,6 +74,15 @@ def running() -> list[RunningServer]:
     return sorted(servers, key=lambda server: -server.since)
 
 
+def newest() -> RunningServer:
+    """Return the server that started last: the one that commands use without --url. Raises StartupError if none
+    runs."""
+    servers = running()
+    if not servers:
+        raise StartupError("No server is running here. Start one, as in 'oaiserve serve demo', or give --url.")
+    return servers[0]
+
+
 def _is_held(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

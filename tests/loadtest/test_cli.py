@@ -23,6 +23,7 @@ from loadtest.targets import (
     given_flags,
 )
 from oaiserve.cli import main as oaiserve_main
+from oaiserve.commands.servers import announced
 
 ENGINE = ("run", "--target", "engine")
 
@@ -91,6 +92,18 @@ def test_the_message_names_the_url_if_no_server_answers(capsys: pytest.CaptureFi
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert f"--url is {url}, where no server answers" in refusal(capsys, "run", "--url", url)
+
+
+@pytest.mark.parametrize("command", [["run"], ["find-max", "--slo", "ttft:1s"]])
+def test_without_a_url_the_server_that_started_last_here_is_measured(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
+    assert "No server is running here. Start one, as in 'oaiserve serve demo', or give --url." in refusal(
+        capsys, *command
+    )
+    with announced("http://127.0.0.1:1", "earlier"), announced("http://127.0.0.1:9", "later"):
+        assert "--url is http://127.0.0.1:9, where no server answers" in refusal(capsys, *command)
 
 
 def test_a_null_server_on_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
