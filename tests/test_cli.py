@@ -352,6 +352,15 @@ def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFix
     assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use." in sentence
 
 
+@pytest.mark.parametrize("host", ["192.0.2.77", "a" * 64])
+def test_wrong_host_is_answered_with_the_addresses_of_the_machine(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refusal(capsys, "serve", "demo", "--host", host)
+    assert "Choose an address of this machine with --host, which has 127.0.0.1" in sentence
+    assert "--port" not in sentence
+
+
 def test_clients_cannot_connect_while_the_model_loads_and_the_exit_code_is_the_servers() -> None:
     def connect(config: Config, sock: socket.socket) -> int:
         with socket.socket() as client:

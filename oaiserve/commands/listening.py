@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from oaiserve.commands.addresses import allowed_hosts, cannot_listen
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.exposure import A_KEY_CLOSES, warn_if_open
 from oaiserve.commands.file_checks import refused_certificate
@@ -47,26 +48,18 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for a DNS query
-        if isinstance(error, OSError):
-            reason = error.strerror
-        else:
-            reason = "not a valid name"
-        raise StartupError(f"--host is '{host}', which is not an address of this machine: {reason}.") from error
+        reason = error.strerror if isinstance(error, OSError) else "not a valid name"
+        raise StartupError(
+            f"--host is '{host}', which is not an address of this machine: {reason}. {allowed_hosts()}"
+        ) from error
     try:
         # Allow binding a port that another server has just closed.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(host, port, error) from error
+        raise cannot_listen(host, port, error) from error
     return sock
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
-    return StartupError(
-        f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
-        "Choose another port with --port, or 0 for any free port."
-    )
 
 
 def run_until_signal(
@@ -116,7 +109,7 @@ def listen(config: Config, sock: socket.socket, banner: Banner | Callable[[], No
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # The other process has bound the port, too.
-        raise _cannot_listen(options.host, options.port, error) from error
+        raise cannot_listen(options.host, options.port, error) from error
     if not isinstance(banner, Banner):
         banner()
     elif resolved(options.log_format) == "json":
