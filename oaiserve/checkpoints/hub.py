@@ -25,6 +25,7 @@ from oaiserve.checkpoints.checkpoint import INDEX, PICKLED, json_object
 from oaiserve.checkpoints.gguf import SHARD
 from oaiserve.checkpoints.load_errors import named as as_text
 from oaiserve.checkpoints.progress import Progress
+from oaiserve.checkpoints.proxies import advice_on_proxy
 from oaiserve.checkpoints.source import ModelSource, best_mmproj, find_model, is_mmproj
 from oaiserve.errors import StartupError
 from oaiserve.storage.private import expanded
@@ -45,7 +46,6 @@ _FOLDER = re.compile(r"\d+_\w+|additional_chat_templates")
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
 RETRY_SECONDS = (1.0, 3.0)  # pauses between requests to the hub, if a model is not in the cache
-PROXIES = "Behind a proxy, set HTTPS_PROXY; HF_ENDPOINT names a mirror of the hub"
 _WITHOUT_HUB = (
     "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
     "package index has, too"
@@ -70,9 +70,9 @@ _STATUSES = {
 class HubTrouble(Exception):
     """The hub does not send the requested files. The message continues a sentence after "the Hugging Face hub"."""
 
-    def __init__(self, reason: str, advice: str = f"{PROXIES}. {_WITHOUT_HUB}", status: int | None = None) -> None:
+    def __init__(self, reason: str, advice: str | None = None, status: int | None = None) -> None:
         super().__init__(reason)
-        self.advice = advice
+        self.advice = advice if advice is not None else f"{how_to_reach()}. {_WITHOUT_HUB}"
         self.status = status
 
     @property
@@ -162,7 +162,7 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
                 f"No model could be loaded from {source.shown}: the hub {trouble}, and {why_not.rstrip('.')}. "
                 f"{trouble.advice}."
             ) from trouble
-        level = logging.INFO if _is_offline() else logging.WARNING
+        level = logging.INFO if is_offline() else logging.WARNING
         log.log(level, "'%s' starts from the cache, because the Hugging Face hub %s", source.location, trouble)
         return cached
     log.debug("'%s' is read from the hub's cache", repository)
@@ -188,7 +188,7 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
     HubTrouble."""
     from huggingface_hub import HfApi
 
-    if _is_offline():
+    if is_offline():
         raise HubTrouble("is not asked, because HF_HUB_OFFLINE is set", "Unset that once, to fetch it")
     api = HfApi()
     try:
@@ -237,16 +237,29 @@ def _trouble(error: BaseException, repository: str) -> HubTrouble:
     return HubTrouble(f"{does} (status {status})", f"{advice.format(url=url)}. {_WITHOUT_HUB}", status)
 
 
-def _is_offline() -> bool:
+def how_to_reach() -> str:
+    """Return advice for a hub that does not answer: sentences without the last full stop."""
+    from huggingface_hub import constants
+
+    return f"{advice_on_proxy(constants.ENDPOINT)}; HF_ENDPOINT names a mirror of the hub"
+
+
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE is set, with which the hub gets no requests."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _storage(repository: str) -> Path:
+def storage_folder() -> Path:
+    """Return the hub's own cache, where the files of all its models are stored."""
     from huggingface_hub import constants
 
-    return expanded(constants.HF_HUB_CACHE, "HF_HOME") / f"models--{repository.replace('/', '--')}"
+    return expanded(constants.HF_HUB_CACHE, "HF_HOME")
+
+
+def _storage(repository: str) -> Path:
+    return storage_folder() / f"models--{repository.replace('/', '--')}"
 
 
 def _cached(request: _Request) -> ModelSource:
@@ -387,7 +400,7 @@ def is_reachable() -> bool:
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         return False
     try:
         request = urllib.request.Request(constants.ENDPOINT, method="HEAD")

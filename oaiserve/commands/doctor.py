@@ -7,8 +7,10 @@ import platform
 import resource
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from textwrap import fill, indent
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from oaiserve.system_memory import container_bytes, free_bytes
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
+WRITTEN_BYTES = 64 * 1024
 INDENT = 14  # columns for the name of a part
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "uvicorn", "starlette")
 
@@ -36,10 +39,11 @@ class Finding(NamedTuple):
     part: str
     sentences: str
     fails: bool = False  # whether no server would start
+    stores_nothing: bool = False  # whether no model could be downloaded, so that only those on the disk are served
 
 
 def command(model: str | None = None, /) -> int:
-    """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot.
+    """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot, or cannot store them.
 
     Parameters
     ----------
@@ -54,11 +58,17 @@ def command(model: str | None = None, /) -> int:
     findings = [*_machine(), *_installation(), *_outside()]
     for finding in findings:
         text = fill(finding.sentences, max(20, width - INDENT), break_on_hyphens=False)
-        label = screen.painted(finding.part.ljust(INDENT), *(("red", "bold") if finding.fails else ("dim",)))
+        is_bad = finding.fails or finding.stores_nothing
+        label = screen.painted(finding.part.ljust(INDENT), *(("red", "bold") if is_bad else ("dim",)))
         print(label + indent(text, " " * INDENT).removeprefix(" " * INDENT))
     failing = [finding.part for finding in findings if finding.fails]
     if failing:
         print("\n" + screen.painted(f"This machine cannot serve models: see {', '.join(failing)}.", "red", "bold"))
+        return 1
+    storing_nothing = [finding.part for finding in findings if finding.stores_nothing]
+    if storing_nothing:
+        sentence = "This machine can serve models that are on its disk, but it cannot store others"
+        print("\n" + screen.painted(f"{sentence}: see {', '.join(storing_nothing)}.", "red", "bold"))
         return 1
     print("\n" + screen.painted("This machine can serve models.", "green") + " Try it: oaiserve serve demo")
     return 0
@@ -181,21 +191,45 @@ def _gpu() -> Finding:
 
 
 def _outside() -> Iterator[Finding]:
-    folder = cache_folder()
-    try:
-        private.make_folder(folder)
-        verified = private.verified(folder)
-        if not os.access(verified, os.W_OK | os.X_OK):
-            raise OSError("it cannot be written to")
-        space = shutil.disk_usage(verified).free
-        yield Finding("cache", f"{folder}, with {size(space)} free.")
-    except (OSError, NotPrivate) as error:
-        advice = "Without a cache, every start is slow. Set OAISERVE_CACHE to another folder."
-        yield Finding("cache", f"{folder} cannot be used: {error}. {advice}")
+    yield _cache(cache_folder())
+    if (trouble := _writing_trouble(hub.storage_folder())) is not None:
+        advice = "Models of the hub are stored there. Set HF_HOME to another folder."
+        yield Finding("hub's cache", f"{hub.storage_folder()} cannot be used: {trouble}. {advice}", stores_nothing=True)
     models = len(stored_models())
     here = f"{models} {'model is' if models == 1 else 'models are'} on this disk (see oaiserve list)."
     if hub.is_reachable():
         yield Finding("models", f"{here} The Hugging Face hub can be reached for more.")
+    elif hub.is_offline():
+        yield Finding("models", f"{here} HF_HUB_OFFLINE is set, so no others are downloaded.")
     else:
-        why = "The Hugging Face hub cannot be reached, or HF_HUB_OFFLINE is set, so no others can be downloaded."
-        yield Finding("models", f"{here} {why} Behind a proxy, set HTTPS_PROXY. To use a mirror, set HF_ENDPOINT.")
+        why = "The Hugging Face hub cannot be reached, so no others can be downloaded."
+        yield Finding("models", f"{here} {why} {hub.how_to_reach()}.")
+
+
+def _cache(folder: Path) -> Finding:
+    try:
+        private.make_folder(folder)
+        verified = private.verified(folder)
+    except (OSError, NotPrivate) as error:
+        trouble: str | None = getattr(error, "strerror", None) or str(error)
+    else:
+        trouble = _writing_trouble(verified)
+    if trouble is not None:
+        advice = (
+            "Without a cache, every start is slow, and the demo has no place. Set OAISERVE_CACHE to another folder."
+        )
+        return Finding("cache", f"{folder} cannot be used: {trouble}. {advice}", stores_nothing=True)
+    space = shutil.disk_usage(verified).free
+    return Finding("cache", f"{folder}, with {size(space)} free.")
+
+
+def _writing_trouble(folder: Path) -> str | None:
+    """Return why no file can be written in this folder, or None if one can: permissions don't tell of a full disk, or
+    of one that is mounted to be read only."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(WRITTEN_BYTES))
+    except OSError as error:
+        return f"no file can be written in {there} ({error.strerror})"
+    return None

@@ -1,7 +1,12 @@
 """What a machine means for serving is said in sentences, and the exit code says whether it can serve."""
 
+import errno
+import os
 import resource
+import socket
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -83,10 +88,54 @@ def test_a_file_where_the_cache_should_be_is_named_and_stays(
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_cache_that_cannot_be_written_to_is_a_finding(
+@pytest.mark.parametrize(
+    ("variable", "part"), [("OAISERVE_CACHE", "cache"), ("HF_HUB_CACHE", "hub's cache")], ids=["ours", "the hub's"]
+)
+def test_cache_that_cannot_be_written_to_has_exit_code_1(
+    variable: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir(mode=0o700)
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
+    monkeypatch.setenv(variable, str(full))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", os.environ.get("HF_HUB_CACHE", str(tmp_path)))
+    temporary_file = tempfile.TemporaryFile
+
+    def write(dir: Path) -> BinaryIO:  # The tests may run as root, to whom no folder is forbidden.
+        if dir == full:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return temporary_file(dir=dir)
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", write)
+    assert cli.main(["doctor"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{part} {full} cannot be used: no file can be written in {full} (Read-only file system)." in shown
+    assert shown.endswith(f"models that are on its disk, but it cannot store others: see {part}.")
+
+
+def test_unreachable_hub_is_blamed_on_the_proxy_that_is_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # The tests may run as root.
-    assert cli.main(["doctor"]) == 0
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.test")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with socket.socket() as closed:  # It has the port, on which nothing listens.
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{port}")
+        cli.main(["doctor"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "cannot be used: it cannot be written to. Without a cache, every start is slow." in shown
+    assert (
+        f"The proxy that https_proxy names, http://127.0.0.1:{port}, does not answer (Connection refused): "
+        "correct https_proxy, or unset it"
+    ) in shown
+    assert "set HTTPS_PROXY" not in shown
+
+
+def test_models_that_are_not_downloaded_because_of_a_setting_are_not_blamed_on_the_hub(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cli.main(["doctor"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "HF_HUB_OFFLINE is set, so no others are downloaded." in shown
+    assert "cannot be reached" not in shown
