@@ -281,7 +281,8 @@ class EngineOptions:
     """Run the model in native code on a CPU, and with kernels and CUDA graphs on a GPU, instead of plain PyTorch."""
 
     cpu_features: CpuFeatures = "native"
-    """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX."""
+    """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, with which GGUF's formats with a K are less
+    exact (docs/performance.md#gguf-files)."""
 
     recheck: bool = False
     """Repeat what starts do once: on a CPU, probe native code, quantize weights and convert the tokenizer; on a GPU,

@@ -22,6 +22,7 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.rehearsal import prompt
@@ -115,7 +116,7 @@ def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor], together: int
     groups = inputs[0].unflatten(-1, (-1, together))
     scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127  # the padding token's embedding is zeros
     if together == 256:
-        scales = scales / finer(groups)
+        scales = scales / finer(groups, in_tiles=Library(torch.float32).has_integer_tiles())
     return ((groups / scales).round() * scales).flatten(-2)
 
 

@@ -1,6 +1,7 @@
 """A model whose weights are in the blocks of its files gives the logits of the same weights, expanded."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from tests.engine.executors.native.small_models import config, make_model
+from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.models.adapters import random_adapter
 from tests.models.described import model_of_files
 from tests.models.gguf_files import random_blocks, write_gguf
@@ -61,6 +62,13 @@ GPT_OSS_SIZES: dict[str, Any] = {
 GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
 
 
+@pytest.fixture(params=["native", pytest.param(EMULATED_AMX, marks=pytest.mark.kernels)])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with the code for this CPU, and with that for AMX, which rounds some inputs otherwise."""
+    with compiled_for(request.param):
+        yield
+
+
 def expanded_logits(path: Path, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
     model = model_of_files(path)
     for name, module in model.named_modules():
@@ -69,6 +77,7 @@ def expanded_logits(path: Path, num_tokens: int, adapter: Adapter | None = None)
     return own_logits(model, num_tokens, adapter)
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
@@ -76,6 +85,7 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
     assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])  # sorted by head, fused, with norms behind
 def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
@@ -85,6 +95,7 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
     assert difference(logits, kept_logits(path, 20)) > 0.3
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize(
     ("family", "in_blocks", "kinds"),
     [
@@ -106,6 +117,7 @@ def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
     assert difference(kept_logits(path, 20), own_logits(model, 20)) < 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_a_time(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     small = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
@@ -133,6 +145,7 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
     assert difference(kept_logits(path, 20), own_logits(model, 20)) < 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: str, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
@@ -174,6 +187,7 @@ def gpt_oss_file(folder: Path, asked: PreTrainedConfig = GPT_OSS, tokenizer: dic
     return path
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: str, tmp_path: Path) -> None:
     path = gpt_oss_file(tmp_path, config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=7.0))
@@ -183,6 +197,7 @@ def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: str, tmp_p
     assert difference(*expanded) < 1e-5
 
 
+@pytest.mark.usefixtures("instructions")
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
     path = file_of(FAMILIES["llama"], tmp_path, rope_factors=factors)
@@ -191,6 +206,7 @@ def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     assert difference(logits, kept_logits(file_of(FAMILIES["llama"], tmp_path), 60)) > 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 def test_a_gguf_file_of_gpt2_has_its_positions_and_takes_adapters(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     model = write_gpt2(path, Kind.F32)

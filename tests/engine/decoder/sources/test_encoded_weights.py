@@ -1,6 +1,7 @@
 """A checkpoint that is quantized when it is loaded gives transformers' logits with the weights that this makes."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.start_record import recall_start
 from oaiserve.errors import StartupError
 from oaiserve.storage.start_cache import Subject
-from tests.engine.executors.native.small_models import config, make_model
+from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
 from tests.models.packed import Packing
@@ -130,6 +131,14 @@ def test_last_matrices_of_layers_and_embeddings_have_more_than_4_bits(
     assert 4.5 in set.union(*bits.values())
 
 
+@pytest.fixture(params=["native", pytest.param(EMULATED_AMX, marks=pytest.mark.kernels)])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with the code for this CPU, and with that for AMX, which rounds some inputs otherwise."""
+    with compiled_for(request.param):
+        yield
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.compiler
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("case", CASES)

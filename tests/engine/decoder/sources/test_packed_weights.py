@@ -1,6 +1,6 @@
 """Checkpoints in packed integers are read as their formats say, kept exactly, and served as transformers would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from tests.engine.executors.cuda.packed_matrices import weights_in
-from tests.engine.executors.native.small_models import config, make_model
+from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.models.adapters import random_adapter
 from tests.models.decoders import generate
@@ -124,6 +124,14 @@ CHANGES = {
 }
 
 
+@pytest.fixture(params=["native", pytest.param(EMULATED_AMX, marks=pytest.mark.kernels)])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with the code for this CPU, and with that for AMX, which rounds some inputs otherwise."""
+    with compiled_for(request.param):
+        yield
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", SERVED)
 def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_path: Path) -> None:
@@ -135,6 +143,7 @@ def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_
         assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "packing",
@@ -153,6 +162,7 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
     assert difference(kept_logits(tmp_path, 20), own_logits(model, 20)) < 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.compiler
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(family: str, tmp_path: Path) -> None:
@@ -164,6 +174,7 @@ def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(family: str
     assert difference(found, own_logits(model, 20, adapter)) < 0.02
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.compiler
 def test_matrices_that_read_one_input_in_several_orders_are_expanded(tmp_path: Path) -> None:
     """Quantizing gives the queries, keys and values of a layer one order, but a file may say anything."""
