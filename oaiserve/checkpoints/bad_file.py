@@ -1,4 +1,4 @@
-"""Refuses bad files of models: sizes that contradict their weights, and pointers of Git LFS. Stdlib only."""
+"""Refuses bad files of models: sizes that contradict their weights, and files of other things. Stdlib only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,30 @@ _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS = ("num_attention_heads", "head_count", "n_head")
 _HEAD_WIDTH = ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# The start of a file, in lower case, that has something else than a model, and what that means
+_OTHER_CONTENTS = (
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "it is only a pointer of Git LFS; 'git lfs pull' in its folder fetches the file itself",
+    ),
+    *(
+        (
+            start,
+            "it is a web page, not the file of a model: the address of a download from the hub has /resolve/ where "
+            "that of its page has /blob/",
+        )
+        for start in (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
+    ),
+    *(
+        (start, f"it is an archive ({kind}): unpack it first")
+        for start, kind in ((b"pk\x03\x04", "zip"), (b"\x1f\x8b", "gzip"), (b"\xfd7zxz", "xz"), (b"7z\xbc\xaf", "7z"))
+    ),
+    *(
+        (start, "its format is GGML, which GGUF replaced in 2023: take the GGUF file of the same model")
+        for start in (b"lmgg", b"fmgg", b"tjgg", b"algg")
+    ),
+)
+_MOST_START_BYTES = 64
 _MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two bits each
 
 
@@ -37,11 +60,14 @@ def reason_of(error: BadFile | OSError) -> str:
     return str(getattr(error, "strerror", error))
 
 
-def refuse_pointer(path: Path) -> None:
-    """Raise BadFile if a file is a pointer of Git LFS, as in a repository cloned without it."""
+def refuse_other_content(path: Path) -> None:
+    """Raise BadFile if a file begins like something that isn't part of a model, such as a web page that was saved under
+    the model's name, or a pointer of Git LFS in a repository that was cloned without it."""
     with path.open("rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise BadFile("it is only a pointer of Git LFS; 'git lfs pull' in its folder fetches the file itself")
+        start = file.read(_MOST_START_BYTES).lower().lstrip(b"\xef\xbb\xbf \t\r\n")
+    for content, reason in _OTHER_CONTENTS:
+        if start.startswith(content):
+            raise BadFile(reason)
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
+from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_other_content
 from oaiserve.checkpoints.gguf import BLOCK_COUNT, architecture, read_tensors, read_values
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.checkpoints.safetensors_header import read_header
@@ -94,7 +94,7 @@ def refuse_without_tokenizer(source: ModelSource) -> None:
     path = folder / "tokenizer.json"
     try:
         if path.name in names:
-            refuse_pointer(path)
+            refuse_other_content(path)
     except (BadFile, OSError) as error:
         raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
+from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_other_content
 
 _STRING = 8
 _ARRAY = 9
@@ -45,6 +45,8 @@ _MOST_TEXT_BYTES = 2**24
 # Limits of the values that are returned: names and numbers of layers are short, templates and vocabularies are not.
 _MOST_KEPT_BYTES = 256
 _MOST_KEPT_NUMBERS = 1024
+_MOST_SHOWN_PARTS = 10  # names of missing parts
+_MOST_SHOWN_BYTES = 16  # bytes of a file that is no GGUF file
 _LENGTH = struct.Struct("<Q")
 
 
@@ -120,7 +122,7 @@ class _Gguf:
         ends = []
         for _ in range(count):
             if at + 8 > self.size:
-                raise BadFile("it is cut, or lies about its counts")
+                raise self._cut(at + 8)
             (length,) = _LENGTH.unpack_from(self._data, at)
             if length > _MOST_TEXT_BYTES:
                 raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
@@ -131,8 +133,13 @@ class _Gguf:
     def at_most(self, count: int, bytes_each: int) -> int:
         """Return the count, unless the rest of the file is too short for it."""
         if count * bytes_each > self.size - self._at:
-            raise BadFile("it is cut, or lies about its counts")
+            raise self._cut(self._at + count * bytes_each)
         return count
+
+    def _cut(self, least_bytes: int) -> BadFile:
+        return BadFile(
+            f"it is cut, or lies about its counts: it has {self.size:,} bytes, and needs at least {least_bytes:,}"
+        )
 
     def left_behind(self, alignment: int) -> int:
         """Return the number of bytes from the next multiple of `alignment` on."""
@@ -220,6 +227,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         else:
             ending = ".gguf"
         raise BadFile(f"its {_NUM_SHARDS} is {number}, so its name must end with {ending}")
+    _refuse_unless_complete(files)
     tensors: dict[str, GgufTensor] = {}
     for shard, file in enumerate(files):
         try:
@@ -235,6 +243,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     return values, tensors
 
 
+def _refuse_unless_complete(files: list[Path]) -> None:
+    missing = [file.name for file in files if not file.exists()]
+    if not missing:
+        return
+    is_or_are = "is" if len(missing) == 1 else "are"
+    shown = ", ".join(missing[:_MOST_SHOWN_PARTS])
+    if len(missing) > _MOST_SHOWN_PARTS:
+        shown += f" and {len(missing) - _MOST_SHOWN_PARTS} more"
+    raise BadFile(
+        f"{len(missing)} of its {len(files)} parts {is_or_are} missing: put {shown} into the folder '{files[0].parent}'"
+    )
+
+
 def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
     status = path.stat()
     return _read_version(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
@@ -245,8 +266,10 @@ def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
     """Open a file, and yield a reader of its metadata and the numbers of its tensors and metadata."""
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            refuse_pointer(path)
-            raise BadFile("it is no GGUF file")
+            refuse_other_content(path)
+            file.seek(0)
+            start = file.read(_MOST_SHOWN_BYTES)
+            raise BadFile("it is no GGUF file: it " + (f"begins with {start!r}" if start else "is empty"))
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with data:
         gguf = _Gguf(data)
@@ -278,8 +301,8 @@ def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[st
         if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
             raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
         num_bytes = gguf.left_behind(alignment)
-        _check_places(tensors, num_bytes, alignment)
-    start = gguf.size - num_bytes
+        start = gguf.size - num_bytes
+        _check_places(tensors, num_bytes, alignment, start)
     return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
 
 
@@ -302,7 +325,8 @@ def _tensor(gguf: _Gguf) -> GgufTensor:
     return GgufTensor(begin, end, name, kind, tuple(reversed(shape)))
 
 
-def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> None:
+def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int, start: int) -> None:
+    """Raise BadFile unless the tensors have places of their own in the `num_bytes` of the file from `start` on."""
     end = 0
     names = set()
     for tensor in sorted(tensors):
@@ -316,4 +340,8 @@ def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> 
             raise BadFile(f"its tensor {shown} overlaps another one")
         end = tensor.end
         if end > num_bytes:
-            raise BadFile(f"its tensor {shown} ends after the file: it is cut, or lies about its sizes")
+            needed = start + max(each.end for each in tensors)
+            raise BadFile(
+                f"its tensor {shown} ends after the file, which has {start + num_bytes:,} bytes and needs {needed:,}: "
+                "it is cut, as by a download that was interrupted, or lies about its sizes"
+            )

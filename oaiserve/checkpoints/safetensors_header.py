@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from oaiserve.checkpoints.bad_file import BadFile, refuse_pointer
+from oaiserve.checkpoints.bad_file import BadFile, refuse_other_content
 
 _MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
 _BITS = {
@@ -27,8 +27,10 @@ def read_header(path: Path, most_bytes: int = _MOST_HEADER_BYTES) -> tuple[dict[
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
-            refuse_pointer(path)
-            raise BadFile("it is cut, or no safetensors file")
+            refuse_other_content(path)
+            if size < 8 or length > _MOST_HEADER_BYTES:
+                raise BadFile("it is cut, or no safetensors file")
+            raise BadFile(f"it is cut, or no safetensors file: it has {size} bytes, and needs at least {length + 8}")
         if length > most_bytes:
             raise BadFile(f"its header has {length} bytes, and may have at most {most_bytes}")
         try:

@@ -184,7 +184,8 @@ def test_a_config_that_lies_or_is_no_json_object_is_refused(
     [
         (b"", "it is cut, or no safetensors file"),
         (safetensors()[:5], "it is cut, or no safetensors file"),
-        (safetensors()[:40], "it is cut, or no safetensors file"),
+        (safetensors()[:40], "it is cut, or no safetensors file: it has 40 bytes, and needs at least "),
+        (b"<!doctype html><title>Sign in</title>", "it is a web page, not the file of a model"),
         (safetensors()[:-1], "so it is cut or damaged"),
         (struct.pack("<Q", 2**63) + bytes(100), "it is cut, or no safetensors file"),
         (struct.pack("<Q", 4) + b"{{{{", "its header is not valid JSON"),
@@ -384,9 +385,14 @@ def test_a_gguf_file_of_pictures_or_sounds_is_refused_by_its_architecture(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "it is no GGUF file"),
+        (b"", "it is no GGUF file: it is empty."),
+        (b"Entry not found", "it is no GGUF file: it begins with b'Entry not found'."),
+        (b"\n<!DOCTYPE html>\n<html>", "it is a web page, not the file of a model"),
+        (b"<html><head>", "it is a web page, not the file of a model"),
+        (b"PK\x03\x04" + bytes(60), "it is an archive (zip): unpack it first"),
+        (b"tjgg" + bytes(60), "its format is GGML, which GGUF replaced"),
         (POINTER, "it is only a pointer of Git LFS"),
-        (b"GGUF", "it is cut, or lies about its counts"),
+        (b"GGUF", "it is cut, or lies about its counts: it has 4 bytes, and needs at least 8."),
         (gguf(version=1), "its GGUF version is 1, but must be 2 or 3"),
         (gguf(version=3 << 24), "its numbers are big-endian"),
         (gguf(values=2**60), "it is cut, or lies about its counts"),
@@ -394,6 +400,10 @@ def test_a_gguf_file_of_pictures_or_sounds_is_refused_by_its_architecture(
         (gguf(tokens=2**20), "it is cut, or lies about its counts"),
         (gguf(tokens=2**60), "it has an array of 1152921504606846976 values, but can have at most 2097152"),
         (gguf(rows=2**40), "its tensor 't' ends after the file"),
+        (
+            gguf()[:-3],
+            f"ends after the file, which has {len(gguf()) - 3:,} bytes and needs {len(gguf()):,}: it is cut, as by a",
+        ),
         (gguf(begin=32), "its tensor 't' ends after the file"),
         (gguf(rows=2, second=0), "its tensor 'u' overlaps another one"),
         (gguf(begin=8), "its tensor 't' begins at 8, which is no multiple of 32"),
@@ -420,7 +430,9 @@ def test_the_digest_of_a_head_is_that_of_all_before_the_tensors(tmp_path: Path) 
 def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Path) -> None:
     first, second = (f"model-0000{number}-of-00002.gguf" for number in (1, 2))
     (tmp_path / first).write_bytes(gguf(files=2))
-    assert f"{first}' cannot be used: of its part {second}: No such file" in refusal(tmp_path / first)
+    assert (
+        f"{first}' cannot be used: 1 of its 2 parts is missing: put {second} into the folder '{tmp_path}'."
+    ) in refusal(tmp_path / first)
     (tmp_path / second).write_bytes(gguf(files=2))
     assert "two of its parts have the tensor 't'" in refusal(tmp_path / first)
     assert f"{second}' cannot be used: it is not the first part of its model, {first}." in refusal(tmp_path / second)
