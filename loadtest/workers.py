@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from time import monotonic_ns
 from types import TracebackType
@@ -118,7 +119,6 @@ async def _report(sending: Sending, report: Callable[[Progress], None]) -> None:
 
 def _work(pipe: Connection, number: int, of: int) -> None:
     """Run jobs from the pipe in this process, and send progress and results back."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
 
     def until_start() -> int:
         pipe.send("ready")
@@ -150,6 +150,18 @@ def _work(pipe: Connection, number: int, of: int) -> None:
                 pipe.send(error)
 
 
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Start processes that never get Ctrl-C: the parent handles it and ends them. They inherit the mask, so Ctrl-C
+    prints no traceback while they are imported."""
+    resource_tracker.ensure_running()  # It unblocks SIGINT after it has started its process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Workers:
     """A pool of processes that send one job after the other."""
 
@@ -161,7 +173,8 @@ class Workers:
         for number in range(num_processes):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, number, num_processes), daemon=True)
-            process.start()
+            with _blocked_interrupts():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
