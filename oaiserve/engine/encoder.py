@@ -28,8 +28,8 @@ class Tower(Protocol):
     """Makes vectors of media."""
 
     def pieces(self, medium: Medium) -> Iterator[Encoded | None]:
-        """Work on a medium, up to the next piece at each `next`: None, and its vectors in the end. May raise anything;
-        OutOfMemory, if the device has none left."""
+        """Work on a medium, up to the next piece at each `next`: None, and its vectors in the end. May raise anything:
+        OutOfMemory if the device has none left, and an APIError for the client."""
 
 
 @dataclass(frozen=True, slots=True)

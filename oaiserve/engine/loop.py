@@ -193,6 +193,8 @@ class EngineLoop:
             if isinstance(ended.error, OutOfMemory):
                 message = "The device has no memory left for this request's images; try again later."
                 self.requests.fail(request_id, Unavailable(message))
+            elif isinstance(ended.error, APIError):
+                self.requests.fail(request_id, ended.error)
             else:
                 log.error("The images of request %s could not be encoded", request_id, exc_info=ended.error)
                 self.requests.fail(request_id, InternalError("The server failed on an image of this request."))

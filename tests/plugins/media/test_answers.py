@@ -1,5 +1,6 @@
 """Answers to images and sounds are transformers' own, token by token, in every family."""
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import soundfile
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -178,6 +181,39 @@ def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, nat
                 ask(own, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
             with pytest.raises(InvalidRequest, match="too short"):
                 ask(own, [LOW[:100]], "short", messages=messages_of([LOW]))
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_a_sound_that_is_too_loud_for_the_models_features_is_refused_and_the_next_one_is_answered(
+    name: str, tmp_path: Path
+) -> None:
+    """Their squares, or sums of these, are beyond float32."""
+    save_seeing(name, tmp_path, HEARING)
+    content = io.BytesIO()
+    soundfile.write(content, np.full(8000, 3e38, np.float32), 16_000, format="WAV", subtype="FLOAT")
+    loud = MediaFile("audio", content.getvalue(), where="messages[0].content[1]")
+    messages = messages_of([LOW])
+    with made_of(tmp_path) as own:
+        with pytest.raises(
+            InvalidRequest, match=r"'messages\[0\].content\[1\]': the sound is too loud to compute with"
+        ):
+            own.generate([ChatPrompt(messages, media=(loud,))], SamplingParams(max_tokens=1))
+        assert len(ask(own, [LOW], "then", messages=messages).token_ids) == NUM_TOKENS
+
+
+def test_an_image_whose_vectors_are_not_finite_is_refused_and_texts_are_answered(tmp_path: Path) -> None:
+    seeing = save_seeing("llava", tmp_path)
+    with torch.no_grad():
+        for layer in seeing.model.model.multi_modal_projector.children():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight *= 1e30
+    seeing.model.save_pretrained(tmp_path)
+    with made_of(tmp_path) as own:
+        for request_id in ("first", "again"):  # What is not finite isn't cached.
+            with pytest.raises(InvalidRequest, match="One image of this request leads to numbers that are not finite"):
+                ask(own, [FIRST, SECOND], request_id)
+        text = [{"role": "user", "content": "Hi"}]
+        assert len(ask(own, [], "text", messages=text).token_ids) == NUM_TOKENS
 
 
 @pytest.mark.parametrize("package", ["soundfile", "soxr"])

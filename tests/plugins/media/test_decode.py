@@ -258,6 +258,11 @@ def test_a_new_rate_keeps_what_it_can_and_drops_what_it_cannot_have(rate: int) -
         assert np.abs(at_16000(9000))[500:-500].max() < 1e-4
 
 
+def test_the_mean_of_the_loudest_channels_is_a_number() -> None:
+    loudest = sound(np.full((100, 16), 3e38, np.float32), 16000, subtype="FLOAT")
+    assert (samples_of(loudest, 16000, 60) == np.float32(3e38)).all()
+
+
 def test_a_sound_is_decoded_in_a_process_of_its_own() -> None:
     result = decode_sound(
         MediaFile("audio", b64encode(sound(wave(), 16000, subtype="FLOAT")).decode()), 16000, 1, 10**6
@@ -277,6 +282,8 @@ def test_a_sound_is_decoded_in_a_process_of_its_own() -> None:
         (sound(wave(), 1000), "must have 4000 to 96000 samples per second, got 1000"),
         (sound(np.zeros((10, 17), np.float32), 8000), "must have at most 16 channels, got 17"),
         (sound(np.full(10, np.nan, np.float32), 8000, subtype="FLOAT"), "has samples that are not numbers"),
+        (sound(np.full(10, 1e300), 8000, subtype="DOUBLE"), "has samples that are not numbers"),
+        (sound(np.repeat(np.float32([3e38, -3e38]), 99), 44100, subtype="FLOAT"), "is too loud to compute with: .*"),
         (sound(np.zeros(0, np.float32), 8000), "has no samples"),
         (sound(np.zeros(96000 * 30, np.float32), 96000, "FLAC"), "is longer than 20 seconds"),
     ],

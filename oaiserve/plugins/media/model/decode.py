@@ -21,6 +21,7 @@ from oaiserve.errors import InvalidRequest, invalid
 from oaiserve.http.data_url import base64_decoded
 
 PIPE_BYTES = 2**20  # A reader that wakes for each 64 KiB takes the cores from the model.
+TOO_LOUD = "is too loud to compute with: its samples must be finite, and should be from -1 to 1"
 SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples
 _IMAGES, _SOUNDS = (f"{__package__}.{kind}_process" for kind in ("image", "sound"))
 # Allocations from this size on are given back to the system when they are freed, which a process that waits should do.

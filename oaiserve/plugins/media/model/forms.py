@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 
 from oaiserve.engine.media import MediaFile, MediaKind, MediaLimits
@@ -47,7 +48,8 @@ class Form:
             rate: int = processor.sampling_rate
             seconds = min(limits.max_seconds, self.family.max_seconds(self.settings))
             samples = decode_sound(file, rate, seconds, limits.max_bytes)
-            return dict(processor([samples], sampling_rate=rate, return_tensors="pt", **arguments))
+            with np.errstate(over="ignore", invalid="ignore"):  # The reader refuses features that aren't finite.
+                return dict(processor([samples], sampling_rate=rate, return_tensors="pt", **arguments))
         except ValueError as error:  # such as an image that is far longer than wide
             noun = NOUNS[self.kind].lower()
             raise invalid(file.param, f"the model's processor of {noun} refuses one: {error}", file.where) from error

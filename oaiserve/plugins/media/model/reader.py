@@ -29,9 +29,9 @@ from oaiserve.engine.media import (
     Vectors,
 )
 from oaiserve.errors import Overloaded, invalid
-from oaiserve.plugins.media.model.decode import content_of, image_size
+from oaiserve.plugins.media.model.decode import TOO_LOUD, content_of, image_size
 from oaiserve.plugins.media.model.forms import Form
-from oaiserve.plugins.media.model.tower import Tower
+from oaiserve.plugins.media.model.tower import NOT_FINITE, Tower, are_finite
 
 MOST_KNOWN = 10_000  # media whose texts are kept: some kilobytes each
 MOST_PENDING_BYTES = 2 * 2**30  # bytes of all media that are prepared and not yet encoded
@@ -103,6 +103,9 @@ class FileReader:
             for name, value in fields.items()
             if name not in family.unused
         }
+        if not are_finite(inputs.values()):
+            reason = f"the sound {TOO_LOUD}" if file.kind == "audio" else f"the image {NOT_FINITE}"
+            raise invalid(file.param, reason, file.where)
         num_rows = text.count(form.settings.vector)
         if not num_rows:
             raise invalid(file.param, "the sound is too short for the model", file.where)

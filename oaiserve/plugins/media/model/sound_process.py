@@ -12,7 +12,7 @@ import soxr
 from numpy.typing import NDArray
 from soundfile import SoundFile, SoundFileError
 
-from oaiserve.plugins.media.model.decode import SOUND_REFUSED
+from oaiserve.plugins.media.model.decode import SOUND_REFUSED, TOO_LOUD
 from oaiserve.plugins.media.model.process_limits import limit, yield_to_the_model
 
 Samples = NDArray[np.float32]
@@ -52,6 +52,8 @@ def samples_of(content: bytes, rate: int, max_seconds: float) -> Samples:
         raise Refused(reason) from error
     if not len(samples):
         raise Refused("has no samples")
+    if not np.isfinite(samples).all():  # A new rate overshoots.
+        raise Refused(TOO_LOUD)
     return samples
 
 
@@ -64,7 +66,8 @@ def _pieces(sound: SoundFile, max_seconds: float) -> Iterator[Samples]:
             raise Refused(f"is longer than {max_seconds:g} seconds")
         if not np.isfinite(piece).all():
             raise Refused("has samples that are not numbers")
-        yield piece.mean(axis=1)
+        # In float64, since the sum of channels may be beyond float32.
+        yield piece.mean(axis=1, dtype=np.float64).astype(np.float32)
 
 
 def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[Samples]:

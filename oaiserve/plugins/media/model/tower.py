@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,9 +26,10 @@ from transformers import (
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.engine.media import Encoded, MediaKind, Medium
 from oaiserve.engine.start.parts import OutOfMemory
-from oaiserve.errors import StartupError
+from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.plugins.media.model.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
 
+NOT_FINITE = "leads to numbers that are not finite (NaN or infinity) in the model"  # completes 'the image ...'
 _NO_LAYERS = "Initializing zero-element tensors"  # a warning, of a text model without layers
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head)\.")
 
@@ -56,12 +57,16 @@ class Tower:
         cut_products(inner)
 
     def pieces(self, medium: Medium) -> Iterator[Encoded | None]:
-        """Make the vectors of a medium in pieces. Raises OutOfMemory if the device has none left."""
+        """Make the vectors of a medium in pieces. Raises OutOfMemory if the device has none left, and InvalidRequest if
+        the vectors aren't finite: a text model would make every token NaN, or cache them."""
         size = ON_GPU if self.device.type == "cuda" else ON_CPU
         try:
             for encoded in in_pieces(partial(self.encode, medium), size, self._num_threads):
                 if self.device.type == "cuda":  # it has only been launched: its time would be that of the next step
                     torch.cuda.current_stream(self.device).synchronize()
+                if encoded is not None and not are_finite((encoded.vectors, *encoded.deep)):
+                    noun = "image" if medium.kind == "image" else "sound"
+                    raise InvalidRequest(f"One {noun} of this request {NOT_FINITE}. Send another one.")
                 yield encoded
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from None
@@ -112,6 +117,10 @@ class _Zeros(torch.nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.weight[0].expand(*ids.shape, -1).clone()
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
 
 
 def load_tower(
