@@ -153,6 +153,20 @@ def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveS
     assert page.inner_text(f"{LAST} .error + .note") == f"Parameter: {error['param']}" == "Parameter: response_format"
 
 
+def test_prompt_that_is_too_long_is_edited_and_not_sent_again(server: LiveServer, open_page: OpenPage) -> None:
+    page = ready(open_page(f"{server.url}/", may_log=True))
+    send(page, "word " * 20_000)
+    assert "context length" in page.inner_text(f"{LAST} .error")
+    assert page.locator(f"{LAST} .end button").all_inner_texts() == ["Edit"]
+    page.click(f"{LAST} .end button")
+    assert page.is_visible("#editing")
+    assert page.input_value("#prompt").startswith("word word")
+    settings(page, max_completion_tokens="4")
+    send(page, "Shorter")
+    assert page.locator(".asked .text").all_inner_texts() == ["Shorter"]
+    assert page.locator(f"{LAST} .error").count() == 0
+
+
 def test_lost_connection_is_reported_in_words(server: LiveServer, open_page: OpenPage) -> None:
     page = ready(open_page(f"{server.url}/", may_log=True))
     page.route("**/v1/chat/completions", lambda route: route.abort())
@@ -173,10 +187,18 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     (tmp_path / "plan.pdf").write_bytes(b"%PDF-1.7")
     page.set_input_files("#attach", [tmp_path / name for name in ("cat.png", "long.txt", "plan.pdf", "notes.txt")])
     page.wait_for_selector(
-        "#problem:has-text('cat.png cannot be attached: it is a picture, and this model reads only text.')"
+        "#attach-problem:has-text('cat.png cannot be attached: it is a picture, and this model reads only text.')"
     )
-    assert "long.txt cannot be attached: it has 2097 kB, and" in page.inner_text("#problem")
-    assert "plan.pdf cannot be attached: this page does not read PDF." in page.inner_text("#problem")
+    problem = page.inner_text("#attach-problem")
+    assert "long.txt cannot be attached: it has 2097 kB, and" in problem
+    assert "plan.pdf cannot be attached: this page does not read PDF." in problem
+    above, clip = (page.locator(each).bounding_box() for each in ("#attach-problem", "#attach-button"))
+    assert above is not None
+    assert clip is not None
+    assert 0 < clip["y"] - above["y"] < 300  # near the clip
+    page.click("#attach-problem button")
+    assert page.is_hidden("#attach-problem")
+    assert page.evaluate("document.activeElement.id") == "prompt"
     assert page.locator("#attached li").count() == 1
     send(page, "Read <b>this</b>.")
     assert page.locator("#attached li").count() == 0
@@ -260,7 +282,7 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
 
 
 def test_only_models_that_read_pictures_get_them(page: Page, seeing: Page) -> None:
-    refused = "#problem:has-text('a.png cannot be attached: it is a picture, and this model reads only text.')"
+    refused = "#attach-problem:has-text('a.png cannot be attached: it is a picture, and this model reads only text.')"
     hand_in(page, "paste", png(picture(0)))
     page.wait_for_selector(refused)
     compare(seeing)
@@ -280,11 +302,14 @@ def test_an_edited_message_is_another_version_and_the_first_one_stays(page: Page
     assert texts.all_inner_texts() == ["One", "Zwei"]
     assert [message["content"] for message in sent[-1]["messages"][::2]] == ["One", "Zwei"]
     assert page.inner_text(".asked .place") == "2/2"
+    assert page.locator(".asked:has(.edited) .text").all_inner_texts() == ["Zwei"]
     page.click("[aria-label='Previous version']")
+    assert page.locator(".edited").count() == 0
     assert texts.all_inner_texts() == ["One", "Two", "Three"]
     reopen(page)
     page.click("[aria-label='Next version']")
     assert texts.all_inner_texts() == ["One", "Zwei"]
+    assert page.inner_text(".asked .edited") == "Edited"
     page.locator("#turns > li:first-child [aria-label='Branch into a new chat']").click()
     assert texts.all_inner_texts() == ["One"]
     assert page.locator(".talk").all_inner_texts() == ["One (branch)", "One"]

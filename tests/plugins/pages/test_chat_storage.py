@@ -151,7 +151,6 @@ def test_an_answer_goes_on_after_a_reload_and_grows_in_other_tabs(page: Page, sc
     other.goto(page.url)  # the address of the chat
     ready(other)
     other.wait_for_selector(f"{LAST} .markdown:has-text('One,')")  # stored while the stream is open
-    assert other.inner_text(f"{LAST} .end").startswith("Not complete:")
     other.fill("#prompt", "A draft")
     script.say(content="two.")
     page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
@@ -167,6 +166,63 @@ def test_an_answer_goes_on_after_a_reload_and_grows_in_other_tabs(page: Page, sc
     assert script.bodies[1]["continue_final_message"]
     other.wait_for_selector(f"{LAST} .markdown:has-text('One, two. Three.')")
     assert other.input_value("#prompt") == "A draft"
+
+
+def second_tab(page: Page) -> Page:
+    """Open the chat that this page shows in another tab, while an answer of it grows."""
+    page.wait_for_function("Object.keys(localStorage).some((key) => key.startsWith('oaiserve-chat-'))")
+    other = page.context.new_page()
+    other.goto(page.url)
+    ready(other)
+    other.wait_for_selector(f"{LAST}[aria-busy=true]")
+    return other
+
+
+def test_an_answer_streams_in_two_tabs_and_either_stops_it(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="One, ")
+    other = second_tab(page)
+    # Without the storage, only the tab that receives the answer can say what is new.
+    page.evaluate("() => { Storage.prototype.setItem = () => {}; }")
+    script.say(content="two, ")
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One, two,')")
+    script.say(content="three")
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One, two, three')")
+    assert other.inner_text(f"{LAST} .end") == ""
+    assert other.get_attribute("#send", "aria-label") == "Stop"
+    other.click("#send")
+    assert script.is_abandoned.wait(60)
+    page.wait_for_selector(f"{LAST} .end:has-text('Stopped by you.')")
+
+
+def test_second_tab_has_the_whole_account_of_an_answer_at_its_end(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="One, ")
+    other = second_tab(page)
+    script.answer("two, ", "three.")
+    ended(page)
+    ended(other)
+    assert other.get_attribute("#send", "aria-label") == "Send"
+    (conversation,) = stored(other)
+    assert len(conversation["turns"][0]["answers"][0]["steps"][0]["tokens"]) == 3
+    script.answer("Four.")
+    send(other, "And then?")
+    page.wait_for_selector(".asked:has-text('And then?')")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('Four.')")
+
+
+def test_second_tab_offers_to_continue_once_the_first_one_is_gone(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="One, ")
+    other = second_tab(page)
+    # Make the tab as silent as one that was killed.
+    page.evaluate("() => { Storage.prototype.setItem = BroadcastChannel.prototype.postMessage = () => {}; }")
+    other.wait_for_selector(f"{LAST} .end:has-text('Not complete: the page was closed.')")
+    page.goto("about:blank")
+    assert script.is_abandoned.wait(60)
+    script.answer("two.")
+    other.click(f"{LAST} .end button:text-is('Continue')")
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
 
 
 def test_each_chat_has_an_address_for_reload_and_back(page: Page, script: Script) -> None:

@@ -6,6 +6,8 @@ import { showMarkdown } from "./markdown.js";
 import { count, element, indented } from "./show.js";
 import { parting, partingSentence, shadeTokens } from "./tokens.js";
 
+const TOO_LONG = "context_length_exceeded"; // an error's code
+
 export class Answer {
   #steps = []; // the elements of each step
 
@@ -73,9 +75,10 @@ export class Answer {
     parts.end.replaceChildren(...ends(step), ...(isLast ? this.#again(step) : []));
   }
 
-  // Returns a button that goes on with an answer that ended too early.
+  // Returns a button that goes on with an answer that ended too early. A prompt that is too long would be refused again.
   #again(step) {
     if (!this.page.mayResume(this.answer)) return [];
+    if (step.error?.code === TOO_LONG) return [element("button", { type: "button", onclick: () => this.page.editLast() }, "Edit")];
     const resume = () => this.page.resume([this.answer]);
     return [element("button", { type: "button", onclick: resume }, canGoOn(step) ? "Continue" : "Try again")];
   }
@@ -184,7 +187,7 @@ function pretty(step, text) {
 function ends(step) {
   const found = [];
   if (step.isCut) {
-    found.push(element("p", { class: "note" }, "Not complete: the page was closed, or another tab still receives this answer."));
+    found.push(element("p", { class: "note" }, "Not complete: the page was closed."));
   } else if (step.error) {
     found.push(element("p", { class: "error" }, step.error.message));
     if (step.error.param && step.error.param !== "messages") found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));

@@ -29,7 +29,7 @@ export function canGoOn({ message: { content, calls } }) {
 
 // Returns a step that was cut off as one that goes on. Its times are as if it hadn't been.
 export function reopened(step) {
-  for (const name of ["isCut", "isLeft", "isStopped", "error", "finish", "usage", "hasAccount"]) delete step[name];
+  for (const name of ["isCut", "isLeft", "isStopped", "isElsewhere", "error", "finish", "usage", "hasAccount"]) delete step[name];
   return Object.assign(step, { isOpen: true, isContinued: true, phases: [], why: [], sentMs: performance.now() - (step.eventsMs.at(-1) ?? 0) });
 }
 
@@ -57,7 +57,7 @@ export async function ask(step, body, signal) {
     }
   } catch (error) {
     if (error.name === "AbortError") step.isStopped = true;
-    else step.error = { message: error.message, param: error.param };
+    else step.error = { message: error.message, param: error.param, code: error.code };
   }
   step.isOpen = false;
   step.isMoving = false;

@@ -1,7 +1,7 @@
 // The text files and pictures that go with the next message.
 
 import { icon, iconButton } from "./icons.js";
-import { byId, element, showProblem } from "./show.js";
+import { byId, element } from "./show.js";
 
 const MOST_BYTES = 2 ** 20; // of a text
 const MOST_PIXELS = 2000; // of the longer side of a picture: larger ones are scaled down
@@ -17,6 +17,10 @@ export class Attached {
     this.#readsPictures = readsPictures;
     const box = byId("attach");
     byId("attach-button").addEventListener("click", () => box.click());
+    byId("close-attach-problem").addEventListener("click", () => {
+      this.#showProblem("");
+      byId("prompt").focus();
+    });
     box.addEventListener("change", () => {
       const chosen = [...box.files];
       box.value = ""; // so that the same file can be chosen again
@@ -31,6 +35,7 @@ export class Attached {
 
   set(files) {
     this.files = files;
+    this.#showProblem("");
     const items = files.map((file) => {
       const remove = () => this.set(this.files.filter((other) => other !== file));
       return element("li", { class: "chip" }, ...chip(file), iconButton("cross", `Remove ${file.name}`, remove));
@@ -57,7 +62,12 @@ export class Attached {
         problems.push(`${file.name} cannot be attached: ${error.message}.`);
       }
     }
-    showProblem(problems.join(" "));
+    this.#showProblem(problems.join(" "));
+  }
+
+  #showProblem(problem) {
+    byId("attach-problem-text").textContent = problem;
+    byId("attach-problem").hidden = !problem;
   }
 }
 

@@ -15,6 +15,7 @@ import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./sho
 import { Sidebar } from "./sidebar.js";
 import { reach, requestJson, ROOT } from "./sse.js";
 import { isLasting } from "./storage.js";
+import { stepsElsewhere, Tabs } from "./tabs.js";
 
 const DRAW_MS = 100; // between two drawings of growing answers
 const KEEP_MS = 2000; // between two times that they are stored
@@ -32,6 +33,7 @@ class Chat {
   #models = new Models(() => this.#adapt());
   #composer = new Composer(this);
   #sidebar = new Sidebar(this);
+  #tabs = new Tabs(this);
   #running = new Map(); // the conversation and the AbortController of each running answer
   #editing = null; // the place of the turn that the message is to replace
   #shown = []; // the Answers of the page
@@ -87,6 +89,7 @@ class Chat {
     if (settings?.models) this.#models.choose(settings.models);
     if (this.#editing !== null) this.#write(NOTHING);
     this.#offerExamples();
+    this.#tabs.look();
     this.#draw();
     this.#sidebar.draw();
     document.title = turns.length ? `${this.open.title} · oaiserve` : "oaiserve";
@@ -111,12 +114,41 @@ class Chat {
   // Shows what another tab has changed, unless this tab is about to change it, too.
   #follow(key) {
     this.#sidebar.draw();
-    if (key !== keyOf(this.open) || this.#isBusy || this.#editing !== null) return;
+    if (key !== keyOf(this.open) || this.#receivesOpen || this.#editing !== null) return;
+    const found = conversations().find(({ id }) => id === this.open.id);
+    if (!found) return;
+    const numElsewhere = stepsElsewhere(found).length;
+    const isKnown = numElsewhere && numElsewhere === stepsElsewhere(this.open).length && found.turns.length === this.open.turns.length;
+    if (isKnown) return; // the other tab says what is new, and the storage has it later
     const follows = this.#isAtEnd;
-    this.open = conversations().find(({ id }) => id === this.open.id) ?? this.open;
+    this.open = found;
+    this.#tabs.look();
     this.#draw();
     if (follows) this.#scrollToEnd();
   }
+
+  // -- answers that another tab receives -----------------------------------------------------------------------------
+
+  // Returns the conversation with this id if this tab receives answers of it.
+  receiving(id) {
+    return [...this.#running.values()].find(({ conversation }) => conversation.id === id)?.conversation;
+  }
+
+  receives(answer) {
+    return this.#running.has(answer);
+  }
+
+  stopReceiving(id) {
+    for (const { conversation, abort } of this.#running.values()) if (conversation.id === id) abort.abort();
+  }
+
+  // Draws what another tab has received, or that nobody receives it any more.
+  drawElsewhere(hasEnded) {
+    this.#drawAnswers(this.#shown);
+    if (hasEnded) this.#showState();
+  }
+
+  // -- drawing -------------------------------------------------------------------------------------------------------
 
   #draw() {
     this.#shown = [];
@@ -130,7 +162,8 @@ class Chat {
     const edit = iconButton("edit", "Edit", () => this.edit(place));
     const tools = element("div", { class: "tools" }, ...this.#versions(turn, place), copyButton("Copy", () => turn.text), edit);
     const bubble = element("div", { class: "bubble" }, ...files, ...(turn.text ? folded(turn.text) : []));
-    const asked = element("article", { class: "asked", "aria-label": "Your message" }, bubble, tools);
+    const mark = turn.isEdited ? [element("small", { class: "note edited" }, "Edited")] : [];
+    const asked = element("article", { class: "asked", "aria-label": "Your message" }, bubble, ...mark, tools);
     const together = shownAnswers(turn);
     const made = together.map((answer) => {
       const isLast = answer === together.at(-1);
@@ -213,15 +246,21 @@ class Chat {
 
   // -- requests ------------------------------------------------------------------------------------------------------
 
+  get #receivesOpen() {
+    return this.receiving(this.open.id) !== undefined;
+  }
+
+  // Whether an answer of this conversation is growing, in this tab or in another one
   get #isBusy() {
-    return [...this.#running.values()].some(({ conversation }) => conversation === this.open);
+    return this.#receivesOpen || stepsElsewhere(this.open).some(({ isOpen }) => isOpen);
   }
 
   // Stops the answers of this conversation, and returns whether there were any, or a message that was being edited.
   stop() {
     const wasActive = this.#isBusy || this.#editing !== null;
     if (!this.#isBusy && this.#editing !== null) this.#write(NOTHING);
-    for (const { conversation, abort } of this.#running.values()) if (conversation === this.open) abort.abort();
+    this.stopReceiving(this.open.id);
+    if (this.#isBusy) this.#tabs.stop(this.open);
     return wasActive;
   }
 
@@ -233,7 +272,7 @@ class Chat {
     const turn = { text, files, answers: [] };
     const hasOwnTitle = this.open.title !== titleOf(this.open.turns[0]);
     if (this.#editing === null) this.open.turns.push(turn);
-    else addVersion(this.open, this.#editing, turn);
+    else addVersion(this.open, this.#editing, { ...turn, isEdited: true });
     if (!hasOwnTitle) this.open.title = titleOf(this.open.turns[0]);
     document.title = `${this.open.title} · oaiserve`;
     history.replaceState(null, "", addressOf(this.open));
@@ -311,6 +350,7 @@ class Chat {
       if (canGoOn(step)) this.#ask(answer, body, reopened(step));
       else this.#ask(answer, body);
     }
+    this.#keep(this.open); // for other tabs that show it
     this.#draw();
   }
 

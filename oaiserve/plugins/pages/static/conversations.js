@@ -35,7 +35,8 @@ function read(key) {
 function parsed(json) {
   const found = JSON.parse(json);
   for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
-    if (step.isOpen) Object.assign(step, { isOpen: false, isCut: true }); // open in another tab, or by a closed browser
+    // Another tab receives it, or a browser has been closed, which only a page that was left could note.
+    if (step.isOpen) Object.assign(step, { isOpen: false, isCut: true, isElsewhere: !step.isLeft });
   }
   return found;
 }

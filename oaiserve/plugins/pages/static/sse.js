@@ -12,9 +12,10 @@ export const runPageOf = (runId) => new URL(`runs/${encodeURIComponent(runId)}`,
 
 // The error that the server sent instead of an answer.
 export class Refused extends Error {
-  constructor(message, param, response) {
+  constructor(message, { param, code }, response) {
     super(message);
     this.param = param;
+    this.code = code;
     this.needsKey = response.status === 401;
     this.lacksRight = response.status === 403;
     this.retryAfterSeconds = Number(response.headers.get("retry-after"));
@@ -58,7 +59,7 @@ export async function request(path, { isQuiet = false, ...options } = {}) {
   const response = await reach(new URL(path, ROOT), options);
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
-  const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
+  const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error ?? {}, response);
   if (refused.needsKey && !isQuiet) askForKey(refused);
   throw refused;
 }
