@@ -14,6 +14,8 @@ _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_coun
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
 _NO_SIZE = re.compile(r"(position|context|seq|window|max|chunk|sample|original|block_size|group_size)")
+_ID = re.compile(r"(^|_)(id|index)(s|es)?$")
+MOST_INTEGER = 2**63 - 1  # what libraries can compute with
 _AT_LEAST_ONE = _LAYERS | {
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
     *("max_position_embeddings", "n_positions", "context_length"),
@@ -71,7 +73,10 @@ def refuse_other_content(path: Path) -> None:
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
-    """Raise BadFile for a size or count above the limit that the number of tensors and their bytes set."""
+    """Raise BadFile for a size or count above the limit that the number of tensors and their bytes set.
+
+    Sizes, counts and ids are recognized by their names. Any other key may have any value here, as most are notes that
+    nobody reads."""
     each = [(key, one) for key, value in config.items() for one in (value if isinstance(value, list) else [value])]
     for key, value in each:
         name = f"{prefix}{key}"
@@ -89,13 +94,24 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
             most = 8 * num_bytes
         elif last.endswith(("_positions", "position_embeddings", "context_length")):
             most = _MOST_POSITIONS
-        elif isinstance(value, int):
-            most = 2**63 - 1
+        elif isinstance(value, int) and _ID.search(last):
+            most = MOST_INTEGER
         if most is not None and value > most:
-            raise BadFile(f"its {name[:100]} is {value:.6g}, but can be at most {most}")
+            raise _too_large(name, value, most)
         if last in _AT_LEAST_ONE and value < 1:
             raise BadFile(f"its {name[:100]} is {value}, but must be at least 1")
     _check_products({key.rpartition(".")[2]: value for key, value in config.items()}, num_bytes)
+
+
+def refuse_too_large(name: str, value: Any) -> None:
+    """Raise BadFile for an integer, or a list with one, that libraries can't compute with."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, int) and each > MOST_INTEGER:
+            raise _too_large(name, each, MOST_INTEGER)
+
+
+def _too_large(name: str, value: float, most: int) -> BadFile:
+    return BadFile(f"its {name[:100]} is {value:.6g}, but can be at most {most}")
 
 
 def _check_products(numbers: Mapping[str, Any], num_bytes: int) -> None:

@@ -7,17 +7,20 @@ index names. Stdlib only, so that a refusal comes at once. Other faults fail in 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_other_content
+from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_other_content, refuse_too_large
 from oaiserve.checkpoints.gguf import BLOCK_COUNT, architecture, read_tensors, read_values
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
@@ -37,7 +40,24 @@ _OF_MEDIA = dict.fromkeys(
     **dict.fromkeys(("whisper", "parakeet", "canary", "moonshine"), "which writes down speech"),
     **dict.fromkeys(("kokoro", "parler", "outetts", "dia", "bark", "chatterbox"), "which speaks"),
 }
-_NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
+# With an example of each.
+_NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16", "model_type": "llama"}
+# Numbers of rotary embeddings, which libraries compute with as a file has them: a file may have "10000" for 10000.
+_ROPE_NUMBERS = frozenset(
+    {
+        *("rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "rotary_dim", "partial_rotary_factor"),
+        *("original_max_position_embeddings", "llama_4_scaling_beta", "low_freq_factor", "high_freq_factor"),
+        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"),
+    }
+)
+# Sizes of any model, which not all of transformers' types check.
+_INTEGERS = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "vocab_size", "sliding_window", "max_position_embeddings"),
+    }
+)
+_ROPE_FACTOR = "factor"  # elsewhere, this name may mean anything
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
@@ -61,7 +81,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
             num_tensors += len(read_header(path)[0])
         path = folder / "config.json"
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
-        _check_names(config)
+        _check_types(config)
     except (BadFile, OSError) as error:
         raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
 
@@ -77,6 +97,28 @@ def _refuse_unless_of_text(values: Mapping[str, Any]) -> None:
         kind = next((kind for begin, kind in _OF_MEDIA.items() if name.startswith(begin)), f"and it has {missing}")
         raise BadFile(
             f"its architecture is {name[:100]!r}, {kind}, and oaiserve serves models that read and write text"
+        )
+
+
+def warn_of_other_weights(source: ModelSource) -> None:
+    """Log which weights a local folder's model has, if an index names others than those that are read."""
+    folder = Path(source.location)
+    index = folder / INDEX
+    if source.gguf_file is not None or not index.is_file():
+        return
+    read = weight_files(folder, json_object(folder / "config.json"))
+    try:
+        named = json_object(index).get("weight_map")
+    except (BadFile, OSError):  # the index is not needed
+        return
+    others = sorted(set(map(str, named.values())) - {path.name for path in read}) if isinstance(named, dict) else []
+    if others:
+        log.warning(
+            "The weights are read from %s, as transformers does, and not from the files that %s names, such as %s. "
+            "Remove those that are not the model's",
+            read[0].name,
+            INDEX,
+            others[0][:100],
         )
 
 
@@ -99,14 +141,31 @@ def refuse_without_tokenizer(source: ModelSource) -> None:
         raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
 
 
-def _check_names(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
-    """Raise BadFile for a dtype or a type of rotary embedding other than a name, anywhere in a configuration."""
+def _check_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
+    """Raise BadFile for settings of the wrong type, anywhere in a configuration, that libraries don't check: names, and
+    numbers of rotary embeddings."""
     for key, value in config.items():
         example = _NAMES.get(key) or (_NAMES["rope_type"] if is_rope and key == "type" else None)
         if example is not None and not isinstance(value, str | None):
             raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as {example}")
+        if key in _ROPE_NUMBERS or (is_rope and key == _ROPE_FACTOR):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            may_be_null = not is_rope or key not in _required(config)
+            if not is_number and not (value is None and may_be_null):
+                raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be a number")
+            refuse_too_large(key, value)
+        if key in _INTEGERS and not isinstance(value, int | list | None):  # Lists have a number for each layer.
+            raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be an integer")
         if isinstance(value, dict):
-            _check_names(value, is_rope=key in ("rope_scaling", "rope_parameters"))
+            _check_types(value, is_rope=is_rope or key in ("rope_scaling", "rope_parameters"))
+
+
+def _required(rope: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the numbers that may not be null among those of rotary embeddings."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return ("rope_theta",)
+    return ("rope_theta", _ROPE_FACTOR, "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -42,6 +42,8 @@ _MOST_TENSORS = 2**18
 _MOST_ELEMENTS = 2**21
 _MOST_NAME_BYTES = 2**16
 _MOST_TEXT_BYTES = 2**24
+_MOST_DEPTH = 8  # levels of arrays in arrays
+_LEAST_ARRAY_BYTES = 12
 # Limits of the values that are returned: names and numbers of layers are short, templates and vocabularies are not.
 _MOST_KEPT_BYTES = 256
 _MOST_KEPT_NUMBERS = 1024
@@ -98,15 +100,19 @@ class _Gguf:
             return self._array(is_whole)
         raise BadFile(f"it has a value of the unknown type {kind}")
 
-    def _array(self, is_whole: bool) -> list[Any] | None:
+    def _array(self, is_whole: bool, depth: int = 0) -> list[Any] | None:
         kind = self.number("I")
         count = self.number("Q")
+        if kind in _SCALARS and not is_whole and count > _MOST_KEPT_NUMBERS:
+            self._advance(count * struct.calcsize(_SCALARS[kind]))
+            return None
         if count > _MOST_ELEMENTS:
             raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
-        if kind in _SCALARS and (is_whole or count <= _MOST_KEPT_NUMBERS):
-            return list(self._numbers(count, _SCALARS[kind]))
         if kind in _SCALARS:
-            self._advance(count * struct.calcsize(_SCALARS[kind]))
+            return list(self._numbers(count, _SCALARS[kind]))
+        if kind == _ARRAY and depth < _MOST_DEPTH:  # No setting is an array of arrays, so none of them is kept.
+            for _ in range(self.at_most(count, _LEAST_ARRAY_BYTES)):
+                self._array(False, depth + 1)
         elif kind == _STRING:
             ends = self._text_ends(self.at_most(count, 8))
             begin = self._advance(ends[-1] - self._at if ends else 0) + _LENGTH.size
@@ -239,7 +245,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
             tensors[tensor.name] = tensor._replace(shard=shard)
-    check_numbers(values, len(tensors), sum(file.stat().st_size for file in files))
+    check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in files))
     return values, tensors
 
 
@@ -254,6 +260,13 @@ def _refuse_unless_complete(files: list[Path]) -> None:
     raise BadFile(
         f"{len(missing)} of its {len(files)} parts {is_or_are} missing: put {shown} into the folder '{files[0].parent}'"
     )
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of the model itself, whose names begin with its architecture. Others are of its tokenizer, or
+    notes about the file."""
+    beginning = (architecture(values) or "").partition(".")[0]
+    return {key: value for key, value in values.items() if beginning and key.startswith(f"{beginning}.")}
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.wrong_settings import wrong_setting
 from oaiserve.errors import StartupError
 from oaiserve.system_memory import shortage
 
@@ -34,6 +35,8 @@ def reported(failure: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         if (short := shortage(error)) is not None:
             reason = short if isinstance(error, MemoryError) else f"{short} ({text[:200]})"
+        elif (wrong := wrong_setting(error)) is not None:
+            reason = wrong
         elif "trust_remote_code" in text:
             reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
         elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:

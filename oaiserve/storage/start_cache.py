@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 
 from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
+from oaiserve.storage.start_warnings import Warned
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _ALIGNMENT = 64  # alignment of a record's bytes
 AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for a record
@@ -72,6 +73,7 @@ class StartRecord:
     start: int  # offset in the content, from which places in `data` count
     day: str  # the day on which it was made
     path: Path
+    warnings: list[Warned]  # about the files, from the work that the record saves: to be repeated
 
 
 class Record(NamedTuple):
@@ -153,11 +155,17 @@ def _recall(subject: Subject) -> StartRecord:
             _write(path, header | {"files": files}, bytes(content[start:end]))
         except OSError as error:
             log.debug("%s could not be renewed: %s", path, error)
-    return StartRecord(data, content, start, str(header["day"]), path)
+    warnings = [Warned(str(logger), int(level), str(message)) for logger, level, message in header["warnings"]]
+    return StartRecord(data, content, start, str(header["day"]), path, warnings)
 
 
-def remember(subject: Subject, make_data: Callable[[], Mapping[str, Any]], content: bytes) -> Path | None:
+def remember(
+    subject: Subject, make_data: Callable[[], Mapping[str, Any]], content: bytes, warnings: Sequence[Warned] = ()
+) -> Path | None:
     """Write the record of a subject, and return its path; None if a file has changed since the start.
+
+    `warnings` are those of the work that later starts skip because of this record: `collected_warnings` collects them,
+    and `repeat` logs those of a record.
 
     Places in the data count from the start of `content`. The data may describe a file that `make_data` puts in the
     place of another start's: no record is written between the two. Raises OSError, and NotPrivate if other users could
@@ -178,6 +186,7 @@ def remember(subject: Subject, make_data: Callable[[], Mapping[str, Any]], conte
         "day": date.today().isoformat(),
         "versions": dict(subject.versions),
         "files": files,
+        "warnings": warnings,
     }
     with private.locked(path.parent):
         _write(path, header | {"data": make_data()}, content)

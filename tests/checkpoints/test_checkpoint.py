@@ -19,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.checkpoint import INDEX, refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.checkpoints.gguf import head_digest, read_tensors
+from oaiserve.checkpoints.gguf import head_digest, read_tensors, read_tokenizer, read_values
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.source import find_model
+from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.errors import StartupError
 from tests.models.gguf_files import finish
 
@@ -163,6 +165,14 @@ def test_a_sound_model_passes_and_so_does_a_mixture_with_pickles(folder: Path) -
         ({"num_attention_heads": 20, "head_dim": 20}, "its weights are "),
         ({"eos_token_id": 10**30}, "its eos_token_id is 1e+30, but can be at most "),
         ({"rms_norm_eps": float("nan")}, "it has the number NaN"),
+        ({"model_type": ["llama"]}, "its model_type is ['llama'], but must be a name, such as llama"),
+        ({"rope_theta": "100000"}, 'its rope_theta is "100000", but must be a number'),
+        ({"text_config": {"rope_theta": True}}, "its rope_theta is true, but must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": "8"}}, 'its factor is "8", but must be a number'),
+        ({"rope_parameters": {"full_attention": {"rope_theta": None}}}, "its rope_theta is null, but must be a number"),
+        ({"rope_parameters": {"rope_theta": 2**64}}, "its rope_theta is 1.84467e+19, but can be at most "),
+        ({"head_dim": "8"}, 'its head_dim is "8", but must be an integer'),
+        ({"sliding_window": 2.5}, "its sliding_window is 2.5, but must be an integer"),
         ({"transformers_weights": "adapter_model.bin"}, "its transformers_weights is not a safetensors file"),
         (b"", "it is not valid JSON"),
         (b"\xff\xfe", "it is not valid JSON"),
@@ -177,6 +187,21 @@ def test_a_config_that_lies_or_is_no_json_object_is_refused(
     content = change if isinstance(change, bytes) else json.dumps(CONFIG | change).encode()
     (folder / "config.json").write_bytes(content)
     assert refusal(folder).startswith(f"'{folder}/config.json' cannot be used: {says}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vendor_note": 2**64},
+        {"vendor": {"note": [2**64, -(2**64)]}},
+        {"factor": "8"},
+        {"rope_theta": None, "sliding_window": None, "head_dim": None},
+        {"rope_scaling": {"rope_type": "default", "factor": None}},
+    ],
+)
+def test_a_key_of_a_config_that_nobody_reads_may_have_any_value(folder: Path, change: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | change))
+    refuse_unless_sound(find_model(folder))
 
 
 @pytest.mark.parametrize(
@@ -312,10 +337,12 @@ def gguf(
     files: int = 0,
     file_type: int | None = None,
     name: str = "t",
+    more: tuple[bytes, ...] = (),
 ) -> bytes:
     """A GGUF file with one tensor. Each argument replaces something in it that is right.
 
-    With `second`, another tensor begins there. With `files`, the file says that the model is in this number of files.
+    `more` are further values, with their keys. With `second`, another tensor begins there. With `files`, the file says
+    that the model is in this number of files.
     """
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),
@@ -323,6 +350,7 @@ def gguf(
         text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text("a") + text("b"),
         text("tokenizer.ggml.scores") + struct.pack("<IIQ2f", 9, 6, 2, 0.0, 1.0),
     ]
+    parts += more
     if files:
         parts.append(text("split.count") + struct.pack("<IH", 2, files))
     if file_type is not None:
@@ -345,6 +373,46 @@ def gguf_refusal(tmp_path: Path, content: bytes) -> str:
 def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(gguf())
     refuse_unless_sound(find_model(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        text("general.parameter_count") + struct.pack("<IQ", 10, 2**64 - 1),
+        text("vendor.note") + struct.pack("<IQ", 10, 2**63),
+        text("vendor.hidden_size") + struct.pack("<IQ", 10, 2**63),
+        text("vendor.context_length") + struct.pack("<Iq", 11, -1),
+        text("llama.vendor_note") + struct.pack("<IQ", 10, 2**63),
+        text("vendor.note") + struct.pack("<If", 6, float("nan")),
+        text("vendor.notes") + struct.pack("<IIQ2f", 9, 6, 2, float("nan"), float("-inf")),
+        text("vendor.many") + struct.pack("<IIQ", 9, 0, 2**21 + 1) + bytes(2**21 + 1),
+        text("vendor.nested")
+        + struct.pack("<IIQ", 9, 9, 2)
+        + struct.pack("<IQ2B", 0, 2, 7, 8)
+        + struct.pack("<IQ", 8, 1)
+        + text("x"),
+        text("vendor.none") + struct.pack("<IIQ", 9, 8, 0),
+    ],
+)
+def test_a_key_of_a_gguf_file_that_nobody_reads_may_have_any_value(more: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf(more=(more,)))
+    refuse_unless_sound(find_model(path))
+    assert read_values(path)["general.name"] == "small"
+    assert read_tokenizer(path)["tokenizer.ggml.tokens"] == ["a", "b"]
+
+
+def test_arrays_in_arrays_end_somewhere(tmp_path: Path) -> None:
+    nested = text("vendor.nested") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 0, 0)
+    assert "it has an array of the unknown type 9" in gguf_refusal(tmp_path, gguf(more=(nested,)))
+
+
+def test_a_setting_of_a_gguf_file_that_is_read_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf(more=(text("llama.attention.sliding_window") + struct.pack("<IQ", 10, 2**63),)))
+    metadata = Metadata(read_values(path), read_tensors(path))
+    with pytest.raises(BadFile, match=r"^its llama\.attention\.sliding_window is 9\.22337e\+18, but can be at most 92"):
+        metadata.get("attention.sliding_window")
 
 
 @pytest.mark.parametrize(("kind", "says"), [("adapter", "serve its model, with --lora"), ("mmproj", "with --mmproj")])
@@ -472,6 +540,10 @@ class Panic(BaseException):
     [
         (ValueError("no\n good"), "It failed: no good"),
         (KeyError("layers"), "It failed: KeyError: 'layers'"),
+        (
+            AttributeError("module 'torch' has no attribute 'float17'"),
+            "It failed: the model's setting dtype is 'float17', but must be one of torch's, such as bfloat16",
+        ),
         (Panic("index out of range"), "It failed: Panic: index out of range"),
         (
             ValueError("Please pass the argument `trust_remote_code=True`"),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tools.attack.broken_files import outcome
+from tools.attack.broken_files import bare_error, outcome
 from tools.attack.spoils import edited, edited_json, spoiled
 from tools.server_process import ROOT
 
@@ -33,6 +33,12 @@ SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
 )
 def test_an_end_is_judged(status: int, said: str, peak_mib: float, judged: str) -> None:
     assert outcome(said, status, peak_mib, most_mib=1000) == judged
+
+
+def test_a_refusal_that_names_no_setting_is_seen() -> None:
+    assert bare_error("a line\noaiserve: The weights of 'm' could not be loaded: TypeError: no") == "a bare TypeError"
+    assert bare_error(SENTENCE) is None
+    assert bare_error("") is None
 
 
 def test_what_is_edited_repeats_and_is_always_another_file() -> None:

@@ -4,9 +4,10 @@ A small model is saved in each format that is read: safetensors, packed integers
 adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
 headers, indexes and configurations is edited. With --every-key, each value in each configuration is replaced by each
-kind of JSON in turn instead. Each start is a process of its own. It must end with one sentence and
-exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
-function of the seed. Prints the number of outcomes for each format. The exit code is 1 if one is wrong.
+kind of JSON in turn instead, and a refusal may not be a bare error of Python, such as a TypeError. Each start is a
+process of its own. It must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or
+take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each
+format. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -72,6 +74,7 @@ MOST_GROWTH_MIB = 512  # growth of resident memory, in addition to what the soun
 MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20
+_BARE = re.compile(r"\b(TypeError|KeyError|AttributeError|IndexError|OverflowError)\b")
 
 ADAPTER = "adapter"
 SHARD = "model-00001-of-00001.safetensors"
@@ -290,11 +293,19 @@ def outcome(said: str, status: int, peak_mib: float, most_mib: float) -> str:
     return "checked" if "cannot be used: " in last or " has no weights: " in last else "refused"
 
 
+def bare_error(said: str) -> str | None:
+    """Return the error of Python that a refusal names in place of a setting, or None."""
+    match = _BARE.search(said.splitlines()[-1] if said else "")
+    return None if match is None else f"a bare {match[1]}"
+
+
 class Starts:
     """Processes that start on a model, a few at a time."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, *, names_settings: bool = False) -> None:
+        """With `names_settings`, a refusal that is an error of Python is wrong."""
         self._at_once = at_once
+        self._names_settings = names_settings
         self._running: dict[int, tuple[Start, Path]] = {}
         self.most_mib = float("inf")
         self.ended: list[Start] = []
@@ -314,6 +325,8 @@ class Starts:
             start.said = (folder / "log").read_text(errors="replace").strip()
             start.peak_mib = usage.ru_maxrss / 1024
             start.outcome = outcome(start.said, status, start.peak_mib, self.most_mib)
+            if self._names_settings and not start.is_wrong:
+                start.outcome = bare_error(start.said) or start.outcome
             self.ended.append(start)
             shutil.rmtree(folder)
 
@@ -323,7 +336,7 @@ def spoil_all(
 ) -> list[Start]:
     """Start on sound files, then on `number` broken ones of each of these formats; of all if none is given."""
     sound = work / "sound"
-    starts = Starts(at_once)
+    starts = Starts(at_once, names_settings=every_key)
     sound.mkdir()
     kinds = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
     for name, kind in kinds.items():

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oaiserve.checkpoints.bad_file import refuse_too_large
 from oaiserve.engine.decoder.settings_by_type import FULL, LAYER_TYPES, RULES, SLIDING, Values
 
 DEFAULTS = Path(__file__).with_name("defaults.json")  # written by tools/config_defaults.py
@@ -115,10 +116,14 @@ class Settings(dict[str, Any]):
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
-    """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
+    """Return the settings of the text model in a config.json.
+
+    Raises KeyError for a type without defaults, and BadFile for a known setting that is too large to compute with."""
     stated = _with_floats(_text_of(config))
     name = ALIKE.get(stated["model_type"], stated["model_type"])
     row = table()["types"][name]
+    for key in known_keys() & stated.keys():
+        refuse_too_large(key, stated[key])
     values = Settings(deepcopy({**row["keys"], **stated, "model_type": name}), stated)
     aliases = row.get("aliases", {})
     values |= {key: values[alias] for alias, key in aliases.items() if alias in stated}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +24,7 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
+from oaiserve.checkpoints.bad_file import refuse_too_large
 from oaiserve.checkpoints.gguf import architecture, read_values, shard_paths
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.progress import counted
@@ -69,6 +73,8 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
     if source.gguf_file is not None:
         return read_config(source.path)
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
+    for setting in fields(config):
+        refuse_too_large(setting.name, getattr(config, setting.name, None))
     return config
 
 
@@ -96,7 +102,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
-    with reported(failure), tensors_named(allows_unread=is_wrapped):
+    with reported(failure), tensors_named(allows_unread=is_wrapped), _unknown_value_named(config):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, report = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
@@ -125,6 +131,27 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
             f"such as {missing[0]}.{why}"
         )
     return loaded
+
+
+@contextmanager
+def _unknown_value_named(config: PreTrainedConfig) -> Iterator[None]:
+    """Raise ValueError with the name of a setting in place of a KeyError of its value, such as that of an activation
+    that transformers doesn't have."""
+    try:
+        yield
+    except KeyError as error:
+        names = [key for key, value in _settings(vars(config)) if [value] == list(error.args)]
+        if not names:
+            raise
+        raise ValueError(f"its {names[0]} is {error.args[0]!r}, which transformers doesn't know") from error
+
+
+def _settings(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings in a part of a configuration by name, those of inner parts first."""
+    for value in part.values():
+        if isinstance(value, Mapping):
+            yield from _settings(value)
+    yield from part.items()
 
 
 def _load_by_transformers(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oaiserve.checkpoints import demo, gguf
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_tokenizer
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_tokenizer, warn_of_other_weights
 from oaiserve.checkpoints.hub import fetched
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.model_defaults import stated_defaults
@@ -26,6 +26,7 @@ from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.reserved import packed_bytes, reserve
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.named_tokens import warn_of_missing_tokens
 from oaiserve.engine.start.request import (
     Declined,
     LoadMedia,
@@ -79,7 +80,9 @@ def start_model(
     with reported(f"No model could be loaded from {source.shown}"):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
+        warn_of_other_weights(source)
         served = _started(StartRequest(source, options, times, meanwhile, default_params), ways, load_media)
+        warn_of_missing_tokens(source, served.vocab_size, served.eos_token_ids)
         if not options.nvtx:
             return served
         from oaiserve.engine.model.torch_ranges import ranges_on

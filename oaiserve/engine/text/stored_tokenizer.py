@@ -6,7 +6,7 @@ The whole definition of the Rust tokenizer is stored, so ids and texts are the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from oaiserve.checkpoints import gguf
 from oaiserve.errors import StartupError
 from oaiserve.storage.private import NotPrivate
 from oaiserve.storage.start_cache import Subject, of_record, recall, remember, subject
+from oaiserve.storage.start_warnings import Warned, repeat
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,15 @@ def tokenizer_subject(model: Path) -> Subject | None:
 
 
 def recall_tokenizer(subject: Subject) -> StoredTokenizer:
-    """Return the tokenizer as an earlier start has loaded it. Raises NotRemembered."""
+    """Return the tokenizer as an earlier start has loaded it, and repeat its warnings. Raises NotRemembered."""
     record = recall(subject)
     with of_record(record.path):
         definition = bytes(record.content[record.start : record.start + record.data["bytes"]])
         parts = msgspec.convert(record.data["parts"], TokenizerParts)
         named = {field.name: getattr(parts, field.name) for field in fields(parts)}
-        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **named)
+        tokenizer = StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **named)
+    repeat(record.warnings)
+    return tokenizer
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
@@ -80,12 +83,12 @@ def stored(tokenizer: Any) -> StoredTokenizer:
     )
 
 
-def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer) -> None:
-    """Write a tokenizer to the start cache, if the cache can be written."""
+def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer, warnings: Sequence[Warned]) -> None:
+    """Write a tokenizer to the start cache, with the warnings of loading it, if the cache can be written."""
     definition = tokenizer.backend_tokenizer.to_str().encode()
     names = (field.name for field in fields(tokenizer) if field.name != "backend_tokenizer")
     parts = {name: getattr(tokenizer, name) for name in names}
     try:
-        remember(subject, lambda: {"parts": parts, "bytes": len(definition)}, definition)
+        remember(subject, lambda: {"parts": parts, "bytes": len(definition)}, definition, warnings)
     except (NotPrivate, OSError, TypeError) as error:
         log.debug("The next start will make the tokenizer again: %s", error)

@@ -48,6 +48,7 @@ from oaiserve.engine.text.template_text import by_template, joined, outside, pla
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
 from oaiserve.storage.start_cache import NotRemembered, later
+from oaiserve.storage.start_warnings import collected_warnings
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -149,10 +150,11 @@ class Tokenizer:
                     log.debug("The tokenizer is made again: %s", reason)
             if tokenizer is not None:
                 return cls(tokenizer, chat_template)
-            made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
+            with collected_warnings() as warnings:
+                made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
             usable = cls(made, chat_template)
             if subject is not None:
-                later(partial(remember_tokenizer, subject, made))
+                later(partial(remember_tokenizer, subject, made, warnings))
             return usable
 
     def encode(self, prompt: Prompt) -> list[int]:

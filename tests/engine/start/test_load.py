@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -114,8 +115,30 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
 
 
 @pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "100000"}}, 'its rope_theta is "100000", but must'),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "its rope_type is 'spiral', which"),
+        ({"hidden_act": "nosuch"}, "its hidden_act is 'nosuch', which transformers doesn't know"),
+        ({"hidden_size": "32"}, 'its hidden_size is "32", but must be an integer'),
+        ({"rms_norm_eps": "1e-5"}, "setting rms_norm_eps is '1e-5', but must be a number"),
+        ({"tie_word_embeddings": "false"}, "setting tie_word_embeddings is 'false', but must be true or false"),
+        ({"eos_token_id": "2"}, "setting eos_token_id is '2', but must be an integer or a list of integers or null"),
+        ({"dtype": "nosuch"}, "setting dtype is 'nosuch', but must be one of torch's"),
+        ({"sliding_window": 2**64}, "its sliding_window is 1.84467e+19, but can be at most"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_named(folder: Path, change: dict[str, Any], says: str) -> None:
+    config(**change)(folder)
+    with pytest.raises(StartupError, match=re.escape(says)) as caught:
+        Engine.from_pretrained(folder, **OPTIONS)
+    assert "Error" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "change",
     [
+        {"vendor_note": 2**64},
         {"architectures": 7},
         {"intermediate_size": 0},
         {"pad_token_id": 10**12},

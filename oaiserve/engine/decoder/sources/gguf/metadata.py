@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.bad_file import BadFile, refuse_too_large
 from oaiserve.checkpoints.gguf import GgufTensor, prefix_of_sizes
 
 _TOKENIZER = "tokenizer.ggml."
@@ -27,9 +27,12 @@ class Metadata:
         self.tensors = tensors
 
     def get(self, name: str, default: Any = None) -> Any:
-        value = self._values.get(f"{self.architecture}.{name}")
+        """Return a value. Raises BadFile for an integer that is too large to compute with."""
+        key = f"{self.architecture}.{name}"
+        value = self._values.get(key)
         if value is None:
             return default
+        refuse_too_large(key, value)
         return value
 
     def __getitem__(self, name: str) -> Any:
@@ -39,7 +42,11 @@ class Metadata:
         return value
 
     def token(self, name: str) -> int | None:
-        return self._values.get(f"{_TOKENIZER}{name}_token_id")
+        """Return the id of the token with a role: -1 for a value that is no id, None if the file doesn't say."""
+        token_id = self._values.get(f"{_TOKENIZER}{name}_token_id")
+        if token_id is None or type(token_id) is int:
+            return token_id
+        return -1
 
     def has(self, pattern: str) -> bool:
         """Look for a tensor whose name has this pattern."""
