@@ -19,7 +19,7 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel import exporter_kind
+from oaiserve.telemetry.otel import exporter_kind, trim
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
@@ -35,6 +35,7 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
 
     Raises StartupError for an unsupported exporter, and for values that the SDK rejects.
     """
+    trim(os.environ)
     if (kind := exporter_kind(environ)) is None:
         return None
     try:
@@ -42,7 +43,7 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
         from oaiserve.telemetry import tracing
 
         return tracing.Tracing(tracing.exporter(kind), **settings)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such provider of credentials.
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote, urlsplit
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import names
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
 
+# Those that OpenTelemetry's specification names. Platforms may set them for all programs.
+_PROPAGATORS = {"tracecontext", "baggage", "b3", "b3multi", "jaeger", "ottrace", "xray"}
+_HEADER = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 _COMPRESSIONS = ("none", "gzip", "deflate")
 
 
@@ -31,12 +36,15 @@ def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | No
     exporter = name.lower() or ("otlp" if endpoint else "none")
     if exporter == "none":
         return None
+    _check_spans(environ)
     if exporter == "console":
         return "console"
     if exporter != "otlp":
         raise StartupError(f"{exporter_variable} is '{name}'; this server supports otlp, console and none.")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
+    if endpoint and not _is_url(endpoint):
+        raise StartupError(f"{endpoint_variable} is {endpoint!r}, which is not a URL such as http://collector:4318.")
     protocol_variable, protocol = _value(environ, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in ("", "http/protobuf"):
         raise StartupError(
@@ -45,6 +53,42 @@ def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | No
         )
     _check_otlp(environ)
     return "otlp"
+
+
+def trim(environ: MutableMapping[str, str]) -> None:
+    """Remove blanks and line ends around the values of OpenTelemetry's variables, such as that of the last line of a
+    file. The SDK trims few of them, and spans would be lost, or a sampler replaced by the default."""
+    for name, value in list(environ.items()):
+        if name.startswith("OTEL_") and value != value.strip():
+            environ[name] = value.strip()
+
+
+def _is_url(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        _ = parts.port  # Reading it checks it.
+    except ValueError:
+        return False
+    return bool(parts.hostname) and endpoint.isprintable() and " " not in endpoint
+
+
+def _is_header(pair: str) -> bool:
+    """Return whether the SDK reads a header, and can send it. It drops others with a warning that quotes them."""
+    return _HEADER.fullmatch(pair.strip()) is not None and unquote(pair).strip().isprintable()
+
+
+def _check_spans(environ: Mapping[str, str]) -> None:
+    """Raise StartupError for values that the SDK would ignore, or that this server can't follow."""
+    variable, text = _value(environ, "OTEL_PROPAGATORS")
+    given = {name.strip().lower() for name in text.split(",") if name.strip()}
+    if text and ("tracecontext" not in given or not given <= _PROPAGATORS):
+        raise StartupError(
+            f"{variable} is '{text}', but this server reads a client's trace from 'traceparent' alone: the value must "
+            f"be tracecontext, or name it next to others of {', '.join(sorted(_PROPAGATORS))}."
+        )
+    variable, text = _value(environ, "OTEL_RESOURCE_ATTRIBUTES")
+    if not all("=" in pair for pair in text.split(",") if pair.strip()):
+        raise StartupError(f"{variable} is '{text}', but must have the form NAME=VALUE,NAME=VALUE.")
 
 
 def _check_otlp(environ: Mapping[str, str]) -> None:
@@ -64,9 +108,13 @@ def _check_otlp(environ: Mapping[str, str]) -> None:
     if text.lower() not in ("", *_COMPRESSIONS):
         raise StartupError(f"{variable} is '{text}', but must be one of {', '.join(_COMPRESSIONS)}.")
     variable, text = value_of("HEADERS")
+    # A header may be a password, so no message quotes it.
     if not all("=" in header for header in text.split(",") if header.strip()):
-        # A header may be a password, so the message doesn't quote it.
         raise StartupError(f"{variable} must have the form NAME=VALUE,NAME=VALUE, but a part of it has no '='.")
+    if not all(map(_is_header, filter(str.strip, text.split(",")))):
+        raise StartupError(
+            f"{variable} has a header that can't be sent. Write other characters in values as in URLs: %3B."
+        )
     for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
         variable, text = value_of(name)
         if text and not os.access(text, os.R_OK):
