@@ -143,6 +143,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.storage.database",
     "oaiserve.storage.group_commit",
     "oaiserve.storage.private",
+    "oaiserve.storage.process_claim",
     "oaiserve.storage.store",
     "oaiserve.storage.store_options",
     "oaiserve.telemetry",

@@ -162,10 +162,17 @@ class Attempts:
             if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
                 self.watch.exclude(upstream.name, "it takes no requests (503)")
         last = failed or refused
-        if last is None:
+        if last is None or self._may_be_at_another(request, last, passed):
             raise NoReplica
         passed.remove(last)
         return last
+
+    def _may_be_at_another(self, request: ClientRequest, last: BegunAnswer, passed: list[BegunAnswer]) -> bool:
+        """Return whether a replica that has not answered, for example because it is being started again, may have the
+        object of a request that the others do not have. Child processes share a store."""
+        if not request.looks_for_one or last.answer.status != 404 or self.are_children:
+            return False
+        return not self.watch.upstreams.keys() <= {begun.upstream.name for begun in passed}
 
     def _choose(self, request: ClientRequest, now_ns: int, tried: list[str], kind: bytes) -> Decision:
         """Choose a replica that was not tried and does not hang, one of another kind only if there is no other. Raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -75,19 +76,30 @@ def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        from oaiserve.plugins.responses.background_store import BackgroundStore
+        from oaiserve.plugins.responses.resumption import Resumption
         from oaiserve.plugins.responses.runs import Runs
         from oaiserve.plugins.responses.state import State
 
         serving = app.state.serving
+        options = serving.config.of(StoreOptions)
         store = open_store(serving.config)
-        app.state.responses = State(store, Runs(serving.config.of(StoreOptions).limits))
+        background = BackgroundStore(options.response_store, options.limits)
+        app.state.responses = State(store, background, Runs(options.limits))
         show = serving.telemetry.show
         show(metrics.STORED, lambda: {(): store.counts().number})
         show(metrics.STORED_BYTES, lambda: {(): store.counts().num_bytes})
         show(metrics.DROPPED, lambda: {(why,): number for why, number in store.counts().dropped.items()})
+        resuming = None
+        if background.is_shared:
+            resuming = asyncio.create_task(Resumption(app, app.state.responses).run())
         try:
             yield
         finally:
+            if resuming is not None:
+                resuming.cancel()
+                await asyncio.gather(resuming, return_exceptions=True)
+            await background.close()
             await store.close()
 
     return Plugin(

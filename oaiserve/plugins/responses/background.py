@@ -2,21 +2,26 @@
 response.
 
 The task of the client's request makes it, and continues after it has answered the request. So a shutdown waits for the
-response, or cuts it off, as for any other request, and its record is made at its end.
+response, or cuts it off, as for any other request, and its record is made at its end. If the store is a file, a
+response that was cut off is made again by the next process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Usage
-from oaiserve.plugins.responses.runs import Run, Runs
+from oaiserve.errors import StoreFailed
+from oaiserve.plugins.responses.background_store import Job
+from oaiserve.plugins.responses.runs import Run
 from oaiserve.plugins.responses.shape import ResponsesShape
+from oaiserve.plugins.responses.state import State
 from oaiserve.plugins.responses.store import StoredResponse
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.respond import Answer
@@ -25,6 +30,10 @@ from oaiserve.routes.door.middleware import as_api_error
 # A response in the background waits for other work for this long. Then its turn is that of any other request. It waits
 # for half of the time within which its client wants to have it.
 WAIT_SECONDS = {"soonest": 30, "2h": 60 * 60, "8h": 4 * 60 * 60}
+# Nothing begins a response again this long after it was accepted.
+WINDOW_SECONDS = {"soonest": 24 * 60 * 60, "2h": 2 * 60 * 60, "8h": 8 * 60 * 60}
+
+_JSON = "application/json"
 
 
 class EventStream(StreamingResponse):
@@ -57,14 +66,21 @@ async def _with_end(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 class BackgroundAnswer:
     """The ASGI response to a request for a background response. It wraps the response that is made."""
 
-    def __init__(self, answer: Answer, shape: ResponsesShape, run: Run, runs: Runs, *, streams: bool) -> None:
+    def __init__(
+        self, answer: Answer, shape: ResponsesShape, run: Run, state: State, job: Job, *, streams: bool
+    ) -> None:
         self._answer = replace(answer, before_end=self._store)
         self._put = answer.before_end
         self._shape = shape
         self._run = run
-        self._runs = runs
+        self._runs = state.runs
+        self._responses = state.store
+        self._background = state.background
+        self._job = job
         self._streams = streams
         self._is_submitted = asyncio.Event()
+        self._is_new = True  # Otherwise, a process before this one has accepted it.
+        self._is_stored_as_begun = False
 
     @property
     def queued(self) -> StoredResponse:
@@ -72,14 +88,21 @@ class BackgroundAnswer:
         assert self._run.state is not None
         return self._run.state
 
+    async def accepted(self) -> BackgroundAnswer | Response:
+        """Store the response. If another process makes it already, return the answer with its state. Raises Overloaded,
+        InvalidRequest and StoreFailed."""
+        self._run.take(self._shape.queued())
+        acceptance = await self._background.accept(self._job, self.queued)
+        if acceptance.made is not None:
+            return Response(acceptance.made.response, media_type=_JSON)
+        self._is_new = acceptance.is_new
+        self._runs.add(self._run)
+        return self
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._run
         exchange = self._answer.exchange
-        run.take(self._shape.queued())
-        self._runs.add(run)
-        assert run.state is not None
-        queued = Response(run.state.response, media_type="application/json")
-        answer = EventStream(run.follow(-1)) if self._streams else queued
+        answer = EventStream(run.follow(-1)) if self._streams else Response(self.queued.response, media_type=_JSON)
         telling = asyncio.create_task(self._tell(answer, scope, receive, send))
         inner = {**scope, "state": {**scope["state"], "send": self._take}, "extensions": {}}
         try:
@@ -88,15 +111,46 @@ class BackgroundAnswer:
             if not self._is_submitted.is_set():
                 telling.cancel()
                 self._runs.remove(run)
+                await self._refused()
                 raise
-            run.take(self._answer.failed(self._shape, as_api_error(error, scope)))
+            failed = self._answer.failed(self._shape, as_api_error(error, scope))
+            if not self._is_interrupted:
+                run.take(failed)
         finally:
             if run.state is not None and run.is_cancelled.is_set():
                 run.change(self._shape.cancelled())
+            if self._is_submitted.is_set():
+                await self._end()
             run.end()
             self._runs.make_room()
         await telling
         exchange.http_status = 200
+
+    async def _refused(self) -> None:
+        """Forget a response that the engine has refused, unless a process before this one has accepted it."""
+        with suppress(StoreFailed):  # The store has logged the reason.
+            if self._is_new:
+                await self._background.delete(self._job.owner, self._run.id)
+            else:
+                await self._background.release(self._job.owner, self._run.id)
+
+    async def _end(self) -> None:
+        """Store how the response has ended, unless it is complete, which `_store` has stored."""
+        run = self._run
+        if run.state is None:
+            return
+        with suppress(StoreFailed):  # The store has logged the reason.
+            if not self._is_interrupted or run.is_cancelled.is_set():
+                await self._background.end(self._job.owner, run.id, run.state.response)
+            elif self._answer.serving.engine.failure is None:  # Otherwise, this response may be the reason.
+                await self._background.release(self._job.owner, run.id)
+            run.state = None  # It is in the store.
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Return whether this process ends, and the next one can make the response again."""
+        exchange = self._answer.exchange
+        return self._background.is_shared and exchange.error is not None and not self._answer.serving.engine.is_ready
 
     async def _tell(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the client once the engine has accepted the request. Refusals are the same as for any request."""
@@ -115,8 +169,14 @@ class BackgroundAnswer:
         return {"type": "http.disconnect"}
 
     async def _take(self, message: Message) -> None:
-        if message["type"] == "http.response.body" and not self._is_given_up:
-            self._run.take(message["body"])
+        if message["type"] != "http.response.body" or self._is_given_up or self._is_interrupted:
+            return
+        run = self._run
+        run.take(message["body"])
+        if self._background.is_shared and not self._is_stored_as_begun and run.state is not None:
+            self._is_stored_as_begun = True
+            with suppress(StoreFailed):  # The store has logged the reason.
+                await self._background.update(self._job.owner, run.state)
 
     @property
     def _is_given_up(self) -> bool:
@@ -125,4 +185,7 @@ class BackgroundAnswer:
     async def _store(self, usage: Usage) -> None:
         assert self._put is not None
         await self._put(usage)
+        if not await self._background.complete(self._job.owner, self._run.id):
+            # Another process has cancelled or deleted it during that time.
+            await self._responses.delete(self._job.owner, self._run.id)
         self._run.state = None

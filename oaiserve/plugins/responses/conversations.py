@@ -21,6 +21,7 @@ from oaiserve.plugins.responses.output import item_id
 from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import (
     CONVERSATION,
+    ConversationTooLarge,
     ResponseDatabase,
     StoredDecoder,
     StoredResponse,
@@ -106,12 +107,25 @@ def _around_turn(conversation: StoredResponse, unique_id: str, num_given: int) -
 async def change(
     store: ResponseDatabase, owner: str, name: str, edit: Callable[[StoredResponse], StoredResponse]
 ) -> StoredResponse | None:
-    """Change a conversation without interference by others. Return it, or None if it does not exist."""
+    """Change a conversation without interference by others. Return it, or None if it does not exist. Raises
+    InvalidRequest if it would not fit into the store: it stays as it is."""
     while (old := await store.get(owner, name)) is not None:
         new = await run_in_threadpool(edit, old)
-        if await store.replace(owner, old, new):
-            return new
+        try:
+            if await store.replace(owner, old, new):
+                return new
+        except ConversationTooLarge:
+            advice = "It stays as it was. Delete some of its items, or begin a new one."
+            raise _too_large(new, advice) from None
     return None
+
+
+def _too_large(conversation: StoredResponse, advice: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The conversation would have {conversation.num_bytes} bytes, more than this server can store "
+        f"(--response-store-bytes). {advice}",
+        param="conversation",
+    )
 
 
 @Operation(
@@ -131,7 +145,10 @@ async def create(request: Request) -> Response:
     stored = StoredResponse(
         conversation.id, conversation.id, None, msgspec.json.encode(conversation), msgspec.json.encode(items)
     )
-    await state_of(request).store.put(request.state.owner, stored)
+    try:
+        await state_of(request).store.put(request.state.owner, stored)
+    except ConversationTooLarge:
+        raise _too_large(stored, "Begin it with fewer items.") from None
     return json_response(conversation, headers=adaptations.headers())
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from random import getrandbits
 from typing import Any
 
 import msgspec
@@ -14,7 +17,8 @@ from oaiserve.engine.request import SamplingParams, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.http.fair_turns import Work
 from oaiserve.plugins.responses import compact
-from oaiserve.plugins.responses.background import WAIT_SECONDS, BackgroundAnswer
+from oaiserve.plugins.responses.background import WAIT_SECONDS, WINDOW_SECONDS, BackgroundAnswer
+from oaiserve.plugins.responses.background_store import Job
 from oaiserve.plugins.responses.body import (
     ENCRYPTED,
     LOGPROBS,
@@ -54,6 +58,7 @@ from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tokens import answer_in_turns, encoded
 from oaiserve.storage.store_options import StoreOptions
+from oaiserve.wire.continuation import StreamIds
 
 # Parameters of other routes or servers, and their equivalents here.
 _ELSEWHERE = {
@@ -76,7 +81,7 @@ _TOOL_FIELDS = ("description", "parameters", "strict")  # These are null if the 
     event=ResponseEvent,
     example={"input": "What is the capital of France?", "max_output_tokens": 64},
 )
-async def responses(http: Request) -> Answer | BackgroundAnswer:
+async def responses(http: Request) -> Answer | BackgroundAnswer | Response:
     """Answer in two parts. Between them, the stored responses that the request continues are read."""
     intake = await read(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
@@ -94,6 +99,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
     if isinstance(result, BackgroundAnswer):
         # Otherwise a full disk would be noticed at the end, when the client has left.
         await state_of(http).store.check_room(earlier.owner, result.queued)
+        return await result.accepted()
     return result
 
 
@@ -137,11 +143,14 @@ def _answer(
     parameters.refuse(body, "/v1/responses", _ELSEWHERE)
     parameters.check_metadata(body.metadata or {})
     window = (body.background_options or BackgroundOptions()).completion_window or "soonest"
+    # The time since a response that is made again was accepted. A gateway sends the ids of new ones, too.
+    age_seconds = 0.0 if exchange.ids is None else max(0.0, time.time() - intake.head.created)
+    seed = getrandbits(63) if exchange.ids is None else exchange.ids.seed
     if body.background:
         _check_background(body, serving)
         exchange.is_streaming = True  # to clients that follow it
         exchange.is_background = True
-        exchange.background_wait_ns = WAIT_SECONDS[window] * 1_000_000_000
+        exchange.background_wait_ns = max(0, int((WAIT_SECONDS[window] - age_seconds) * 1e9))
         exchange.ids = None  # No other server continues it.
     elif window != "soonest":
         raise invalid("background_options.completion_window", "is only allowed with 'background': true")
@@ -163,6 +172,8 @@ def _answer(
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(own)
+    if body.background and params.seed is None:
+        params = replace(params, seed=seed)
     exchange.reasoning_level = None if body.reasoning is None else body.reasoning.effort
     exchange.previous_response_id = body.previous_response_id
     adaptations = exchange.adaptations
@@ -216,7 +227,10 @@ def _answer(
     answer = answer_to(intake, params, (asking,), shape, before_end=store if keeps else None)
     if not body.background:
         return answer
-    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), state.runs, streams=bool(body.stream))
+    ids = StreamIds(intake.head.unique_id, intake.head.created, seed)
+    expires_at = intake.head.created + WINDOW_SECONDS[window]
+    job = Job(earlier.owner, intake.head.model, ids, expires_at, bytes(intake.content))
+    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), state, job, streams=bool(body.stream))
 
 
 def _reported(

@@ -97,9 +97,16 @@ class Runs:
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._runs: dict[str, Run] = {}
+        self.added = asyncio.Event()  # a new one after each run
 
     def add(self, run: Run) -> None:
         self._runs[run.id] = run
+        self.added.set()
+        self.added = asyncio.Event()
+
+    @property
+    def incomplete(self) -> list[Run]:
+        return [run for run in self._runs.values() if run.state is not None and not run.is_over.is_set()]
 
     def get(self, owner: str, response_id: str) -> Run | None:
         run = self._runs.get(response_id)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from oaiserve.plugins.responses.background_store import BackgroundStore
 from oaiserve.plugins.responses.runs import Runs
 from oaiserve.plugins.responses.store import ResponseDatabase
 
@@ -13,6 +14,7 @@ from oaiserve.plugins.responses.store import ResponseDatabase
 @dataclass(frozen=True, slots=True)
 class State:
     store: ResponseDatabase
+    background: BackgroundStore
     runs: Runs
 
 

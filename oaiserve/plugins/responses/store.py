@@ -61,7 +61,7 @@ class StoreCounts(NamedTuple):
 
 
 class ConversationTooLarge(Exception):
-    """The turns of a conversation have more bytes than the caller can take."""
+    """A conversation has more bytes than the caller can take, or than the store may have."""
 
 
 # The triggers maintain the totals, which would otherwise be counted for each response.
@@ -122,8 +122,11 @@ class ResponseDatabase(Store):
         call does not lose it.
 
         Another server may have stored the response, and ended before its client had all of it. The client gets the end
-        of the answer from the server that stores it last, so it must find that version.
+        of the answer from the server that stores it last, so it must find that version. Raises ConversationTooLarge for
+        a conversation that could never be stored.
         """
+        if is_conversation(stored.id):
+            self._check_size(stored)
         await self._commits.put((owner, stored))
 
     @on_thread
@@ -175,20 +178,26 @@ class ResponseDatabase(Store):
 
     @on_thread
     def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
-        """Replace `old` by `new`, and return whether `old` was still stored unchanged."""
+        """Replace `old` by `new`, and return whether `old` was still stored unchanged. Raises ConversationTooLarge if
+        `new` could never be stored."""
+        self._check_size(new)
         with database.transaction(self._connection):
             num_replaced = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND response = ? AND input_items = ? AND used_at > ?",
                 (owner, old.id, old.response, old.input_items, self._oldest()),
             ).rowcount
-            too_large = num_replaced and not self._insert(owner, new)
+            if num_replaced:
+                self._insert(owner, new)
             in_the_way = self._make_room()
         self._dropped["room"] += in_the_way
-        self._dropped["size"] += too_large
         self._counts = self._count()
         if new.num_bytes < old.num_bytes:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # see `delete`
         return num_replaced > 0
+
+    def _check_size(self, stored: StoredResponse) -> None:
+        if stored.num_bytes > self._limits.num_bytes:
+            raise ConversationTooLarge
 
     def _make_room(self) -> int:
         """Drop responses until the rest is within the limits, and return the number dropped."""

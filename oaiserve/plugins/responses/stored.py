@@ -14,6 +14,7 @@ from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.plugins.responses.background import EventStream
 from oaiserve.plugins.responses.items import Item
 from oaiserve.plugins.responses.output import ResponseEvent, ResponseObject
+from oaiserve.plugins.responses.resumption import ended, follow
 from oaiserve.plugins.responses.runs import Run
 from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import StoredDecoder, StoredResponse, is_conversation
@@ -73,10 +74,16 @@ async def retrieve(request: Request) -> Response:
     stored = await _stored(request)
     if request.query_params.get(STREAM.name, "").lower() not in ("true", "1"):
         return Response(stored.response, media_type="application/json")
-    if (run := _run(request)) is None:
-        raise invalid(STREAM.name, "the events of this response are not kept. Read it without 'stream'")
+    state = state_of(request)
+    owner = request.state.owner
+    if _run(request) is None:
+        if await state.background.is_made_elsewhere(owner, stored.id):
+            reason = "another server of this store makes it, and has its events"
+            raise NotFound(f"There is no stream of {show(stored.id)} here: {reason}.", param="response_id")
+        if not await state.background.is_open(owner, stored.id):
+            raise invalid(STREAM.name, "the events of this response are not kept. Read it without 'stream'")
     after = request.query_params.get(STARTING_AFTER.name)
-    return EventStream(run.follow(-1 if after is None else STARTING_AFTER.value(after)))
+    return EventStream(follow(state, owner, stored.id, -1 if after is None else STARTING_AFTER.value(after)))
 
 
 @Operation(summary="Delete a stored response.", group="Generation", answer=Deleted, errors=(NotFound,))
@@ -86,6 +93,7 @@ async def delete(request: Request) -> Response:
     if (run := _run(request)) is not None:
         await run.cancel()
         state.runs.remove(run)
+    await state.background.delete(request.state.owner, response_id)
     await state.store.delete(request.state.owner, response_id)
     return json_response(Deleted(response_id, "response"))
 
@@ -112,6 +120,10 @@ async def cancel(request: Request) -> Response:
     stored = await _stored(request)
     if (run := _run(request)) is not None:
         await run.cancel()
+        stored = await _stored(request)
+    elif await state_of(request).background.is_open(request.state.owner, stored.id):
+        cancelled = ended(stored.response, "cancelled")
+        await state_of(request).background.end(request.state.owner, stored.id, cancelled)
         stored = await _stored(request)
     elif not _made.decode(stored.response).background:
         raise InvalidRequest("Only a response that is made in the background can be cancelled.")
@@ -141,7 +153,10 @@ async def _stored(request: Request) -> StoredResponse:
     if (run := _run(request)) is not None and run.state is not None:
         return run.state
     response_id = request.path_params["response_id"]
-    stored = await state_of(request).store.get(request.state.owner, response_id)
+    state = state_of(request)
+    stored = await state.background.get(request.state.owner, response_id)
+    if stored is None:
+        stored = await state.store.get(request.state.owner, response_id)
     if stored is None or is_conversation(response_id):
         reason = "it was not stored, was deleted, or was stored too long ago"
         raise NotFound(f"There is no response {show(response_id)}: {reason}.", param="response_id")

@@ -95,6 +95,11 @@ class Intake(Generic[OwnBody]):
         self._content = content
         self._sent = sent
 
+    @property
+    def content(self) -> bytes | bytearray:
+        """The body as the client sent it, without its codings."""
+        return self._content
+
     def with_body(self, body: OtherBody) -> Intake[OtherBody]:
         other = cast("Intake[OtherBody]", copy(self))
         other.body = body

@@ -103,3 +103,19 @@ def test_what_does_not_fit_together_is_refused(served: Served, serve: Serve) -> 
     small = serve(body_limit=1000)
     name = begun(small, items=[{"role": "user", "content": "a" * 600}])
     refused(small.post(f"{CONVERSATIONS}/{name}/items", items=[HI | {"content": "b" * 300}]), "items", "1000 bytes")
+
+
+def test_conversation_that_outgrows_the_store_stays_as_it_was_and_its_client_is_told(serve: Serve) -> None:
+    served = serve(of_plugins=(StoreOptions(response_store_bytes=1_000),))
+    long = {"role": "user", "content": "x" * 600}
+    name = begun(served, items=[HI])
+    other = {"role": "user", "content": "z" * 200}
+    assert served.post(f"{CONVERSATIONS}/{name}/items", items=[other]).status_code == 200
+    before = texts_of(served, name)
+    refused(served.post(f"{CONVERSATIONS}/{name}/items", items=[long]), "conversation", "--response-store-bytes")
+    refused(served.post(RESPONSES, conversation=name, input=[long], store=False), "conversation", "stays as it was")
+    streamed = events_of(served.post(RESPONSES, conversation=name, input=[long], store=False, stream=True))
+    assert streamed[-1]["type"] == "response.failed"
+    assert "stays as it was" in streamed[-1]["response"]["error"]["message"]
+    assert texts_of(served, name) == before
+    refused(served.post(CONVERSATIONS, items=[long, long]), "conversation", "fewer items")

@@ -1,0 +1,111 @@
+"""Responses in the background through a gateway, whose replica ends and comes back."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response
+
+from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.options import RouteOptions
+from oaiserve.plugins.responses import resumption
+from oaiserve.storage.store_options import StoreOptions
+from oaiserve.wire.address import Address
+from tests.e2e.live import API_KEY, LiveServer, serve_process
+from tests.plugins.gateway.doubles import OPTIONS, QUICK, fleet
+from tests.routes.asking import RESPONSES, answered, refused
+from tests.serving import RunningServer
+from tests.waiting import LIMIT_SECONDS, wait_until
+
+
+def test_response_is_found_through_the_gateway_once_its_replica_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumption, "LOOK_SECONDS", 0.01)
+    store = (StoreOptions(response_store=tmp_path / "responses.db"),)
+    with fleet(1, gated=True, of_plugins=store) as running:
+        body = {"input": "Hi", "background": True, "max_output_tokens": 4}
+        response_id = answered(running.http.post(RESPONSES, json=body))["id"]
+        (replica,) = running.replicas.values()
+        replica.server.kill()
+        replica.app.state.responses.background.claim.close()  # as the system does with the lock of a killed process
+        refused(running.http.get(f"{RESPONSES}/{response_id}"), None, "No replica can be reached", status=503)
+        running.named.clear()
+        running.add()
+        running.wait_until_known()
+
+        def status() -> str:
+            text: str = answered(running.http.get(f"{RESPONSES}/{response_id}"))["status"]
+            return text
+
+        wait_until(lambda: status() == "incomplete")
+        with running.http.stream("GET", f"{RESPONSES}/{response_id}?stream=true&starting_after=3") as stream:
+            assert "response.incomplete" in stream.read().decode()
+        replica.runner.permit(100)
+
+
+def test_response_is_not_said_to_be_missing_while_a_replica_does_not_answer() -> None:
+    with fleet(2) as running:
+        response_id = answered(running.http.post(RESPONSES, json={"input": "Hi", "max_output_tokens": 2}))["id"]
+        for path in (response_id, "resp_unknown"):
+            statuses = {running.http.get(f"{RESPONSES}/{path}").status_code for _ in range(4)}
+            assert statuses == {200 if path == response_id else 404}
+        replicas = [*running.replicas.values()]
+        replicas[0].server.kill()
+        url = f"{RESPONSES}/resp_unknown"
+        refused(running.http.get(url), None, "No replica can be reached", status=503)
+        running.named.remove(next(one for one in running.named if one.name == replicas[0].name))
+        wait_until(lambda: running.http.get(url).status_code == 404)  # once the gateway has looked up its replicas
+
+
+# -- a process that is killed ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def gateway_to(servers: list[LiveServer]) -> Iterator[OpenAI]:
+    """Give a client of a gateway whose only replica is the last of these servers."""
+
+    async def resolve(url: str) -> list[Address]:
+        port = servers[-1].url.rpartition(":")[2]
+        return [Address("127.0.0.1", int(port), f"127.0.0.1:{port}")]
+
+    app, gateway = create_gateway(RouteOptions(replica=("http://replica",)), resolve, QUICK)
+    with (
+        RunningServer(app, OPTIONS, on_drain=gateway.drain) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY) as sdk,
+    ):
+        wait_until(lambda: gateway.is_ready)
+        yield sdk
+
+
+def ended(sdk: OpenAI, name: str) -> Response:
+    give_up = time.monotonic() + LIMIT_SECONDS
+    while (response := sdk.responses.retrieve(name)).status in ("queued", "in_progress"):
+        assert time.monotonic() < give_up
+    return response
+
+
+def test_responses_in_the_background_survive_a_kill_with_the_same_bytes(small_model: Path, tmp_path: Path) -> None:
+    """The first one runs when the server is killed, the others wait. A gateway is in front."""
+    flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-cache-memory", "2400KiB", "--max-running", "1")
+    flags += ("--response-store", str(tmp_path / "responses.db"))
+    asked: dict[str, Any] = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 3_000}
+    sampled: dict[str, Any] = {"temperature": 1.0, "extra_body": {"seed": 7, "ignore_eos": True}}
+    with serve_process(str(small_model), tmp_path / "first.log", *flags) as first:
+        servers = [first]
+        with gateway_to(servers) as sdk:
+            begun = [sdk.responses.create(**asked | sampled) for _ in range(3)]
+            wait_until(lambda: sdk.responses.retrieve(begun[0].id).status == "in_progress")
+            first.process.kill()
+            first.process.wait()
+            with serve_process(str(small_model), tmp_path / "second.log", *flags) as second:
+                servers.append(second)
+                answers = [ended(sdk, one.id) for one in begun]
+                undisturbed = ended(sdk, sdk.responses.create(**asked | sampled).id)
+    assert {answer.status for answer in answers} == {"incomplete"}
+    assert {answer.output_text for answer in answers} == {undisturbed.output_text}
+    assert [answer.created_at for answer in answers] == [one.created_at for one in begun]
