@@ -24,6 +24,7 @@ def dashboard() -> Dashboard:
             ("Queue", _queue()),
             ("Process", _process()),
         ],
+        collapsed=("Drafts", "Grammars and tools", "Images and sounds", "Queue"),
     )
 
 

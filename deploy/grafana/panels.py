@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import common as common_builders
@@ -164,8 +164,10 @@ def board(
     description: str,
     rows: Sequence[tuple[str, Sequence[Panel]]],
     instances: str = 'label_values(oaiserve_model_info{model=~"$model"}, instance)',
+    collapsed: Collection[str] = (),
 ) -> models.Dashboard:
-    """Return a dashboard with these rows of panels, and with the variables that all queries use."""
+    """Return a dashboard with these rows of panels, and with the variables that all queries use. The `collapsed` rows
+    show their panels once they are clicked."""
     dashboard = (
         builders.Dashboard(title)
         .uid(uid)
@@ -194,17 +196,25 @@ def board(
         .with_variable(_choice("model", "Model", "label_values(oaiserve_model_info, model)"))
         .with_variable(_choice("instance", "Instance", instances))
     )
-    panel_id = 0
+    panel_id = top = 0
     for row, panels in rows:
         panel_id += 1
-        dashboard.with_row(builders.Row(row).id(panel_id))
+        opener = builders.Row(row).id(panel_id).grid_pos(models.GridPos(x=0, y=top, w=24, h=1))
         unset = [panel for panel in panels if _span(panel) == _UNSET]
         fills_lines = sum(8 if panel in unset else _span(panel) for panel in panels) % 24 == 0
         for panel in unset:
             panel.span(8 if fills_lines else 12)
-        for panel in panels:
-            panel_id += 1
-            dashboard.with_panel(panel.id(panel_id))
+        numbered = [panel.id(panel_id + number) for number, panel in enumerate(panels, 1)]
+        panel_id += len(numbered)
+        if row in collapsed:
+            for panel in numbered:
+                opener.with_panel(panel)
+        dashboard.with_row(opener)
+        top += 1  # A collapsed row is as high as its title.
+        if row not in collapsed:
+            for panel in numbered:
+                dashboard.with_panel(panel)
+            top = max(panel._internal.grid_pos.y + panel._internal.grid_pos.h for panel in numbered)
     return dashboard.build()
 
 

@@ -13,6 +13,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
 from oaiserve.telemetry.targets import LEAST_NS
 from tests.deploy import promql
+from tests.deploy.boards import panels
 from tests.deploy.paths import DEPLOY, ROOT
 from tests.telemetry.reported import plugin_metrics
 
@@ -20,7 +21,7 @@ BOARDS = {file.name: json.loads(file.read_text()) for file in sorted(build.FOLDE
 PANELS = [
     pytest.param(panel, id=f"{name.removesuffix('.json')}: {panel['title']}")
     for name, board in BOARDS.items()
-    for panel in board["panels"]
+    for panel in panels(board)
     if panel["type"] != "row"
 ]
 VARIABLES = {"datasource", "model", "instance"}
@@ -45,13 +46,16 @@ def test_a_dashboard_has_the_variables_and_no_fixed_data_source(board: dict[str,
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_panels_have_consecutive_ids_and_do_not_overlap(board: dict[str, Any]) -> None:
-    assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
-    taken: set[tuple[int, int]] = set()
-    for position in (panel["gridPos"] for panel in board["panels"]):
-        cells = {(position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])}
-        assert not cells & taken
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
+    ids = [panel["id"] for panel in panels(board)]
+    assert ids == list(range(1, len(ids) + 1))
+    # The panels of a collapsed row are shown where those below it are until then.
+    for together in (board["panels"], *(row.get("panels", ()) for row in board["panels"])):
+        taken: set[tuple[int, int]] = set()
+        for position in (panel["gridPos"] for panel in together):
+            cells = {(position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])}
+            assert not cells & taken
+            assert max(x for x, _ in cells) < 24
+            taken |= cells
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -75,7 +79,7 @@ def test_a_query_uses_the_variables(panel: dict[str, Any]) -> None:
 
 
 def queries(board: dict[str, Any]) -> list[str]:
-    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    return [target["expr"] for panel in panels(board) for target in panel.get("targets", [])]
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -106,8 +110,17 @@ def test_the_dashboard_gateway_shows_all_metrics_that_its_page_lists() -> None:
     assert [name for name in listed if not re.search(rf"{name}(_bucket)?\b", shown)] == []
 
 
+def test_rows_for_some_servers_only_are_collapsed_so_that_a_board_fits_a_few_screens() -> None:
+    board = BOARDS["oaiserve-engine.json"]
+    rows = {row["title"]: row for row in board["panels"] if row["type"] == "row"}
+    collapsed = [title for title, row in rows.items() if row["collapsed"]]
+    assert collapsed == ["Drafts", "Grammars and tools", "Images and sounds", "Queue"]
+    assert all(rows[title]["panels"] for title in collapsed)
+    assert len(board["panels"]) - len(rows) <= 24
+
+
 def test_every_phase_has_a_heatmap() -> None:
-    heatmaps = [panel["title"] for panel in BOARDS["oaiserve-phases.json"]["panels"] if panel["type"] == "heatmap"]
+    heatmaps = [panel["title"] for panel in panels(BOARDS["oaiserve-phases.json"]) if panel["type"] == "heatmap"]
     assert heatmaps == list(PHASES)
 
 
@@ -119,11 +132,11 @@ def test_the_thresholds_of_the_slo_dashboard_are_those_of_the_rules() -> None:
 
 
 def test_the_lines_of_the_overview_are_the_least_targets_of_a_request() -> None:
-    panels = {panel["title"]: panel for panel in BOARDS["oaiserve-overview.json"]["panels"]}
+    by_title = {panel["title"]: panel for panel in panels(BOARDS["oaiserve-overview.json"])}
     for title, slo in (("Time to first token", "ttft"), ("Time per output token", "tpot")):
-        (_, line) = panels[title]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        (_, line) = by_title[title]["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert line["value"] == LEAST_NS[slo] / 1e9
-        assert f"Up to the line of {line['value']:g} s no request misses" in panels[title]["description"]
+        assert f"Up to the line of {line['value']:g} s no request misses" in by_title[title]["description"]
 
 
 def test_the_readme_lists_every_dashboard() -> None:
@@ -133,11 +146,11 @@ def test_the_readme_lists_every_dashboard() -> None:
 
 
 def test_the_objectives_of_the_slo_dashboard_match_the_budgets_of_the_rules() -> None:
-    panels = {panel["title"]: panel for panel in BOARDS["oaiserve-slo.json"]["panels"]}
+    by_title = {panel["title"]: panel for panel in panels(BOARDS["oaiserve-slo.json"])}
     for rule in promql.rules():
         if rule.get("record") == "oaiserve:slo_budget:ratio":
             budget = float(rule["expr"].removeprefix("vector(").removesuffix(")"))
-            steps = panels[SLO_PANELS[rule["labels"]["slo"]]]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            steps = by_title[SLO_PANELS[rule["labels"]["slo"]]]["fieldConfig"]["defaults"]["thresholds"]["steps"]
             assert steps[-1] == {"color": "green", "value": pytest.approx(1 - budget)}
 
 

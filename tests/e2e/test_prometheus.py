@@ -24,6 +24,7 @@ from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
+from tests.deploy.boards import panels
 from tests.deploy.paths import DEPLOY
 from tests.e2e.live import LiveServer, serve_process
 from tests.e2e.load import CHAT, TEXTS, Call, calls
@@ -57,7 +58,7 @@ assert len(QUERIES) >= 3, "the docs have queries"
 QUERIES += [
     pytest.param(target["expr"], any, id=f"{board['title']}: {panel['title']}: {target['legendFormat']}")
     for board in BOARDS
-    for panel in board["panels"]
+    for panel in panels(board)
     for target in panel.get("targets", [])
     # The server has no adapters, and the machine may have no meter of energy.
     if "oaiserve_adapter_requests" not in target["expr"] and "joules" not in target["expr"]
