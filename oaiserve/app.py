@@ -82,7 +82,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        sampling = sampling_defaults(config, engine.default_params)
+        sampling = sampling_defaults(config, engine.default_params, engine.recommendation)
         template = config.server.response_template
         app.state.serving = Serving(
             config=config,

@@ -95,7 +95,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     if task == "generate":
-        for problem in sampling_defaults(config, engine.default_params).ignored:
+        for problem in sampling_defaults(config, engine.default_params, engine.recommendation).ignored:
             logger.warning("A default in the model's files is not used. %s", problem)
     facts = model_banner.engine_facts(config, engine)
     use: model_banner.Use = "complete" if task == "generate" and engine.tokenizer.chat_template is None else task

@@ -1,4 +1,4 @@
-"""Writes what docs/reference has of flags, parameters and metrics, from the code: python -m tools.reference
+"""Writes what docs have of flags, parameters, metrics and sampling, from the code: python -m tools.reference
 
 The command line says which flags there are, the structs that check bodies say which parameters, and names.py and the
 plug-ins say which metrics. Each table stands between two markers of its page.
@@ -15,6 +15,7 @@ import msgspec
 from starlette.routing import Route
 
 from oaiserve.app import routes
+from oaiserve.checkpoints import recommended_sampling as recommended
 from oaiserve.cli import command_line
 from oaiserve.config import Config
 from oaiserve.facts.metric import Metric
@@ -76,6 +77,7 @@ def tables() -> dict[tuple[str, str], str]:
             for plugin in own_plugins()
             if plugin.metrics
         },
+        ("../models.md", "recommended sampling"): recommended_sampling(),
         ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
         ("metrics.md", "vllm-metrics"): textwrap.fill(
             f"{', '.join(f'`{metric.name}`' for metric in vllm_names.METRICS)}.", 120, break_on_hyphens=False
@@ -186,6 +188,14 @@ def metrics(rows: Sequence[Metric]) -> str:
         table.append([f"`{metric.name}`", metric.type, labels, metric.help])
     head = [f"Labels of all: {', '.join(f'`{label}`' for label in everywhere)}.", ""] if everywhere else []
     return "\n".join(head + as_markdown(table))
+
+
+def recommended_sampling() -> str:
+    table = [["models", "sampling", "recommended by"]]
+    for row in recommended.ROWS:
+        values = ", ".join(f"{name} {value:g}" for name, value in row.values.items())
+        table.append([row.models, values, f"[{row.publisher}]({row.source})"])
+    return "\n".join(as_markdown(table))
 
 
 def main() -> None:

@@ -1,13 +1,17 @@
-"""Reads the defaults for requests from a model's own files. Stdlib only. The values are not checked here."""
+"""Decides the defaults for requests that a model brings. Stdlib only. The values are not checked here.
+
+The model's own files come first. If they name no sampling, the publisher's recommendation for models of this name does.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from oaiserve.checkpoints import gguf
+from oaiserve.checkpoints.recommended_sampling import Recommendation, recommended
 from oaiserve.checkpoints.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -16,6 +20,41 @@ LENGTHS = ("max_new_tokens", "max_length")
 # Sampling parameters that have another name in GGUF files, where llama.cpp's converter writes them.
 _GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 _GGUF = "general.sampling."
+
+
+class ModelDefaults(NamedTuple):
+    """The defaults of requests that a model brings, and the recommendation among them, if one applies."""
+
+    values: Mapping[str, Any]
+    recommendation: Recommendation | None = None
+
+
+def model_defaults(source: ModelSource, names: Collection[str], measured: Mapping[str, Any]) -> ModelDefaults:
+    """Return the defaults of a local model: `measured` ones, or else its publisher's, and what its files state.
+
+    Recommended parameters belong together, so none applies if the files state one of the parameters of these names.
+    """
+    stated = stated_defaults(source, names)
+    if measured or not stated.keys().isdisjoint(names):
+        recommendation = None
+    else:
+        recommendation = recommended(_names_of(source))
+    if recommendation is not None:
+        return ModelDefaults({**recommendation.values, **stated}, recommendation)
+    return ModelDefaults({**measured, **stated})
+
+
+def _names_of(source: ModelSource) -> Iterator[str]:
+    """Yield the names of a model, the surest first: those in its metadata, then those of its repository and file."""
+    if source.gguf_file is not None:
+        values = gguf.read_values(source.path)
+        parts = [values.get(f"general.{part}") for part in ("basename", "size_label", "finetune")]
+        yield from (name for name in (values.get("general.name"),) if isinstance(name, str))
+        yield "-".join(part for part in parts if isinstance(part, str))
+        yield source.path.stem
+    folder = source.folder.resolve()
+    cached = (part.split("--")[-1] for part in folder.parts if part.startswith("models--"))
+    yield from (*cached, folder.name)
 
 
 def stated_defaults(source: ModelSource, names: Iterable[str]) -> dict[str, Any]:

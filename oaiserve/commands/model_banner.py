@@ -54,7 +54,9 @@ def of_server(config: Config, port: int, use: Use, facts: Mapping[str, str], *, 
 def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
-        facts["Sampling"] = f"{sampling_defaults(config, engine.default_params)}, unless a request sets others"
+        facts["Sampling"] = (
+            f"{sampling_defaults(config, engine.default_params, engine.recommendation)}, unless a request sets others"
+        )
         if engine.tokenizer.chat_template is None:
             facts["No chat"] = engine.tokenizer.why_no_chat
     if config.model == "demo":

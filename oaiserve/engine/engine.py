@@ -83,6 +83,7 @@ class Engine:
         self.max_model_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.default_params = dict(model.default_params)
+        self.recommendation = model.recommendation
         self.energy = parts.energy
         self._parts = parts
         self._clock_ns = parts.clock_ns

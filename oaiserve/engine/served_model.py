@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
@@ -33,7 +34,8 @@ class ServedModel:
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer
-    default_params: Mapping[str, Any] = field(default_factory=dict)  # defaults of requests, from the model's files
+    default_params: Mapping[str, Any] = field(default_factory=dict)  # the defaults of requests that it brings
+    recommendation: Recommendation | None = None  # its publisher's, if it is among these defaults
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone

@@ -40,8 +40,9 @@ AnyModel = Mapping[str, Any]
 class Model(msgspec.Struct):
     """A served model, alone or with an adapter. `root` is its folder or hub id, `parent` an adapter's model, and
     `input_modalities` are text and any of image and audio. If the model generates text, `default_sampling` has the
-    parameters for requests that set none, `default_max_tokens` is the most tokens of their answers if they have such a
-    limit, and `has_chat_template` says whether it can chat. `device` runs the model.
+    parameters for requests that set none, `default_sampling_source` is the address where its publisher recommends them
+    if the model's files name none, `default_max_tokens` is the most tokens of their answers if they have such a limit,
+    and `has_chat_template` says whether it can chat. `device` runs the model.
     `description` says what the demo model is for, or how a model without a chat template gets one. Clients of
     Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
@@ -56,6 +57,7 @@ class Model(msgspec.Struct):
     input_modalities: list[str]
     device: Literal["cpu", "cuda"]
     default_sampling: dict[str, float] | UnsetType = UNSET
+    default_sampling_source: str | UnsetType = UNSET
     default_max_tokens: int | UnsetType = UNSET
     has_chat_template: bool | UnsetType = UNSET
     description: str | UnsetType = UNSET
@@ -144,6 +146,7 @@ def in_form(scope: Scope, model: AnyModel) -> AnyModel:
 def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Model:
     generates = serving.task == "generate"
     limits = default_limits(serving.config.engine, serving.engine.default_params)
+    recommendation = serving.sampling.recommendation
     return Model(
         id=name,
         object="model",
@@ -156,6 +159,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
         input_modalities=["text", *sorted(serving.engine.media)],
         device="cpu" if serving.engine.is_on_cpu else "cuda",
         default_sampling=serving.sampling.of_request() if generates else UNSET,
+        default_sampling_source=recommendation.source if generates and recommendation else UNSET,
         default_max_tokens=limits.get("default_max_tokens", UNSET) if generates else UNSET,
         has_chat_template=serving.engine.tokenizer.chat_template is not None if generates else UNSET,
         description=_description(serving),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 
@@ -27,6 +28,7 @@ class SamplingDefaults:
     stated: Values  # by the operator or the model
     origin: str  # origin of the values, for the banner
     ignored: tuple[str, ...] = ()  # errors of unusable values in the model's files
+    recommendation: Recommendation | None = None  # the publisher's, if the model's values are recommended ones
 
     def of_request(self, body: object = None) -> Values:
         """Return the values of parameters that this body doesn't set, or of all parameters without a body."""

@@ -20,10 +20,17 @@ def folder(path: Path, **configs: dict[str, Any]) -> ModelSource:
     return find_model(path)
 
 
-def gguf_file(path: Path, metadata: dict[str, Any], **configs: dict[str, Any]) -> ModelSource:
+def gguf_file(
+    path: Path,
+    sampling: dict[str, Any],
+    more: dict[str, Any] | None = None,
+    name: str = "model.gguf",
+    **configs: dict[str, Any],
+) -> ModelSource:
+    """Return a file with these metadata, those of `sampling` by their last words."""
     folder(path, **configs)
-    values = {f"general.sampling.{name}": value for name, value in metadata.items()}
-    return find_model(files.write(path / "model.gguf", {"general.architecture": "llama"} | values))
+    values = {f"general.sampling.{name}": value for name, value in sampling.items()} | (more or {})
+    return find_model(files.write(path / name, {"general.architecture": "llama"} | values))
 
 
 @pytest.mark.parametrize(

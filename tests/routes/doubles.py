@@ -12,6 +12,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.checkpoints.adapters import BadAdapter
+from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import Entry
 from oaiserve.engine.media import MediaKind
@@ -134,6 +135,7 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.default_params = {"temperature": 1.0}  # stated, so that no fallback applies
+        self.recommendation: Recommendation | None = None
         self.failure: Exception | None = None
         self.hang = ""
         self.tokenizer.fill = None

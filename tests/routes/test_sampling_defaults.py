@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from oaiserve.app import _kind
+from oaiserve.app import _kind, create_app
+from oaiserve.checkpoints.recommended_sampling import ROWS
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
 from oaiserve.routes.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults
-from tests.serving import Serve, Served
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.serving import Serve, Served, running_server
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
@@ -128,6 +131,29 @@ def test_models_show_their_default_sampling(served: Served, serve: Serve) -> Non
 
     assert shown(served) == NEUTRAL
     assert shown(serve(default_params="temperature=0.25,top_k=7")) == NEUTRAL | {"temperature": 0.25, "top_k": 7}
+
+
+def test_recommended_values_apply_and_are_named_with_their_source() -> None:
+    (row,) = (row for row in ROWS if row.publisher == "Mistral AI")
+    config = Config("m")
+    recommended = sampling_defaults(config, row.values, row)
+    assert recommended.of_request() == NEUTRAL | {"temperature": 0.15}
+    assert str(recommended) == "temperature 0.15 (recommended by Mistral AI)"
+    changed = sampling_defaults(Config("m", ServerOptions(default_params="temperature=0.3")), row.values, row)
+    assert changed.of_request() == NEUTRAL | {"temperature": 0.3}
+    assert str(changed) == "temperature 0.3 (--default-params and recommended by Mistral AI)"
+
+
+def test_models_show_where_their_default_sampling_is_recommended(served: Served) -> None:
+    assert "default_sampling_source" not in served.http.get("/v1/models").json()["data"][0]
+    engine = FakeEngine()
+    engine.recommendation = ROWS[0]
+    engine.default_params = dict(ROWS[0].values)
+    app = create_app(Config("org/demo"), engine, FakeTelemetry())  # type: ignore[arg-type]
+    with running_server(app) as (url, _), httpx.Client(base_url=url, trust_env=False) as http:
+        (model,) = http.get("/v1/models").json()["data"]
+    assert model["default_sampling"] == NEUTRAL | ROWS[0].values
+    assert model["default_sampling_source"] == ROWS[0].source
 
 
 def test_models_show_how_long_answers_may_be_by_default(served: Served) -> None:

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
-from typing import Any
 
 from oaiserve.checkpoints import demo, gguf
 from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_tokenizer, warn_of_other_weights
 from oaiserve.checkpoints.hub import fetched
 from oaiserve.checkpoints.load_errors import reported
-from oaiserve.checkpoints.model_defaults import stated_defaults
+from oaiserve.checkpoints.model_defaults import ModelDefaults, model_defaults
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
@@ -56,7 +55,8 @@ def start_model(
 ) -> ServedModel:
     """Load a model and get it ready for an engine. `Engine.from_pretrained` documents the arguments.
 
-    `default_params` are the sampling parameters of requests that set none, where the model's files state none."""
+    `default_params` are the sampling parameters of requests that set none, where the model's files state none. Without
+    them, those that the model's publisher recommends are."""
     if model == "demo":
         folder = demo.fetched()
         # Its digests are computed during the imports, which leave a core idle.
@@ -100,8 +100,13 @@ def _started(
         reason = way.accepts(request)
         if reason is None:
             try:
+                defaults = _defaults(request)
                 served = replace(
-                    way.start(request), media=media, path=source.path, default_params=_default_params(request)
+                    way.start(request),
+                    media=media,
+                    path=source.path,
+                    default_params=defaults.values,
+                    recommendation=defaults.recommendation,
                 )
             except Declined as error:
                 reason = str(error)
@@ -137,10 +142,10 @@ def _with_tier(served: ServedModel, request: StartRequest) -> ServedModel:
     return served
 
 
-def _default_params(request: StartRequest) -> dict[str, Any]:
+def _defaults(request: StartRequest) -> ModelDefaults:
     if request.options.generation_config:
-        return {**request.default_params, **stated_defaults(request.source, (*DRAW_COLUMNS, "repetition_penalty"))}
-    return {}
+        return model_defaults(request.source, (*DRAW_COLUMNS, "repetition_penalty"), request.default_params)
+    return ModelDefaults({})
 
 
 def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:

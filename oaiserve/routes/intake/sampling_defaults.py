@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.checkpoints.model_defaults import LENGTHS
+from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.config import Config, OptionError
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
@@ -19,8 +20,11 @@ from oaiserve.routes.intake.invalid import invalid, invalid_type
 from oaiserve.routes.sampling_defaults import NEUTRAL, SamplingDefaults, Values
 
 
-def sampling_defaults(config: Config, of_model: Mapping[str, Any]) -> SamplingDefaults:
-    """Join the operator's values and the model's. Raises OptionError if one of the operator's is wrong."""
+def sampling_defaults(
+    config: Config, of_model: Mapping[str, Any], recommendation: Recommendation | None = None
+) -> SamplingDefaults:
+    """Join the operator's values and the model's, of which some may be a `recommendation`. Raises OptionError if one of
+    the operator's is wrong."""
     of_flag = given_defaults(config.server.default_params)
     if not config.engine.generation_config:
         return SamplingDefaults(
@@ -35,9 +39,10 @@ def sampling_defaults(config: Config, of_model: Mapping[str, Any]) -> SamplingDe
             ignored.append(error.message)
     stated = known | of_flag
     is_shaped = any(name in stated for name in DRAW_COLUMNS)
-    origins = {"--default-params": of_flag, "the model": known, "built in": not is_shaped}
+    of_model_name = "the model" if recommendation is None else f"recommended by {recommendation.publisher}"
+    origins = {"--default-params": of_flag, of_model_name: known, "built in": not is_shaped}
     origin = " and ".join(name for name, applies in origins.items() if applies)
-    return SamplingDefaults(stated, origin, tuple(sorted(ignored)))
+    return SamplingDefaults(stated, origin, tuple(sorted(ignored)), recommendation)
 
 
 def given_defaults(text: str | None) -> Values:
