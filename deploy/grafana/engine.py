@@ -268,6 +268,14 @@ def _grammars() -> list[Panel]:
             [Query(rate("oaiserve_tool_calls_total", ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
         ),
+        lines(
+            "Answers in a loop",
+            "Answers per second that ended in the same tokens again and again. Small models do so, above all without a "
+            "repetition penalty: set one with --default-params. A request with repetition_detection ends such an "
+            "answer, and others go on up to their limit.",
+            "short",
+            [Query(rate("oaiserve_looping_choices_total", ENGINE, "model"), "{{model}}")],
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.loop_rule import LoopRule
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
 from oaiserve.facts.lost_prefix import LostPrefix
@@ -170,6 +171,7 @@ class SamplingParams:
     # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
     shows_logprobs: bool = True
     grammar: Grammar | None = None
+    loop_rule: LoopRule | None = None  # ends a choice in a loop; None: loops are only noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"  # vLLM's word for a choice that its `loop_rule` has ended
 
 
 @dataclass(slots=True)
@@ -265,7 +268,8 @@ class TokenChunk:
     token_ids: list[int]
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
+    # The stop string, the id out of stop_token_ids, or "repetition_detected".
+    stop_reason: str | int | None = None
     # The number of characters of each token in the text, none for one that is cut off or not shown. A character that is
     # split over several tokens counts for the last of them. Only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None

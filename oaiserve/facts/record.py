@@ -286,6 +286,28 @@ class EngineAccount:
         when="num_draft_tokens",
     )
 
+    num_loops: int = fact(
+        "Choices that end in a loop: the same tokens again and again.",
+        json="loop.choices",
+        log=True,
+        span="oaiserve.loop.choices",
+        when="num_loops",
+    )
+    loop_tokens: int = fact(
+        "Last tokens of such a choice that are in its loop, of the choice with the longest one.",
+        json="loop.tokens",
+        log=True,
+        span="oaiserve.loop.tokens",
+        when="num_loops",
+    )
+    loop_period_tokens: int = fact(
+        "Tokens that this loop repeats.",
+        json="loop.period_tokens",
+        log=True,
+        span="oaiserve.loop.period_tokens",
+        when="num_loops",
+    )
+
     @property
     def num_media(self) -> int:
         return self.num_images + self.num_sounds
@@ -298,6 +320,13 @@ class EngineAccount:
 
     def note_length(self, num_tokens: int) -> None:
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
+
+    def note_loop(self, period_tokens: int, num_tokens: int) -> None:
+        """Note the loop in which a choice ends: its last tokens repeat `period_tokens`."""
+        self.num_loops += 1
+        if num_tokens > self.loop_tokens:
+            self.loop_tokens = num_tokens
+            self.loop_period_tokens = period_tokens
 
     def note_medium(self, kind: str, num_tokens: int) -> None:
         """Note an image or a sound, which takes `num_tokens` of a prompt."""
@@ -439,7 +468,7 @@ class RequestRecord:
         log_when="reasoning_tokens",
         span="gen_ai.usage.reasoning.output_tokens",
     )
-    finish_reasons: tuple[str, ...] = ()  # the engine's: stop or length, for each choice that ended
+    finish_reasons: tuple[str, ...] = ()  # the engine's: stop, length or repetition, for each choice that ended
     answer_reasons: tuple[str, ...] = fact(
         "The reason why each choice ended, as the answer states it.",
         (),

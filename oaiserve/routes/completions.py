@@ -54,8 +54,10 @@ class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | msgspec.Raw | None = None
-    finish_reason: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", None]})] = None
-    stop_reason: str | int | UnsetType | None = UNSET  # the stop string, or the id of the stop token
+    finish_reason: Annotated[
+        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "repetition", None]})
+    ] = None
+    stop_reason: str | int | UnsetType | None = UNSET  # as in TokenChunk
     prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from oaiserve.facts.record import Cause, RequestRecord, WaitReason
 from oaiserve.facts.times import duration
+from oaiserve.telemetry.loop_explanation import looped
 from oaiserve.telemetry.reuse_explanation import read_again, restored
 
 LEAST_PHASE = 0.1  # share of the duration from which a phase gets a sentence
@@ -35,9 +36,9 @@ class PhaseNeighbour(NamedTuple):
 
 
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
-    """Yield sentences on what was read again and restored, and one for each phase of a tenth of the request's time or
-    more, the longest first."""
-    yield from filter(None, (read_again(record), restored(record)))
+    """Yield sentences on what was read again and restored, on an answer in a loop, and one for each phase of a tenth of
+    the request's time or more, the longest first."""
+    yield from filter(None, (read_again(record), restored(record), looped(record)))
     duration_ns = max(1, record.times.duration_ns)
     causes_ns = record.causes_ns
     in_order = record.times.phases()

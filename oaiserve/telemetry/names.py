@@ -123,8 +123,14 @@ REQUESTS = metric(
 REJECTED = metric("oaiserve_rejected_total", "Rejected requests, by class of the error.", "reason")
 FINISHED_CHOICES = metric(
     "oaiserve_finished_choices_total",
-    "Choices of ended requests. reason: stop, length, or abort if cancelled or failed.",
+    "Choices of ended requests. reason: stop, length, repetition (by repetition_detection), or abort if cancelled or "
+    "failed.",
     "operation model reason",
+)
+LOOPS = metric(
+    "oaiserve_looping_choices_total",
+    "Choices of ended requests that ended in a loop: the same tokens again and again.",
+    "operation model",
 )
 DEADLINES = metric(
     "oaiserve_deadlines_total",

@@ -48,7 +48,7 @@ from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Labe
 from oaiserve.telemetry.targets import LEAST_NS, Targets
 
 OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS
-FINISH_REASONS = frozenset({"stop", "length"})
+FINISH_REASONS = frozenset({"stop", "length", "repetition"})
 ABORT = "abort"
 OTHER = "other"
 LOCAL_COMPUTE = "local_compute"  # vLLM's words for the sources of prompt tokens
@@ -122,7 +122,7 @@ class Observations:
         for source in (LOCAL_COMPUTE, LOCAL_CACHE_HIT):
             self.count(names.PROMPT_SOURCES, (source, model), 0)
         for operation in sorted(OPERATIONS - POOLING_OPERATIONS):
-            for metric in (names.CACHED_PROMPT_TOKENS, names.GENERATION_TOKENS):
+            for metric in (names.CACHED_PROMPT_TOKENS, names.GENERATION_TOKENS, names.LOOPS):
                 self.count(metric, (operation, model), 0)
             for reason in (*sorted(FINISH_REASONS), ABORT):
                 self.count(names.FINISHED_CHOICES, (operation, model, reason), 0)
@@ -233,6 +233,7 @@ class Observations:
         self.count(names.GENERATION_TOKENS, (operation, model), record.generated_tokens)
         for reason in record.finish_reasons:
             self.count(names.FINISHED_CHOICES, (operation, model, _known(reason, FINISH_REASONS)))
+        self.count(names.LOOPS, (operation, model), account.num_loops)
         for outcome, number in record.tool_calls.items():
             self.count(names.TOOL_CALLS, (outcome,), number)
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):

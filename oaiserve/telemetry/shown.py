@@ -55,9 +55,9 @@ def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row
 
 _JSON_ROWS = _rows(lambda row: row.json, lambda row: "")
 _JSON = _Place(row for row in _JSON_ROWS if "." not in row[1])
-_GRAMMAR, _MEDIA, _COST = (
+_GRAMMAR, _MEDIA, _LOOP, _COST = (
     _Place((path, name.removeprefix(within), "") for path, name, _ in _JSON_ROWS if name.startswith(within))
-    for within in ("grammar.", "media.", "cost.")
+    for within in ("grammar.", "media.", "loop.", "cost.")
 )
 _LOG_ROWS = _rows(lambda row: row.log, lambda row: row.log_when)
 _LOG = _Place(_LOG_ROWS)
@@ -68,11 +68,12 @@ _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that
 
 
 def json_of(record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of a request for JSON. A missing grammar or medium is None."""
+    """Return the facts of a request for JSON. A missing grammar, medium or loop is None."""
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar
     shown["media"] = _MEDIA.values(record) if record.account.num_media else None
+    shown["loop"] = _LOOP.values(record) if record.account.num_loops else None
     shown["cost"] = _COST.values(record)
     return shown
 

@@ -99,6 +99,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_forced_tokens=draw(TOKENS),
         num_draft_tokens=num_drafted,
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
+        num_loops=draw(st.integers(0, 2)),
         **draw(causes(times)),
     )
     prompt_tokens = draw(TOKENS)
@@ -119,7 +120,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         cached_tokens=draw(st.integers(0, prompt_tokens)),
         **draw(read_again()),
         completion_tokens=completion_tokens,
-        finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
+        finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length", "repetition"]), max_size=3))),
         answer_reasons=draw(st.sampled_from([(), ("tool_calls",)])),
         requested_model=draw(st.sampled_from([None, "gpt-4o"])),
         stop_sequences=draw(st.sampled_from([(), ("\n", "END")])),
@@ -307,6 +308,7 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
     for reason in choices:
         yield n.FINISHED_CHOICES, where | {"reason": reason}, 1
         yield vllm_names.REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
+    yield n.LOOPS, where, account.num_loops
     for outcome, number in record.tool_calls.items():
         yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens

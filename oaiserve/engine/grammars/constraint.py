@@ -52,6 +52,11 @@ class Constraint:
         return self._matcher is None and not (self._thinking is not None and self._thinking.forced_ids)
 
     @property
+    def is_in_grammar(self) -> bool:
+        """Return whether the grammar constrains the text here. It does not constrain reasoning before it."""
+        return self._matcher is not None and self._thinking is None
+
+    @property
     def mask_ns(self) -> int:
         """Return the CPU time of the last mask, as an estimate for the next one."""
         if self._matcher is None:

@@ -105,6 +105,10 @@ class PartsConstraint(Constraint):
         self._new_matcher = new_matcher
 
     @property
+    def is_in_grammar(self) -> bool:
+        return self._matcher is not None
+
+    @property
     def is_complete(self) -> bool:
         return False
 

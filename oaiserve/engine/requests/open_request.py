@@ -80,6 +80,12 @@ class OpenRequest:
         self.account.prompts = tokenized.token_ids
         self.account.cache_salt = self.request.cache_salt
 
+    def note_choice(self, sequence: Sequence, output: ChoiceOutput) -> None:
+        """Note the length of a choice that has ended, and the loop in which it ends."""
+        self.account.note_length(output.num_tokens)
+        if (loop := output.loop_in(sequence.generated_ids)) is not None:
+            self.account.note_loop(*loop)
+
     @property
     def work(self) -> Work:
         """Return the work of this request, so that its time can be compared with the learned costs.

@@ -204,7 +204,7 @@ class OpenRequests:
                     return
                 if opened.outputs[sequence].finish_reason is not None:
                     self._note_waits(opened, sequence, self._clock_ns())
-                    opened.account.note_length(opened.outputs.pop(sequence).num_tokens)
+                    opened.note_choice(sequence, opened.outputs.pop(sequence))
                     self._stop_waiting(opened, 1)
             for sequence in opened.outputs:
                 self._scheduler.add(sequence, since_ns=since_ns)
@@ -329,8 +329,8 @@ class OpenRequests:
         now_ns = self._clock_ns()
         opened.notes.close(self._numbers, now_ns)
         self._scheduler.pool.at(now_ns)
-        for output in opened.outputs.values():
-            opened.account.note_length(output.num_tokens)
+        for sequence, output in opened.outputs.items():
+            opened.note_choice(sequence, output)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             self._note_waits(opened, next(iter(opened.outputs)), now_ns)
         for sequence in opened.outputs:

@@ -6,10 +6,14 @@ from itertools import accumulate, pairwise
 from math import nan
 
 from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.loop_rule import USUAL
 from oaiserve.engine.request import FinishReason, TokenChunk
+from oaiserve.engine.sequences.loops import Loop, LoopWatch, loop_at_end
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import StopMatcher, StopStrings, TokenTable
+
+REPETITION_DETECTED = "repetition_detected"  # vLLM's stop reason of choices that a `LoopRule` ends
 
 
 class ChoiceOutput:
@@ -53,9 +57,15 @@ class ChoiceOutput:
         self._logprobs = TokenLogprobs() if params.logprobs is not None else None
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._end_ids = self._eos_token_ids | sequence.stop_ids
+        self._loop_watch = None if params.loop_rule is None else LoopWatch(params.loop_rule)
+        self._num_constrained = 0  # first tokens, up to the last one that a grammar constrains
         # Nothing but its ids and its length ends it, and its chunks have no numbers for each token.
         self._is_plain = not (
-            stops.stops or params.text_lengths or params.logprobs is not None or sequence.constraint is not None
+            stops.stops
+            or params.text_lengths
+            or params.logprobs is not None
+            or sequence.constraint is not None
+            or params.loop_rule is not None
         )
         self._has_end_token = False
         self.finish_reason: FinishReason | None = None
@@ -64,8 +74,8 @@ class ChoiceOutput:
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
-        The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length. So a
-        stop string completed by the last allowed token counts as a stop. Raises GrammarViolation if the token is
+        The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length, loop.
+        So a stop string completed by the last allowed token counts as a stop. Raises GrammarViolation if the token is
         not in the grammar.
         """
         params = self._sequence.params
@@ -91,10 +101,30 @@ class ChoiceOutput:
                 constraint.push(token_id)
                 if self.finish_reason is None and constraint.is_complete:
                     self.finish(FinishReason.STOP)
+                if constraint.is_in_grammar:
+                    self._num_constrained = self.num_tokens
             if self.finish_reason is None and self.num_tokens >= self._max_tokens:
                 self.finish(FinishReason.LENGTH)
+            if self._loop_watch is not None:
+                self._watch(self._loop_watch, token_id)
         if self._text_lengths is not None:
             self._text_lengths.append(self._num_characters - num_before)
+
+    def _watch(self, watch: LoopWatch, token_id: int) -> None:
+        """End the choice if it is in a loop now. What a grammar constrains is in none."""
+        if self._num_constrained == self.num_tokens:
+            self._loop_watch = LoopWatch(watch.rule)
+        elif (
+            watch.push(token_id) and self.finish_reason is None and self.num_tokens >= self._sequence.params.min_tokens
+        ):
+            self.finish(FinishReason.REPETITION, REPETITION_DETECTED)
+
+    def loop_in(self, token_ids: list[int]) -> Loop | None:
+        """Return the loop in which these tokens end, all of this choice so far, or None."""
+        end = len(token_ids) - self._has_end_token
+        if end - self._num_constrained < USUAL.min_length:
+            return None
+        return loop_at_end(token_ids[self._num_constrained : end])
 
     def is_plain(self, token_id: int) -> bool:
         """Return whether `push_plain` can take the next token: it only adds its text."""
@@ -179,7 +209,7 @@ class ChoiceOutput:
             self.finish_reason = FinishReason.STOP
             self.stop_reason = matched
 
-    def finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End the choice for this reason, unless the text held back so far has a stop string."""
         self._add(self._detokenizer.finish())
         if self.finish_reason is None:

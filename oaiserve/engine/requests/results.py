@@ -134,7 +134,7 @@ class Results:
             self._scheduler.remove(sequence)
             opened.held_ns += sequence.held_ns
             del opened.outputs[sequence]
-            opened.account.note_length(output.num_tokens)
+            opened.note_choice(sequence, output)
             self._requests.finish_if_complete(opened, now_ns)
 
     def _take_prompt_logprobs(self, opened: OpenRequest, chunk: Chunk, rows: list[Logprobs]) -> None:

@@ -234,7 +234,8 @@ class MessagesShape:
             return ("model_context_window_exceeded" if is_full else "max_tokens"), None
         if self._reader.has_called and not self._has_sent_broken:
             return "tool_use", None
-        if end is not None and isinstance(end.stop_reason, str):
+        is_loop = end is not None and end.finish_reason == FinishReason.REPETITION  # Anthropic has no word for it.
+        if end is not None and isinstance(end.stop_reason, str) and not is_loop:
             return "stop_sequence", end.stop_reason
         return "end_turn", None
 

@@ -78,6 +78,7 @@ class ResponsesShape:
         self._has_begun = False
         self._held = TokenLogprobs()  # logprobs of tokens whose item is not known yet
         self._is_cut = False
+        self._is_loop = False  # which has cut it
         self._final: ResponseObject | None = None
 
     def queued(self) -> bytes:
@@ -167,7 +168,8 @@ class ResponsesShape:
                 if self._held:
                     self._held = TokenLogprobs()
         if chunk.finish_reason is not None:
-            self._is_cut = chunk.finish_reason == FinishReason.LENGTH and not self._only_prepares
+            self._is_cut = chunk.finish_reason != FinishReason.STOP and not self._only_prepares
+            self._is_loop = chunk.finish_reason == FinishReason.REPETITION
             self._reader.report(self._facts)
             if self._reader.has_called and not self._is_cut:
                 self._facts.finish_reasons[chunk.index] = "tool_calls"  # The route has no word for it.
@@ -193,6 +195,10 @@ class ResponsesShape:
             told_cost(usage),
         )
 
+    @property
+    def _cut_by(self) -> str:
+        return FinishReason.REPETITION if self._is_loop else "max_output_tokens"
+
     def _object(
         self, status: str, *, usage: ResponseUsage | None = None, error: ResponseError | None = None
     ) -> ResponseObject:
@@ -202,7 +208,7 @@ class ResponsesShape:
             completed_at=int(time.time()) if status == "completed" else None,
             status=status,
             error=error,
-            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=IncompleteDetails(self._cut_by) if status == "incomplete" else None,
             model=self._head.model,
             output=self._items,
             **self._reported,

@@ -94,9 +94,9 @@ class _ChoiceEnd(msgspec.Struct, kw_only=True):
 
     logprobs: ChatLogprobs | msgspec.Raw | None = None
     finish_reason: Annotated[
-        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]})
+        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", "repetition", None]})
     ] = None
-    stop_reason: str | int | UnsetType | None = UNSET  # the stop string, or the id of the stop token
+    stop_reason: str | int | UnsetType | None = UNSET  # as in TokenChunk
     token_ids: list[int] | UnsetType = UNSET
 
 

@@ -15,6 +15,7 @@ from oaiserve.routes.intake.object_types import (
     Integer,
     NonEmpty,
     Prompts,
+    RepetitionDetection,
     ResponseFormat,
     StructuredOutputs,
     TokenId,
@@ -125,6 +126,10 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ignore_eos: Annotated[bool | None, described("Ignore the end of the sequence, and continue up to max_tokens.")] = (
         None
     )
+    repetition_detection: Annotated[
+        bool | RepetitionDetection | None,
+        described("End a choice that is in a loop. true: what counts as a loop for the server. Default: false."),
+    ] = None
     skip_special_tokens: Annotated[bool | None, described("Leave special tokens out of the text. Default: true.")] = (
         None
     )

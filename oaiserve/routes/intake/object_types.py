@@ -286,6 +286,29 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: Nothing = None
 
 
+MAX_PATTERN_SIZE = 1024
+MAX_PATTERN_COUNT = 256
+MAX_LOOP_LENGTH = 2**15
+
+
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """When a choice is in a loop: its last tokens repeat some tokens again and again. A choice in a loop ends with the
+    finish reason `repetition`."""
+
+    max_pattern_size: Annotated[
+        Integer | None, described("The most tokens that are repeated. 0 and null: off.", 0, MAX_PATTERN_SIZE)
+    ] = None
+    min_pattern_size: Annotated[
+        Integer | None, described("The least tokens that are repeated. 0 means 1. Default: 1.", 0, MAX_PATTERN_SIZE)
+    ] = None
+    min_count: Annotated[
+        Integer | None, described("How often they are there in a row, at least.", 2, MAX_PATTERN_COUNT)
+    ] = None
+    min_length: Annotated[
+        Integer | None, described("The least tokens of all these together. vLLM has none.", 0, MAX_LOOP_LENGTH)
+    ] = None
+
+
 class PlainText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, omit_defaults=True):
     """No constraint."""
 

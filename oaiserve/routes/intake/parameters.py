@@ -29,6 +29,7 @@ from oaiserve.routes.intake.body_types import (
     TokenizeBody,
 )
 from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.loop_rule import loop_rule
 from oaiserve.routes.intake.object_types import Integer, Prompts
 
 _TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
@@ -221,6 +222,7 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         stop_token_ids=distinct_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
+        loop_rule=loop_rule(body.repetition_detection),
         skip_special_tokens=body.skip_special_tokens is not False,
         prompt_logprobs=max((number for number in of_prompt if number is not None), default=None),
     )

@@ -39,6 +39,23 @@ def test_long_prompt_shows_its_progress_and_comments_are_not_events(page: Page, 
     assert script.bodies[0]["return_progress"]
 
 
+def test_an_answer_that_repeats_itself_is_stopped_and_can_go_on(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="ha ha")
+    script.chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "repetition"}])
+    script.end()
+    ended(page)
+    assert page.locator(f"{LAST} .end p").inner_text().startswith("Stopped, because this answer repeats itself.")
+    assert script.bodies[0]["repetition_detection"] is True
+    page.click(f"{LAST} .end button:text-is('Continue')")
+    script.say(content=" ho")
+    script.end()
+    ended(page)
+    assert page.locator(f"{LAST} .markdown").inner_text() == "ha ha ho"
+    assert page.locator(f"{LAST} .end").inner_text() == ""
+    assert script.bodies[1]["continue_final_message"]
+
+
 def test_a_stream_that_moves_to_another_server_says_so_and_goes_on(page: Page, script: Script) -> None:
     ask(page)
     script.say(content="One, ")
@@ -127,7 +144,7 @@ def test_an_empty_field_shows_the_default_of_the_model_and_is_not_sent(page: Pag
     page.fill("[name=top_k]", "40")
     page.fill("[name=stop]", "END\n\\n\\n")
     ask(page)
-    ours = {"model", "messages", "logprobs", "stream", "stream_options", "return_progress"}
+    ours = {"model", "messages", "logprobs", "stream", "stream_options", "return_progress", "repetition_detection"}
     page.wait_for_selector("#turns.busy")
     script.end()
     ended(page)

@@ -193,5 +193,6 @@ function ends(step) {
     if (step.error.param && step.error.param !== "messages") found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));
   } else if (step.isStopped) found.push(element("p", { class: "note" }, "Stopped by you."));
   if (step.finish === "length") found.push(element("p", { class: "note" }, "Stopped at the token limit."));
+  if (step.finish === "repetition") found.push(element("p", { class: "note" }, "Stopped, because this answer repeats itself. A higher repetition penalty in the settings may help."));
   return found;
 }

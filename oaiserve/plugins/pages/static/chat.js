@@ -325,7 +325,8 @@ class Chat {
   // Returns whether an answer can go on: it is in the last turn, and the last of its steps has ended too early.
   mayResume(answer) {
     const { isOpen, isCut, isStopped, error, finish } = answer.steps.at(-1);
-    const hasEndedEarly = !isOpen && Boolean(isCut || isStopped || error || (finish === "length" && answer.given !== undefined));
+    const isLimited = finish === "repetition" || (finish === "length" && answer.given !== undefined);
+    const hasEndedEarly = !isOpen && Boolean(isCut || isStopped || error || isLimited);
     return hasEndedEarly && !this.#isBusy && this.open.turns.at(-1).answers.includes(answer);
   }
 

@@ -77,6 +77,7 @@ export class Settings {
       ...(value.reasoning_effort ? { reasoning_effort: value.reasoning_effort } : {}),
       ...form,
       logprobs: true,
+      repetition_detection: true,
       stream: true,
       stream_options: { include_usage: true, include_timings: true },
       return_progress: true,

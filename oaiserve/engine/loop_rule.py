@@ -1,0 +1,37 @@
+"""What counts as a loop: an answer that ends in the same tokens again and again. Stdlib only.
+
+A text has a *period* of p tokens if each token is the same as the one p places before it. Rows that vary, as those of a
+table or of code, have no period, and some equal rows are too short for a loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRule:
+    """From which repetitions on the end of an answer is a loop.
+
+    The first three fields are those of vLLM's `repetition_detection`.
+    """
+
+    max_pattern_size: int  # longest period, in tokens
+    min_pattern_size: int = 1  # shortest period
+    min_count: int = 2  # least times that the period is there, 2 or more
+    min_length: int = 0  # least tokens that all these times have together
+
+    def least_length(self, period: int) -> int:
+        """Return the least tokens of a loop of this period."""
+        return max(self.min_count * period, self.min_length)
+
+    def least_repeated(self, above: int) -> int:
+        """Return the least tokens after the first period, of all loops with a period of more than `above` tokens."""
+        turning_point = self.min_length // self.min_count  # Above this period, `min_count` decides.
+        periods = (min(max(period, above + 1), self.max_pattern_size) for period in (turning_point, turning_point + 1))
+        return min(self.least_length(period) - period for period in periods)
+
+
+# What the server reports as a loop, and where the chat page stops. "ha" fifty times, or a board of 8 x 8 zeros, is
+# none.
+USUAL = LoopRule(max_pattern_size=512, min_count=4, min_length=300)
