@@ -28,6 +28,7 @@ COMMANDS = {
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "demo_answers": "what the demo model answers to the prompts that the chat page suggests",
+    "loops": "answers that repeat themselves without end, of some models at their default sampling: docs/models.md",
     "extractions": "fields of 30 texts as JSON by a schema, with different wishes, also by another server",
     "schema_suite": "real JSON Schemas and instances: which are refused, accepted wrongly, or can't be written",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
