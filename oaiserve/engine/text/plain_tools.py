@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oaiserve.engine.text.schema_types import SchemaTypes
+
 _MOST_DEPTH = 16
 ODD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -23,31 +25,43 @@ def plain_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
-    parameters = {"properties": {}, **_plain(function.get("parameters"), _MOST_DEPTH)}
+    schema = function.get("parameters")
+    parameters = {"properties": {}, **_plain(schema, SchemaTypes(schema), _MOST_DEPTH)}
     return {**tool, "function": {**function, "parameters": {"type": "object", **parameters}}}
 
 
-def _plain(schema: object, depth: int) -> dict[str, Any]:
+def _plain(schema: object, types_in: SchemaTypes, depth: int) -> dict[str, Any]:
     if not isinstance(schema, Mapping) or not depth:
         return {}
     plain = {name: value for name, value in schema.items() if name != "description" or isinstance(value, str)}
+    for name in ("anyOf", "oneOf"):
+        if isinstance(plain.get(name), list):
+            plain = _with_alternatives(plain, name, types_in)
+    types = [each for each in types_in.of(plain) if each != "null"]
     if "type" in plain:
-        if isinstance(plain["type"], list):
-            types = plain["type"]
-        else:
-            types = [plain["type"]]
-        plain["type"] = next((one for one in types if isinstance(one, str) and one != "null"), "string")
+        plain["type"] = types[0] if types else "string"
+    elif len(types) == 1:
+        plain["type"] = types[0]
     if isinstance(properties := plain.get("properties"), Mapping):
-        plain["properties"] = {name: _plain(each, depth - 1) for name, each in properties.items()}
+        plain["properties"] = {name: _plain(each, types_in, depth - 1) for name, each in properties.items()}
     if "items" in plain:
-        plain["items"] = _plain(plain["items"], depth - 1)
+        plain["items"] = _plain(plain["items"], types_in, depth - 1)
     if plain.get("type") == "object" and depth < _MOST_DEPTH:
         other = plain.get("additionalProperties")
         if isinstance(other, Mapping):
-            plain["additionalProperties"] = _plain(other, depth - 1)
+            plain["additionalProperties"] = _plain(other, types_in, depth - 1)
         else:
             plain["additionalProperties"] = bool(other)
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(plain.get(name), list):
-            plain[name] = [_plain(each, depth - 1) for each in plain[name]]
+            plain[name] = [_plain(each, types_in, depth - 1) for each in plain[name]]
     return plain
+
+
+def _with_alternatives(schema: dict[str, Any], name: str, types_in: SchemaTypes) -> dict[str, Any]:
+    """Return a schema without the alternative that a value is null, and with the other one in its place if it is the
+    only one."""
+    others = [each for each in schema[name] if types_in.of(each) != ("null",)]
+    if len(others) == 1 and isinstance(others[0], Mapping):
+        return {**others[0], **{key: value for key, value in schema.items() if key != name}}
+    return {**schema, name: others or schema[name]}

@@ -11,6 +11,7 @@ from oaiserve.routes.dialects.calls import MOST_HEAD, MOST_TRIED_AGAIN, CallPars
 from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag
 
 _SLICE = 256  # characters that are read at once
+_TOKEN = re.compile(r"<[^<>]*>")  # the first token of a tag that has several
 THINK = ("<think>", "</think>")
 # Variables of templates that turn reasoning off and on, with their values for both.
 SWITCHES: Mapping[str, tuple[object, object]] = {
@@ -120,6 +121,27 @@ class ReasoningDialect:
         return ReasoningMode(self.tags, is_open=is_open)
 
 
+def opening_tags(text: str, opening: str) -> tuple[int, bool]:
+    """Return the length of the opening tags at the beginning of a text, and whether more text can't change it.
+
+    Models sometimes repeat the tag, or the token that it begins with, as in "<|channel><|channel>thought".
+    """
+    token = _TOKEN.match(opening)
+    first = opening if token is None else token[0]
+    end = at = 0
+    while True:
+        rest = text[at:].lstrip()
+        begin = len(text) - len(rest)
+        if rest.startswith(opening):
+            at = end = begin + len(opening)
+        elif opening.startswith(rest):
+            return end, False
+        elif rest.startswith(first):
+            at = begin + len(first)
+        else:
+            return end, True
+
+
 class ThinkingParser:
     """Parses the text of one answer in pieces. White space next to the tags belongs to them, except before the last.
 
@@ -165,24 +187,8 @@ class ThinkingParser:
                 return "", ""
         else:
             self._held += text
-        if not self._has_begun:
-            rest = self._held.lstrip()
-            if rest.startswith(self._opening):
-                self.end += len(self._held) - len(rest) + len(self._opening)
-                self._held = rest[len(self._opening) :]
-                self._has_begun = True
-            elif self._opening.startswith(rest) and len(self._held) < MOST_HEAD:
-                return "", ""
-            elif self._is_open:
-                self._has_begun = True
-            else:
-                self.is_over = True
-                return "", self._take(len(self._held))
-        if self._skips_space:
-            rest = self._held.lstrip()
-            self.end += len(self._held) - len(rest)
-            self._held = rest
-            self._skips_space = not rest
+        if self._skips_space and not self._begin():
+            return "", self._take(len(self._held)) if self.is_over else ""
         reasoning = ""
         while True:
             reasoning += self._take(num_reasoning)
@@ -198,6 +204,24 @@ class ThinkingParser:
             if not num_reasoning:
                 self.end += len(reasoning)
                 return reasoning, ""
+
+    def _begin(self) -> bool:
+        """Drop the opening tags and the white space before the reasoning. Return whether the reasoning follows.
+
+        It doesn't if there is none, so that `is_over` is true, or if more text must be read first.
+        """
+        end, is_certain = opening_tags(self._held, self._opening)
+        if end:
+            self._has_begun = True
+        elif not self._has_begun and (is_certain or len(self._held) >= MOST_HEAD):
+            self._has_begun = self._is_open
+            self.is_over = not self._is_open
+        if self._has_begun:
+            rest = self._held[end:].lstrip()
+            self.end += len(self._held) - len(rest)
+            self._held = rest
+            self._skips_space = not is_certain and len(rest) < MOST_HEAD
+        return self._has_begun and not self._skips_space
 
     def _try(self, trial: CallParser, text: str) -> int:
         """Receive the next piece of a text that may begin with a call. Return how much of the text was reasoning, if it

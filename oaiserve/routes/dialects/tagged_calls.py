@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import msgspec
 import regex
 
+from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.dialects.calls import TagEnd
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
 from oaiserve.routes.dialects.lark import KEY
 from oaiserve.routes.dialects.segments import Arguments, Segment, after_blanks, unfinished_tag
 from oaiserve.routes.dialects.sites import OBJECT
-from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of, types_of
+from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of
 
 _KINDS = {
     dict: "object",
@@ -36,6 +37,7 @@ class TaggedCalls(JsonCallParser):
     form: ClassVar[TaggedForm]
     _separator: str  # text before the next argument, in JSON
     _schema: Mapping[str, Any]  # schemas of the arguments, by name
+    _types_in: SchemaTypes
     _value_schema: Any
     _types: set[str]  # types of the value, as the tag or the schema says
     _is_string: bool  # The value can be nothing else.
@@ -67,7 +69,9 @@ class TaggedCalls(JsonCallParser):
 
     def _begin_call(self, segments: list[Segment], match: regex.Match[str]) -> bool:
         self._begin(segments, match["name"])
-        self._schema = self._tools[match["name"]].get("properties") or {}
+        parameters = self._tools[match["name"]]
+        self._schema = parameters.get("properties") or {}
+        self._types_in = SchemaTypes(parameters)
         self._separator = "{"
         self._take(match.end())
         self._step = self._in_call
@@ -95,7 +99,7 @@ class TaggedCalls(JsonCallParser):
         segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
         self._separator = ", "
         said = match.groupdict().get("type")
-        self._types = types_of(self._schema.get(key))
+        self._types = set(self._types_in.of(self._schema.get(key)))
         if said in ("true", "string"):
             if not self._types or "string" in self._types:
                 self._types = {"string"}

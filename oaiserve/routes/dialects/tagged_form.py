@@ -10,6 +10,7 @@ from typing import Any
 
 import regex
 
+from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.dialects.lark import KEY, TYPE, lark_of
 from oaiserve.routes.dialects.sites import SPACE, Site
 
@@ -80,6 +81,7 @@ class TaggedForm:
         if not is_by_value(schema):
             return None
         parts: list[str] = []
+        types_in = SchemaTypes(schema)
         if not properties and schema.get("additionalProperties") is not False:
             if KEY in self.value_end:
                 return None
@@ -89,7 +91,8 @@ class TaggedForm:
                 return None
             end = self.value_end.replace(KEY, key)
             ends = lark_of(end, special_ids)
-            if is_text := types_of(value) == {"string"}:
+            types = types_in.of(value)
+            if is_text := types == ("string",):
                 if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
                     return None
                 if "enum" not in value:
@@ -98,7 +101,7 @@ class TaggedForm:
                     written = f"({' | '.join(lark_of(choice + end, special_ids) for choice in choices)})"
                 else:
                     return None
-            elif (types := types_of(value)) and "string" not in types:
+            elif types and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
                 schemas[f"{name}/{key}"] = value
             else:
@@ -162,25 +165,6 @@ def pattern_of(text: str) -> regex.Pattern[str]:
         inner = inner.replace(f"{{{name}}}", f"\0{name}\0")
     pieces = [_PATTERNS.get(piece) or r"\s*".join(map(regex.escape, piece.split("\n"))) for piece in inner.split("\0")]
     return regex.compile("".join(pieces) + (r"(?:\n|(?=[^\n]))" if breaks else ""))
-
-
-def types_of(schema: Any) -> set[str]:
-    """Return the types of a schema's values, as far as the schema itself states them; none: any type."""
-    if not isinstance(schema, Mapping):
-        return set()
-    if (kind := schema.get("type")) is not None:
-        kinds = kind if isinstance(kind, list) else [kind]
-        return {each for each in kinds if isinstance(each, str)}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(key), list):
-            types = [types_of(option) for option in options]
-            if all(types):
-                return set().union(*types)
-            return set()
-    choices = schema.get("enum")
-    if isinstance(choices, list) and _texts(choices) == choices:
-        return {"string"}
-    return set()
 
 
 def _texts(choices: Any) -> list[str]:

@@ -236,6 +236,7 @@ HARMONIES: list[tuple[str, Read]] = [
     ("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>",
      Read("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>")),
     ("<|channel|>", Read("<|channel|>")),
+    (f"<|channel|>{ANALYSIS}<|start|>{START}<|channel|><|channel|>final<|message|>Yes.", Read("Yes.", "Hm.")),
 ]  # fmt: skip
 
 

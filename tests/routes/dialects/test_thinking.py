@@ -43,6 +43,39 @@ def test_reasoning_ends_with_its_mark(text: str, is_open: bool, reasoning: str, 
     assert read(segments_of(parser(is_open=is_open), text)) == Read(content, reasoning)
 
 
+GEMMA = ("<|channel>thought", "<channel|>")
+
+
+@pytest.mark.parametrize(
+    ("tags", "text", "reasoning", "content"),
+    [
+        (GEMMA, "<|channel><|channel>thought\nx<channel|>Hello", "x", "Hello"),
+        (GEMMA, "<|channel> <|channel>\n<|channel>thought\nx<channel|>Hello", "x", "Hello"),
+        (GEMMA, "<|channel>thought\n<|channel><|channel>thought\nx<channel|>Hello", "x", "Hello"),
+        (GEMMA, "<|channel><|channel>final", "", "<|channel><|channel>final"),
+        (GEMMA, "<|channel>thought<|channel>x<channel|>", "<|channel>x", ""),
+        (GEMMA, "<|channel><|channel>", "", "<|channel><|channel>"),
+        (THINK, "<think>\n<think>\n<b>x</think>y", "<b>x", "y"),
+        (THINK, "<think><think></think>y", "", "y"),
+        (("[THINK]", "[/THINK]"), "[THINK][THINK]x[/THINK]y", "x", "y"),
+    ],
+)
+def test_a_repeated_opening_tag_is_neither_reasoning_nor_content(
+    tags: tuple[str, str], text: str, reasoning: str, content: str
+) -> None:
+    for num_at_once in range(1, len(text) + 1):
+        pieces = [text[begin : begin + num_at_once] for begin in range(0, len(text), num_at_once)]
+        reader = AnswerReader(ThinkingParser(ReasoningMode(tags, is_open=False)), None)
+        assert read(segments_of(reader, pieces)) == Read(content, reasoning)
+
+
+def test_many_opening_tags_are_read_once_each() -> None:
+    num_tags = 20_000
+    thinking = ThinkingParser(ReasoningMode(THINK, is_open=False))
+    assert thinking.push("<think>" * num_tags + "x</think>y") == ("x", "y")
+    assert thinking.end == num_tags * len("<think>") + len("x</think>")
+
+
 def test_reasoning_is_held_back_only_while_it_may_be_a_mark() -> None:
     reader = parser(is_open=False)
     assert reader.push("<thi") == []

@@ -20,9 +20,9 @@ _CONSTRAIN = "<|constrain|>"
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
-# The name of a tool comes before the channel or after it.
+# The name of a tool comes before the channel or after it. Models sometimes repeat a token.
 _HEADER = regex.compile(
-    r"(?:(?:<\|start\|>)?assistant)?\s*+(?:to=(?P<to>[^\s<>]++))?\s*+(?:<\|channel\|>\s*+(?P<channel>[a-z]++)"
+    r"(?:(?:<\|start\|>)*assistant)?\s*+(?:to=(?P<to>[^\s<>]++))?\s*+(?:(?:<\|channel\|>\s*+)+(?P<channel>[a-z]++)"
     r"(?:\s++to=(?P<to>[^\s<>]++))?\s*+){0,2}(?:<\|constrain\|>)?\s*+(?:json|code)?\s*+<\|message\|>"
 )
 

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import regex
 
+from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.segments import Segment
 from oaiserve.routes.dialects.tagged_calls import TaggedCalls, as_json
-from oaiserve.routes.dialects.tagged_form import TaggedForm, types_of
+from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 
 def _hunyuan(suffix: str, *signs: str) -> CallFamily:
@@ -73,12 +74,12 @@ class MiniMaxM3Calls(TaggedCalls):
     tags = (_NS, "<mm:think>", "</mm:think>")
 
     def _json_of(self, value: str) -> str:
-        return msgspec.json.encode(_value_of(value, self._value_schema)).decode()
+        return msgspec.json.encode(_value_of(value, self._value_schema, self._types_in)).decode()
 
 
-def _value_of(text: str, schema: Any, most_depth: int = _MOST_DEPTH) -> Any:
+def _value_of(text: str, schema: Any, types_in: SchemaTypes, most_depth: int = _MOST_DEPTH) -> Any:
     """Return the value of an element: its text, or the values of the elements in it."""
-    types = types_of(schema)
+    types = set(types_in.of(schema))
     if not most_depth or types & {"string"} or not text.lstrip().startswith(_NS):
         return msgspec.json.decode(as_json(text, types))
     elements: list[tuple[str, str]] = []
@@ -92,8 +93,8 @@ def _value_of(text: str, schema: Any, most_depth: int = _MOST_DEPTH) -> Any:
         at = end + len(closing)
     properties = _part(schema, "properties")
     if {key for key, _ in elements} == {"item"} and "item" not in properties and types != {"object"}:
-        return [_value_of(inside, _part(schema, "items"), most_depth - 1) for _, inside in elements]
-    return {key: _value_of(inside, properties.get(key), most_depth - 1) for key, inside in elements}
+        return [_value_of(inside, _part(schema, "items"), types_in, most_depth - 1) for _, inside in elements]
+    return {key: _value_of(inside, properties.get(key), types_in, most_depth - 1) for key, inside in elements}
 
 
 def _part(schema: Any, name: str) -> Any:
