@@ -44,6 +44,7 @@ GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
+_RAISED = (Exception, SystemExit, GeneratorExit)  # by a plug-in: a KeyboardInterrupt is the user's
 # Folders of oaiserve/plugins, each of which may be missing
 OURS = (
     "batches",
@@ -73,7 +74,7 @@ class LeftOut:
 
     level: int
     message: str
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def _installed(name: str, source: str, load_object: Callable[[], object], settin
         plugin = _made(load_object(), settings)
     except StartupError as error:
         raise StartupError(f"{described} refuses to start: {error}") from error
-    except Exception as error:
+    except _RAISED as error:
         return LeftOut(logging.ERROR, f"{described} cannot be loaded, and is left out", error)
     if isinstance(plugin, Plugin):
         return LoadedPlugin(plugin, source)
@@ -215,7 +216,7 @@ def _of_flag(text: str, settings: Settings) -> Plugin:
         plugin = _made(getattr(_module(text), "plugin", None), settings)
     except StartupError as error:
         raise StartupError(f"Plug-in '{text}' refuses to start: {error}") from error
-    except Exception as error:
+    except _RAISED as error:
         raise StartupError(
             f"--plugin is '{text}', which cannot be loaded: {type(error).__name__}: {error}. "
             "Give a module that Python can import, or a file that ends in .py."
@@ -259,7 +260,7 @@ def add_models(plugins: Iterable[Plugin]) -> None:
             raise
         except ValueError as error:
             raise StartupError(f"Plug-in '{plugin.name}' cannot add its models: {error}.") from error
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its model families, and adds none", plugin.name)
 
 
@@ -273,7 +274,7 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
             rules += [SamplingRule(plugin.name, rule) for rule in plugin.sampling_rules(tokenizer)]
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its sampling rules, and has none", plugin.name)
     return tuple(rules)
 
@@ -288,7 +289,7 @@ def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
             ways += plugin.starts()
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its ways to start a model, and has none", plugin.name)
     return ways
 
@@ -303,7 +304,7 @@ def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
                 media = load_it(request, mmproj)
             except StartupError:
                 raise
-            except Exception:
+            except _RAISED:
                 logger.exception("Plug-in '%s' could not load what reads images and sounds, and reads none", name)
                 continue
             if media is not None:
@@ -348,7 +349,7 @@ def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
                 ring.add(source)
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not bring its keys, and they are not accepted", plugin.name)
     if not (config.server.api_key or config.server.api_key_file or ring.sources):
         raise StartupError("Clients need an API key, but no plug-in brought the keys. The log says why.")
@@ -369,7 +370,7 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
             pages = pages.and_those(added)
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its pages, and has none", plugin.name)
     return pages
 
@@ -391,7 +392,7 @@ def routes_of(
             added = [route for make in makers if make is not None for route in make(config)]
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its routes, and has none", plugin.name)
             continue
         for route in added:
@@ -413,7 +414,7 @@ def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopS
             streams = plugin.streams(config)
         except StartupError:
             raise
-        except Exception:
+        except _RAISED:
             logger.exception("Plug-in '%s' could not make its streams, and has none", plugin.name)
             continue
         if streams is not None:
@@ -436,7 +437,7 @@ async def running(plugins: Sequence[Plugin], app: Starlette) -> AsyncIterator[No
                 await context.__aenter__()
             except StartupError:
                 raise
-            except Exception:
+            except (Exception, SystemExit):
                 logger.exception("Plug-in '%s' could not start, and the server goes on without it", plugin.name)
             else:
                 stack.push_async_callback(_leave, plugin.name, context)
@@ -446,5 +447,5 @@ async def running(plugins: Sequence[Plugin], app: Starlette) -> AsyncIterator[No
 async def _leave(name: str, context: AbstractAsyncContextManager[object]) -> None:
     try:
         await context.__aexit__(None, None, None)
-    except Exception:
+    except (Exception, SystemExit):
         logger.exception("Plug-in '%s' failed while the server stopped", name)

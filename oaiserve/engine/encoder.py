@@ -157,7 +157,7 @@ class Encoder:
         assert medium is not None
         try:
             encoded = next(self._under_way)
-        except Exception as error:  # whatever a model's code does with an image: only its requests fail
+        except BaseException as error:  # whatever a model's code does with an image: only its requests fail
             self._under_way = self._medium = None
             failed = list(self._missing[medium.key])
             for one in failed:

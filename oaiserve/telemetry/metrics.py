@@ -7,6 +7,7 @@ wait in a queue.
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections import deque
@@ -39,6 +40,8 @@ from oaiserve.telemetry.series import (
     Number,
 )
 from oaiserve.telemetry.targets import Targets
+
+logger = logging.getLogger(__name__)
 
 Numbers = Mapping[LabelValues, Number]
 
@@ -143,9 +146,22 @@ class Metrics:
         self._pending.append((self._observed.counters[metric], (label,), number))
 
     def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
-        """Add a metric to the page. `read` returns its numbers for each page, in a worker thread."""
+        """Add a metric to the page. `read` returns its numbers for each page, in a worker thread. If it raises, the
+        page goes without them, and the log says so once."""
+        has_failed = False
+
+        def numbers() -> Numbers:
+            nonlocal has_failed
+            try:
+                return read()
+            except BaseException:  # A plug-in may also raise SystemExit.
+                if not has_failed:
+                    logger.exception("The metric %s has no numbers, because reading them failed", metric.name)
+                has_failed = True
+                return {}
+
         with self._lock:
-            self._page.add(CallbackFamily(metric, read))
+            self._page.add(CallbackFamily(metric, numbers))
 
     def show_histogram(self, metric: Metric) -> Callable[[float], None]:
         """Add a histogram without labels to the page, and return the function that adds a value. Any thread may call

@@ -117,14 +117,14 @@ class Recorder:
         """
         try:
             function()
-        except Exception as error:
+        except BaseException as error:  # A plug-in's SystemExit would end the thread, and with it all telemetry.
             self._count_error(name)
             now_ns = self._clock_ns()
             if name in self._logged_ns and now_ns - self._logged_ns[name] < _LOG_INTERVAL_NS:
                 return
             self._logged_ns[name] = now_ns
             reason = ""
-            bug: Exception | None = error
+            bug: BaseException | None = error
             if isinstance(error, OSError):
                 bug = None
                 where = "" if error.filename is None else f" ({error.filename})"

@@ -32,6 +32,7 @@ class FakeTower:
         self.now_ns = 0
         self.begun: list[bytes] = []
         self.broken: set[bytes] = set()
+        self.error: type[BaseException] = RuntimeError
         self.done: set[bytes] = set()
         self.closed: set[str] = set()  # requests that have ended
         self.numbers = EngineNumbers()
@@ -46,7 +47,7 @@ class FakeTower:
             self.now_ns += PIECE_NS
             yield None
         if medium.key in self.broken:
-            raise RuntimeError("no such picture")
+            raise self.error("no such picture")
         self.done.add(medium.key)
         yield Encoded(Floats(100))
 
@@ -119,12 +120,16 @@ def test_pixels_of_a_medium_that_a_request_has_several_times_are_freed(encoder: 
     assert not first.inputs
 
 
-def test_a_broken_medium_fails_the_requests_that_have_it_and_no_others(encoder: Encoder, tower: FakeTower) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_a_broken_medium_fails_the_requests_that_have_it_and_no_others(
+    error: type[BaseException], encoder: Encoder, tower: FakeTower
+) -> None:
     tower.broken = {b"2"}
+    tower.error = error
     for one in (tokenized("a", b"1", b"2"), tokenized("b", b"1"), tokenized("c", b"2")):
         encoder.add(one)
     ended = {one.encoding.tokenized.request.request_id: type(one.error) for one in turns(encoder)}
-    assert ended == {"a": RuntimeError, "b": type(None), "c": RuntimeError}
+    assert ended == {"a": error, "b": type(None), "c": error}
 
 
 def test_a_request_that_has_ended_is_left_and_its_medium_goes_on_only_for_others(

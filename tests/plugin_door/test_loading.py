@@ -51,6 +51,7 @@ def test_two_plugins_of_one_name_are_refused_with_both_sources(packages: Path) -
 @pytest.mark.parametrize(
     ("source", "logged"),
     [
+        ("raise SystemExit", "Plug-in 'broken' (broken 1.5) cannot be loaded, and is left out"),
         ("1 / 0", "Plug-in 'broken' (broken 1.5) cannot be loaded, and is left out"),
         (
             "plugin = 1",

@@ -1,5 +1,6 @@
 """What plug-ins add to a server, and what happens if they fail."""
 
+import asyncio
 import logging
 
 import httpx
@@ -13,6 +14,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import RequestRecord
 from oaiserve.http.keys import KeySource
 from oaiserve.plugin import Plugin, engine_of
@@ -22,6 +24,8 @@ from tests.records import record_at
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import run_server
 from tests.telemetry.reported import plugin_metrics
+
+RAISED = [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError]
 
 
 def length(request: Request) -> PlainTextResponse:
@@ -140,13 +144,14 @@ def test_two_plugins_with_streams_stop_the_start() -> None:
         streams_of(plugins, Config("demo"))
 
 
+@pytest.mark.parametrize("error", RAISED)
 def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is_named_and_counted(
-    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     observed: list[RequestRecord] = []
 
     def fail(record: RequestRecord) -> None:
-        raise ValueError
+        raise error
 
     telemetry = Telemetry(
         Measured("demo", "1", EngineNumbers),
@@ -160,6 +165,44 @@ def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is
     assert observed == [record]
     assert any(message.startswith("Telemetry consumer 'plugin broken' failed") for message in caplog.messages)
     assert b'oaiserve_telemetry_errors_total{consumer="plugin broken"} 1.0' in telemetry.render(None)[0]
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_a_metric_that_raises_is_missing_from_the_page_and_named_in_the_log_once(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = Telemetry(Measured("demo", "1", EngineNumbers), recent_requests=4, environ={})
+
+    def fail() -> dict[tuple[str, ...], int]:
+        raise error
+
+    telemetry.show(Metric("evil_number", "gauge", "A number that can't be read."), fail)
+    telemetry.show(Metric("good_number", "gauge", "Another number."), lambda: {(): 7})
+    for _ in range(2):
+        page = telemetry.render(None)[0]
+        assert b"good_number 7.0" in page
+        assert b"\nevil_number" not in page
+    assert telemetry.close(5)
+    assert caplog.messages == ["The metric evil_number has no numbers, because reading them failed"]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_route_that_raises_anything_fails_its_request_alone(error: type[BaseException], is_async: bool) -> None:
+    def fail(request: Request) -> PlainTextResponse:
+        raise error
+
+    async def fail_at_once(request: Request) -> PlainTextResponse:
+        raise error
+
+    evil = Route("/evil", fail_at_once if is_async else fail)
+    plugin = Plugin(name="evil", routes=lambda config: [evil, Route("/length", length)])
+    app = create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
+    with run_server(app) as url:
+        answer = httpx.get(f"{url}/evil")
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"].startswith("The server failed on this request. Its log says why")
+        assert httpx.get(f"{url}/length").text == str(FakeEngine().max_model_len)
 
 
 def test_the_plugins_of_oaiserve_show_their_metrics() -> None:

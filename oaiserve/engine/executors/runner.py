@@ -239,7 +239,7 @@ class ModelRunner:
                     if logprobs is not None:
                         result.logprobs = [*(result.logprobs or []), logprobs]
                 elif not draft:  # After a draft, the next step draws after the same tokens and reports the same.
-                    result.error = BAD_LOGITS  # Or the request's own parameters leave no token.
+                    result.error = _why_not_finite(draws[row])
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
             if not launched.draws[row].draft:
@@ -282,6 +282,14 @@ class ModelRunner:
         if samplings:
             self._ended = samplings[-1].read_back.arrived
         launched.ended = self._ended
+
+
+def _why_not_finite(chunk: Chunk) -> str:
+    """Return why no token could be drawn. That of BAD_LOGITS may also be that the parameters leave no token."""
+    failed = chunk.sequence.failed_rule
+    if failed is not None and failed[0] == chunk.known_end:
+        return f"A sampling rule of the plug-in '{failed[1]}' failed on this request. The server's log says why."
+    return BAD_LOGITS
 
 
 def _without_torch(run: Callable[[], T]) -> T:

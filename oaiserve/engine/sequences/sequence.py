@@ -105,6 +105,8 @@ class Sequence:
     lookup: Lookup | None = None  # in its own text
     # written by the sampler, if there is a penalty
     token_counts: TokenCounts | None = None
+    # written by the sampler, if a rule raises: the sequence's tokens at that draw, and the name of the plug-in
+    failed_rule: tuple[int, str] | None = None
 
     def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None) -> None:
         if shared_edits is None:

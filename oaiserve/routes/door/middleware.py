@@ -232,7 +232,7 @@ class Errors:
             await self.app(scope, receive, watched_send)
         except ClientDisconnect:
             pass  # there is no client left to answer
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:  # A plug-in may exit.
             if is_started:
                 raise  # the server can only close the connection
             failure = as_api_error(error, scope)

@@ -13,6 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.request import Grammar, SamplingParams
+from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
@@ -85,6 +86,31 @@ def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: SmallMod
     results = runner.collect(runner.launch(step)).chunks
     assert [result.error for result in results] == [None, BAD_LOGITS, BAD_LOGITS, None]
     assert [len(result.token_ids) for result in results] == [1, 0, 0, 1]
+
+
+def test_a_sequence_whose_rule_raises_has_the_name_of_the_plugin_in_its_error(loaded: SmallModel) -> None:
+    def fail_at_second(logits: torch.Tensor, answer_ids: list[int]) -> None:
+        if len(answer_ids) == 1:
+            raise SystemExit("a rule")
+
+    ruled = sequence_of([5, 9, 3], [0, 1], temperature=0, rules=(SamplingRule("evil", fail_at_second),))
+    executor = reference_of(loaded, num_blocks=8, block_size=4)
+    logits = torch.zeros(1, 97)
+    executor.forward = Mock(side_effect=lambda batch: logits.clone())
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=executor)
+
+    def next_error() -> str | None:
+        start = ruled.num_tokens - 1
+        (result,) = runner.collect(runner.launch(Step([Chunk(ruled, start, 1)]))).chunks
+        ruled.token_ids.append(0)
+        ruled.num_tokens += 1
+        return result.error
+
+    assert next_error() is None
+    named = "A sampling rule of the plug-in 'evil' failed on this request. The server's log says why."
+    assert next_error() == named
+    logits.fill_(math.nan)  # This time it isn't the rule's fault.
+    assert next_error() == BAD_LOGITS
 
 
 # -- draws that wait

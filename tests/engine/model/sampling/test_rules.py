@@ -1,5 +1,7 @@
 """Rules of plug-ins edit the logits of each draw of their sequences."""
 
+from asyncio import CancelledError
+
 import pytest
 import torch
 
@@ -41,9 +43,12 @@ def test_a_rule_gets_the_ids_of_the_answer_with_those_of_a_draft() -> None:
     assert seen == [[], [5, 6], [5, 6, 7]]
 
 
-def test_a_rule_that_raises_fails_its_sequence_alone_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt, CancelledError])
+def test_a_rule_that_raises_fails_its_sequence_alone_and_is_named_in_the_log(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(logits: torch.Tensor, answer_ids: list[int]) -> None:
-        raise ValueError("no such token")
+        raise error("no such token")
 
     drawn = sample(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), [sequence(fail), sequence()])
     assert drawn.are_finite == [False, True]
