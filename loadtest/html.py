@@ -16,7 +16,6 @@ from loadtest.report import (
     TIMES,
     client_lines,
     count_lines,
-    disagrees,
     has_slo,
     is_in_process,
     made_with,
@@ -82,15 +81,22 @@ def _verdict(report: dict[str, Any], bracket: Bracket | None) -> str:
         name = "invalid" if bracket.holds is None else "suspect" if bracket.problem else "valid"
         return _headline(name, headline, details)
     name = max((point["verdict"] for point in points), key=VERDICTS.index)
-    disagreeing = [point["label"] for point in points if disagrees(point)]
+    checks = [(point["label"], run.get("server", {}).get("check", {})) for point in points for run in point["runs"]]
+    found = [(label, check["reason"]) for label, check in checks if check.get("status") == "disagree"]
+    disagreeing = list(dict.fromkeys(found))
     details = [_VERDICTS[name]]
     if name != "valid":
         doubted = next(point for point in points if point["verdict"] == name)
         details += [f"{doubted['label']}: {line}" for line in client_lines(doubted) if line.startswith("because ")]
-    if disagreeing:
-        name = max(name, "suspect", key=VERDICTS.index)
-        details.append(f"Server and client disagree: {', '.join(disagreeing)}.")
     headline = _capitalized(name)
+    if disagreeing:
+        if name == "valid":
+            headline = "Server and client disagree"
+            details = ["The client kept up, but its figures and the server's don't fit together."]
+            name = "suspect"
+        details += [
+            f"{label}: {reason.rstrip('?')}{'?' if reason.endswith('?') else '.'}" for label, reason in disagreeing
+        ]
     if has_slo(points[0]) and len(points) == 1:
         good = points[0]["summary"]["slo_attainment"]["mean"]
         headline = f"{share(round(good, 3))} good"

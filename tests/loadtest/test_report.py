@@ -174,6 +174,17 @@ def test_the_html_page_begins_with_the_verdict() -> None:
     assert 'class="verdict invalid" aria-label="Verdict"><p class="large">Invalid</p>' in page_of(report)
 
 
+def test_a_page_whose_client_and_server_disagree_does_not_say_that_the_figures_can_be_trusted() -> None:
+    report = make()
+    for run in report["points"][0]["runs"]:
+        run["metrics"]["slo_attainment"] = {"all": 1.0}
+        run["server"]["check"] = {"status": "disagree", "reason": "the server counted 9: does another client use it?"}
+    text = page_of(report)
+    assert 'class="verdict suspect" aria-label="Verdict"><p class="large">Server and client disagree</p>' in text
+    assert "the server counted 9: does another client use it?</p>" in text
+    assert "can be trusted" not in text
+
+
 def test_the_html_page_of_a_search_begins_with_the_rate() -> None:
     report = make(labels=("1 requests/s", "2 requests/s"), slos={"ttft": 1.0})
     text = page_of(report, Bracket(0.9, holds=1.0, fails=2.0))
