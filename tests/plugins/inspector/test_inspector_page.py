@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,7 +63,9 @@ def test_the_page_shows_the_tokens_and_the_difference_to_the_earlier_prompt(
     assert prompt.locator(".kind-system").all_text_contents() == [*"It is 12:02.\nBe brief."]
     assert prompt.locator("del").all_text_contents() == ["1"]
     assert prompt.locator(".added").first.text_content() == "2"
-    assert "in 2 places" in page.inner_text("#sent")
+    assert re.search(r" tokens? left, and \d+ tokens came. The differences are in 2 places.", page.inner_text("#sent"))
+    gap = "node => node.nextSibling.getBoundingClientRect().left - node.getBoundingClientRect().right"
+    assert prompt.locator("del").first.evaluate(gap) > 2  # so that they don't read as one number
     assert answer.locator("span").count() == 12
     page.click("text=Show the next difference")
     assert page.text_content(".flow .marked") == "2"

@@ -167,6 +167,27 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
     assert shown == [(True, 1), (False, 0)]
 
 
+def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page: OpenPage) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry |= {"num_draft_tokens": 10_976, "num_accepted_tokens": 7_378, "mean_event_tokens": 9.3}
+    entry["token_gaps"] = {"p50_ns": 166_000_000, "p99_ns": 200_000_000, "max_ns": 300_000_000}
+    for phase in entry["phases"]:
+        phase["causes_ns"] = {}
+    entry["phases"][-2]["causes_ns"] = {"alone": 5 * 10**8, "unexplained": 10**7, "machine": 3 * 10**9, "host": 0}
+    entry["cost"] |= {"machine_ns": 84 * 10**9, "core_ns": 10**9, "alone_ns": 207 * 10**9, "alone_core_ns": 10**9}
+    page = open_page(f"{server.url}/docs")
+    page.route("**/debug/requests/*", lambda route: route.fulfill(json=entry))
+    page.goto(f"{server.url}/requests/{request_id}")
+    page.wait_for_selector("tr[data-phase]")
+    facts = page.inner_text("dl.facts")
+    assert "10,976 tokens: 7,378 accepted, 3,598 rejected" in facts
+    assert "Between tokens" not in facts
+    assert "p50 166 ms, p99 200 ms, at most 300 ms; 9.3 tokens in each" in facts
+    assert "84 s, alone without drafts 207 s" in facts
+    assert page.locator("[aria-label='Shades of bars'] li").last.inner_text() == "machine, unexplained"
+
+
 # -- the pages of requests --------------------------------------------------------------------------------------------
 
 
@@ -222,6 +243,11 @@ def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServe
         progress = f"#open-requests a[data-request='{request_id}'] .tokens"
         page.wait_for_selector(f"{progress}:has-text('so far')")
         page.click("#pause")
+        track = f"#open-requests a[data-request='{request_id}'] .track"
+        assert {"phase-queue", "phase-decode"} <= {
+            *page.locator(f"{track} i").evaluate_all("all => all.map((i) => i.className)")
+        }
+        assert page.locator(f"{track} i").first.evaluate("node => node.offsetLeft") > 0  # others have begun before
         longest = "node => (node.textContent = '102,320 of 126,868 read', node.scrollWidth <= node.clientWidth)"
         assert page.locator(progress).evaluate(longest)
         page.click(f"#open-requests a[data-request='{request_id}']")

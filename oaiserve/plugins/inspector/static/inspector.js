@@ -82,8 +82,8 @@ function comparison({ request_id: id, age_ns: ageNs, common_tokens: common, chan
   if (!changes) return [...to, `${same}. The earlier prompt is not kept any more.`];
   if (!changes.length) return [...to, ": both are the same."];
   const sum = (name) => changes.reduce((total, change) => total + change[name], 0);
-  const places = changes.length > 1 ? ` in ${count(changes.length)} places` : "";
-  return [...to, `${same}. After them, ${tokensOf(sum("added_tokens"))} took the place of ${count(sum("removed_tokens"))}${places}.`];
+  const places = changes.length > 1 ? ` The differences are in ${count(changes.length)} places.` : "";
+  return [...to, `${same}. After them, ${tokensOf(sum("removed_tokens"))} left, and ${tokensOf(sum("added_tokens"))} came.${places}`];
 }
 
 function removedPart({ removed, removed_tokens: number }) {

@@ -9,6 +9,7 @@ import { pageOf, runPageOf } from "./sse.js";
 const MS = 1e-6; // from nanoseconds
 const AXIS_SHARE = 0.5; // roughly the axis' share of the page's width, which determines its ticks
 const LONG_ID = 16; // characters, after which ids in tables are cut
+const ONE_TOKEN = 1.05; // tokens in each piece of an answer, up to which its tokens come one by one
 const MOST_EVENTS = 12; // a longer list is folded
 
 export function account(entry) {
@@ -25,9 +26,8 @@ export function account(entry) {
       ...(entry.finish_reasons.length ? [["Finish", entry.finish_reasons.join(", ")]] : []),
       ...(entry.error_type ? [["Error", entry.error_type]] : []),
       ...mediaFacts(entry.media),
-      ...(drafted ? [["Drafts", `${drafted} ${drafted === 1 ? "token" : "tokens"}: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
-      ...(entry.token_gaps ? [["Between tokens", gaps(entry.token_gaps)]] : []),
-      ...(entry.mean_event_tokens ? [["Tokens at a time", entry.mean_event_tokens.toFixed(1)]] : []),
+      ...(drafted ? [["Drafts", `${count(drafted)} ${drafted === 1 ? "token" : "tokens"}: ${count(accepted)} accepted, ${count(drafted - accepted)} rejected`]] : []),
+      ...(entry.token_gaps ? [betweenTokens(entry)] : []),
       ["Steps", steps(entry.steps)],
       ...targets(entry.slo),
       ...costFacts(entry.cost, Boolean(drafted)),
@@ -58,6 +58,8 @@ function summary(entry) {
 
 const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${value}`).join(", ");
 
+// Causes whose shades have names of their own
+const SHADED = ["alone", "neighbour_decodes", "neighbour_prompts", "neighbour_media"];
 // What causes mean, where their name does not say it.
 const CAUSES = {
   alone: "as without other requests",
@@ -100,9 +102,17 @@ function waterfall(entry) {
   const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
   const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
   const isShaded = entry.phases.some(({ causes_ns: found }) => partsOf(found).length);
-  const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", "the rest"]];
+  const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", restOf(entry)]];
   const legend = shades.map(([name, text]) => element("li", {}, element("i", { class: `shade-${name}` }), text));
   return element("div", { class: "phases" }, table(heads, rows, axisCell), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
+}
+
+// Returns the causes, the largest first, that bars have besides what a request took alone and for others.
+function restOf({ phases }) {
+  const sums = {};
+  for (const [name, ns] of phases.flatMap(({ causes_ns: found }) => Object.entries(found))) sums[name] = (sums[name] ?? 0) + ns;
+  const rest = Object.keys(sums).filter((name) => !SHADED.includes(name) && sums[name] > 0);
+  return rest.sort((a, b) => sums[b] - sums[a]).map(words).join(", ") || "nothing else";
 }
 
 // Returns the cached share of the prompt as a bar, because prefill computes only the rest.
@@ -132,13 +142,18 @@ function mediaFacts(media) {
   return [["Images and sounds", value]];
 }
 
+// Returns the times between tokens, or between pieces of several tokens, as drafts make them.
+function betweenTokens({ token_gaps: found, mean_event_tokens: number }) {
+  return number > ONE_TOKEN ? ["Between pieces", `${gaps(found)}; ${number.toFixed(1)} tokens in each`] : ["Between tokens", gaps(found)];
+}
+
 function gaps(found) {
   return `p50 ${duration(found.p50_ns / 1e9)}, p99 ${duration(found.p99_ns / 1e9)}, at most ${duration(found.max_ns / 1e9)}`;
 }
 
 function steps(found) {
   if (!found) return "none";
-  return `${found.number} (${found.first} to ${found.last}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
+  return `${count(found.number)} (${count(found.first)} to ${count(found.last)}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
 }
 
 function causes(entry) {

@@ -10,16 +10,18 @@ function bytes(value) {
 }
 
 const seconds = (ns) => duration(ns / 1e9);
-const alone = (ns) => (ns === null ? "alone not known yet" : `alone ${duration(ns / 1e9)}`);
+const alone = (ns, hasDrafts) => {
+  const name = hasDrafts ? "alone without drafts" : "alone";
+  return ns === null ? `${name} not known yet` : `${name} ${duration(ns / 1e9)}`;
+};
 const small = (value) => (value === null ? "–" : String(Number(value.toPrecision(3))));
 
 // Returns names and texts of what a request cost, as far as it is known. What it would have cost alone is without drafts.
 export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: aloneNs, alone_core_ns: aloneCoreNs, ...cost }, hasDrafts) {
   if (machine === null) return [];
-  const noDrafts = hasDrafts ? " without drafts" : "";
   return [
-    ["Engine time", `${seconds(machine)}, ${alone(aloneNs)}${noDrafts}`],
-    ["Core time", `${seconds(core)}, ${alone(aloneCoreNs)}${noDrafts}`],
+    ["Engine time", `${seconds(machine)}, ${alone(aloneNs, hasDrafts)}`],
+    ["Core time", `${seconds(core)}, ${alone(aloneCoreNs, hasDrafts)}`],
     ["Memory", `${bytes(cost.kv_byte_seconds)}·s of KV cache, ${bytes(cost.weight_bytes)} of weights read`],
     ...(cost.joules === null ? [] : [["Energy", `${small(cost.joules)} J`]]),
     ...(cost.price === null ? [] : [["Price", small(cost.price)]]),

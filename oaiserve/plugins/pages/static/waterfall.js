@@ -29,6 +29,7 @@ export class Waterfall {
     this.rows = new Map();
     this.latest = { requests: [], open: [] };
     this.entries = [];
+    this.openRows = [];
     this.view = VIEWS["on-clock"];
     const pause = byId("pause");
     pause.addEventListener("click", () => {
@@ -48,7 +49,8 @@ export class Waterfall {
     if (this.isPaused) return;
     this.all.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
     this.entries = requests;
-    this.open.replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
+    this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
+    this.open.replaceChildren(...this.openRows.map(({ row }) => row));
     this.empty.hidden = requests.length + open.length > 0;
     this.all.hidden = !this.empty.hidden;
     this.#draw();
@@ -61,11 +63,19 @@ export class Waterfall {
   }
 
   #draw() {
-    if (!this.entries.length || !this.axis.clientWidth) return;
     const { start, first, label } = this.view;
     const entries = this.entries.toSorted(first);
-    const axis = new Axis(entries.map((entry) => [start(entry), start(entry) + entry.duration_ns * MS]), label);
+    const spans = [
+      ...entries.map((entry) => [start(entry), start(entry) + entry.duration_ns * MS]),
+      ...this.openRows.map(({ entry }) => [start(entry), start(entry) + entry.elapsed_ns * MS]),
+    ];
+    if (!spans.length || !this.axis.clientWidth) return;
+    const axis = new Axis(spans, label);
     this.#drawAxis(axis);
+    for (const { entry, row } of this.openRows) {
+      const phases = entry.phases.map(({ name, duration_ns: ns }) => [name, ns]);
+      placeBar(row.querySelector(".track"), phaseSpans(start(entry), phases), axis);
+    }
     const shown = new Map();
     for (const entry of entries) {
       const key = `${entry.request_id} ${entry.received_unix_ns}`;
