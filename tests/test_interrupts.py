@@ -3,12 +3,17 @@
 import signal
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
+from tests.deploy.paths import ROOT
+
+ENTRY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["oaiserve"]
 # Sends Ctrl-C to the process itself at the import of one module, which no other process could time.
 PROGRAM = """
 import os, signal, sys
+from importlib import import_module
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -17,9 +22,9 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
 module = sys.argv.pop(1)
+home, _, function = sys.argv.pop(1).partition(":")
 sys.meta_path.insert(0, Interrupt())
-from oaiserve.__main__ import main
-code = main()
+code = getattr(import_module(home), function)()
 sys.exit(f"{module} was not imported, or Ctrl-C was lost" if code != 130 else code)
 """
 
@@ -29,7 +34,7 @@ sys.exit(f"{module} was not imported, or Ctrl-C was lost" if code != 130 else co
     [
         ("oaiserve.cli", ["--version"]),
         ("oaiserve.config", ["serve", "demo"]),
-        ("oaiserve.plugins.pages", ["serve", "demo"]),
+        pytest.param("oaiserve.plugins.pages", ["serve", "demo"], marks=pytest.mark.plugin("pages")),
         ("oaiserve.commands.doctor", ["doctor"]),
         ("oaiserve.checkpoints.demo", ["pull", "demo"]),
         ("loadtest", ["bench", "run", "--url", "http://127.0.0.1:9"]),
@@ -37,14 +42,31 @@ sys.exit(f"{module} was not imported, or Ctrl-C was lost" if code != 130 else co
     ],
 )
 def test_interrupt_at_an_import_ends_the_command_without_a_traceback(module: str, command: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, module, *command], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, module, ENTRY, *command],
+        capture_output=True,
+        timeout=60,
+        # A shell that runs the tests in the background ignores Ctrl-C, and processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert (done.stdout, done.stderr) == (b"", b"")
     assert done.returncode in (-signal.SIGINT, 130)  # Shells report both as 130.
 
 
 def test_interrupt_that_is_ignored_stays_ignored() -> None:
     done = subprocess.run(
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", PROGRAM, "oaiserve.config", "--version"],
+        [
+            "sh",
+            "-c",
+            'trap "" INT; exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            PROGRAM,
+            "oaiserve.config",
+            ENTRY,
+            "--version",
+        ],
         capture_output=True,
         text=True,
         timeout=60,

@@ -156,7 +156,7 @@ def test_the_image_serves_what_its_command_and_its_environment_say(monkeypatch: 
         json.loads(re.findall(rf"^{each} (\[.*\])$", STAGES[1], re.MULTILINE)[0]) for each in ("ENTRYPOINT", "CMD")
     )
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts[program] == "oaiserve.cli:main"
+    assert scripts[program] == "oaiserve.__main__:main"
     monkeypatch.setenv("OAISERVE_PORT", "0")  # The image's own port may be taken here.
     served: list[Config] = []
     assert cli.main(arguments, lambda config, sock: served.append(config) or 0) == 0
