@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from oaiserve.commands import banner as banners
 from oaiserve.commands import model_banner
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.file_checks import warn_of_exposed_keys
-from oaiserve.commands.listening import leave, page_of_request, run_until_signal
+from oaiserve.commands.listening import end_at_once_on_interrupt, page_of_request, run_until_signal
 from oaiserve.commands.servers import announced
 from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
@@ -123,10 +122,7 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> Eng
 
                 compile_early(config.engine, "bfloat16")  # the type in the demo's files
         times.run("files of the demo", demo.fetched)  # while Ctrl-C still removes a partial download
-    # Until the server handles signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
-    # ignores it, and Python would end while threads run native code.
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, leave if os.getpid() == 1 else signal.SIG_DFL)
+    end_at_once_on_interrupt()  # until the server handles signals
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
 

@@ -29,6 +29,16 @@ sys.exit(f"{module} was not imported, or Ctrl-C was lost" if code != 130 else co
 """
 
 
+def interrupted(module: str, command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, module, ENTRY, *command],
+        capture_output=True,
+        timeout=60,
+        # A shell that runs the tests in the background ignores Ctrl-C, and processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "command"),
     [
@@ -42,15 +52,15 @@ sys.exit(f"{module} was not imported, or Ctrl-C was lost" if code != 130 else co
     ],
 )
 def test_interrupt_at_an_import_ends_the_command_without_a_traceback(module: str, command: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, module, ENTRY, *command],
-        capture_output=True,
-        timeout=60,
-        # A shell that runs the tests in the background ignores Ctrl-C, and processes inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    done = interrupted(module, command)
     assert (done.stdout, done.stderr) == (b"", b"")
     assert done.returncode in (-signal.SIGINT, 130)  # Shells report both as 130.
+
+
+def test_interrupt_during_the_import_of_torch_ends_the_process_whatever_its_callbacks_ignore() -> None:
+    done = interrupted("torch", ["doctor"])
+    assert done.stderr == b""
+    assert done.returncode == -signal.SIGINT
 
 
 def test_interrupt_that_is_ignored_stays_ignored() -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from oaiserve.checkpoints import demo, hub
 from oaiserve.checkpoints.checkpoint import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
+from oaiserve.commands.listening import ended_by_interrupts
 from oaiserve.commands.models import stored_models
 from oaiserve.commands.table import size
 from oaiserve.engine.executors.native import prebuilt
@@ -81,8 +82,9 @@ def _compare(model: str) -> int:
     if not source.is_local:
         source = hub.fetched(source, with_media=False)
     refuse_unless_sound(source)
-    from oaiserve.engine.decoder.description import NotKnown
-    from oaiserve.engine.start.layer_comparison import LIMIT, compare_layers
+    with ended_by_interrupts():
+        from oaiserve.engine.decoder.description import NotKnown
+        from oaiserve.engine.start.layer_comparison import LIMIT, compare_layers
 
     parts = []
     try:
@@ -182,9 +184,10 @@ def _installation() -> Iterator[Finding]:
 
 
 def _gpu() -> Finding:
-    from oaiserve.engine.executors.cuda.found import gpu_names
+    with ended_by_interrupts():
+        from oaiserve.engine.executors.cuda.found import gpu_names
 
-    names = gpu_names()
+        names = gpu_names()
     if not names:
         return Finding("GPU", "PyTorch finds none, so models run on the CPU.")
     return Finding("GPU", f"{', '.join(names)}. Models run there unless --device cpu is given.")

@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,26 @@ def obey_signals_as_first_process() -> None:
     if os.getpid() == 1:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave)
+
+
+def end_at_once_on_interrupt() -> None:
+    """Let Ctrl-C end the process at once from now on, unless it is ignored.
+
+    An exception could be raised in a callback that ignores it, as libraries have while they are imported, and Python
+    would end while threads run native code."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, leave if os.getpid() == 1 else signal.SIG_DFL)
+
+
+@contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the process at once in the `with` block."""
+    before = signal.getsignal(signal.SIGINT)
+    end_at_once_on_interrupt()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
