@@ -27,13 +27,15 @@ from loadtest.measure import Slos, parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
 from loadtest.prompts import Workload
-from loadtest.report import disagrees, render
+from loadtest.report import disagrees, failed_requests, render
 from loadtest.sample import Sample
 from loadtest.search import RateSearch, Search
 from loadtest.targets import Target, arrivals_in_process, given_flags, refuse_idle_flags
 from oaiserve.commands.addresses import cannot_listen
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
+
+INVALID, FAILED_REQUESTS = 3, 4  # exit codes of --strict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,8 @@ class RunOptions:
     """First measure the most that this client can do, against a server without a model."""
 
     strict: bool = False
-    """Exit with 3 if the client's figures are invalid, or if server and client disagree."""
+    """Exit with 3 if the client's figures are invalid, or if server and client disagree; else with 4 if requests
+    failed."""
 
     json: Path | None = None
     """Write the report to this file as JSON."""
@@ -75,7 +78,8 @@ class RunOptions:
 
 
 def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
-    """Run one command and return its exit code: 2 for a mistake of the user, 3 for a failed check of --strict."""
+    """Run one command and return its exit code: 2 for a mistake of the user, 3 or 4 for a failed check of
+    --strict."""
     try:
         argv = sys.argv[1:] if argv is None else argv
         command, bound, _ = _command_line(name, argv).parse_args(
@@ -289,7 +293,12 @@ def publish(report: dict[str, Any], run: RunOptions) -> int:
     _write("--json", run.json, lambda: json.dumps(report, indent=1) + "\n")
     _write("--html", run.html, lambda: render_html(report))
     bad = [point["label"] for point in report["points"] if point["verdict"] == "invalid" or disagrees(point)]
-    return 3 if run.strict and bad else 0
+    failed, judged = failed_requests(report["points"])
+    if run.strict and failed:
+        print(f"--strict: {failed} of {judged} requests failed ({failed / max(1, judged):.1%}).", file=sys.stderr)
+    if not run.strict or not (bad or failed):
+        return 0
+    return INVALID if bad else FAILED_REQUESTS
 
 
 def _write(flag: str, path: Path | None, content: Callable[[], str], mode: str = "w") -> None:

@@ -309,6 +309,7 @@ class Answers:
         sample.phases_ns = {phase.name: phase.duration_ns for phase in times.ended().phases()[:-1]}
         if times.first_token is not None and times.last_token is not None and sample.is_stream:
             # The engine's own stamps, as in spans and histograms: its hand-over comes later.
+            sample.first_tokens = 1
             sample.event_ns = [times.first_token, *sample.event_ns[1:-1], times.last_token][: usage.completion_tokens]
         if isinstance(event, self._failed):
             self.fail(sample, event.error)

@@ -426,6 +426,7 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             break
         for choice in message.choices or ():
             if choice.content or choice.is_parsed:
+                _count_characters(sample, choice)
                 sample.event_ns.append(read_ns)
                 sample.event_choices.append(choice.index or 0)
                 sample.is_parsed |= choice.is_parsed
@@ -438,7 +439,11 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             sample.prompt_tokens = message.usage.prompt_tokens
             sample.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
             sample.completion_tokens = message.usage.completion_tokens
+            if len(sample.event_ns) == 1 and sample.num_choices == 1 and message.choices:  # continuous_usage_stats
+                sample.first_tokens = message.usage.completion_tokens
         sample.phases_ns |= _timings_ns(message.timings)
+    if sample.is_parsed:  # the text of its reasoning and calls is not read
+        sample.num_characters = 0
     if not any(sample.event_choices):
         sample.event_choices = []
     is_complete = is_complete or len(finished) >= sample.num_choices
@@ -448,6 +453,13 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
         sample.error = "no_answer"
         sample.error_message = _error_message(messages[0][1]) if messages[0][1] != DONE else ""
     return "".join(texts)
+
+
+def _count_characters(sample: Sample, choice: _Choice) -> None:
+    """Count the text of an event, before the event itself is."""
+    sample.num_characters += len(choice.content)
+    if (choice.index or 0) not in sample.event_choices:
+        sample.first_characters += len(choice.content)
 
 
 def _timings_ns(timings: Any) -> dict[str, int]:

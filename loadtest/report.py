@@ -11,6 +11,7 @@ from loadtest.engine_summary import render_engine
 from loadtest.measure import LEAST_STEADY, distribution
 from loadtest.tables import Rows, interval, ms, number, table, times_rows
 
+_SEVERAL_TOKENS = 1.05  # tokens of an event on average, from which on its gaps are not those of tokens
 TIMES = {
     "send_lag": "Send lag",
     "ttft": "TTFT",
@@ -138,6 +139,13 @@ def errors_of(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def failed_requests(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return how many requests failed in all runs, and how many there were, without those that were abandoned."""
+    metrics = [run["metrics"] for point in points for run in point["runs"]]
+    failed = sum(sum(each["errors"].values()) for each in metrics)
+    return failed, sum(each["num_requests"] - each["num_abandoned"] for each in metrics)
+
+
 def steady_lines(steady: dict[str, Any] | None) -> list[str]:
     """Return a line about the steady state of the first run, if it has enough requests."""
     if steady is None or steady["num_requests"] < LEAST_STEADY:
@@ -181,8 +189,10 @@ def client_lines(point: dict[str, Any]) -> list[str]:
             + (f", {process['num_connections']} connections" if loop else "")
         )
     if metrics["tokens_per_event"] is not None:
+        gaps = ", so ITL is the gap of events, not of tokens" if metrics["tokens_per_event"] >= _SEVERAL_TOKENS else ""
         lines.append(
-            f"tokens per event {metrics['tokens_per_event']:.2f}, events per read {metrics['events_per_read']:.2f}"
+            f"tokens per event {metrics['tokens_per_event']:.2f}{gaps}, "
+            f"events per read {metrics['events_per_read']:.2f}"
         )
     if gauges := run.get("server", {}).get("gauges"):
         lines.append(_gauge_reads(gauges, metrics["window_seconds"]))

@@ -18,6 +18,9 @@ class Sample:
     headers_ns: int | None = None
     event_ns: list[int] = field(default_factory=list)  # arrival of each event with output; those of one read are equal
     event_choices: list[int] = field(default_factory=list)  # the choice of each event; empty if there is only one
+    first_tokens: int | None = None  # tokens of the first events of all choices, if they are known
+    num_characters: int = 0  # characters of all events; 0 if some are not known
+    first_characters: int = 0  # those of the first events of all choices
     end_ns: int = 0  # arrival of the whole answer, or of the error
     status: int | None = None
     error: str | None = None  # the kind of the error; None: there was none
@@ -79,14 +82,28 @@ class Sample:
         return (self.event_ns[0] if self.event_ns else self.end_ns) - self.intended_ns
 
     @property
+    def num_first_tokens(self) -> float:
+        """The tokens of the first events of all choices, which come before any time per token: as they were counted, or
+        else estimated by their share of the text, or of the events."""
+        num_later_events = len(self.event_ns) - len(self.streams)
+        if self.first_tokens is not None:
+            tokens: float = self.first_tokens
+        elif self.num_characters:
+            tokens = self.num_tokens * self.first_characters / self.num_characters
+        else:
+            tokens = self.num_tokens * len(self.streams) / max(1, len(self.event_ns))
+        return max(len(self.streams), min(tokens, self.num_tokens - num_later_events))
+
+    @property
     def tpot_ns(self) -> float | None:
-        """The time per output token, (last - first) / (n - 1); None if no choice has two events. With several choices
-        both parts of the fraction are sums over them, because the server counts the tokens of all choices together."""
+        """The time per output token, (last - first) / (n - tokens of the first event); None if no choice has two
+        events. With several choices both parts of the fraction are sums over them, because the server counts the tokens
+        of all choices together."""
         streams = [stream for stream in self.streams if len(stream) > 1]
         if self.num_tokens < 2 or not self.is_stream or not streams:
             return None
-        num_gaps = self.num_tokens - len(self.streams)
-        return sum(stream[-1] - stream[0] for stream in streams) / max(1, num_gaps)
+        num_later_tokens = self.num_tokens - self.num_first_tokens
+        return sum(stream[-1] - stream[0] for stream in streams) / max(1, num_later_tokens)
 
     @property
     def latency_ns(self) -> int:

@@ -176,10 +176,22 @@ def test_strict_exits_with_3_if_the_client_is_invalid_or_disagrees_with_the_serv
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, check: str, strict: bool, code: int
 ) -> None:
     monkeypatch.setattr(cli, "render", lambda report: "")
-    report: dict[str, Any] = {
-        "points": [{"label": "x", "verdict": verdict, "runs": [{"server": {"check": {"status": check}}}]}]
-    }
+    metrics = {"errors": {}, "num_requests": 3, "num_abandoned": 0}
+    run = {"server": {"check": {"status": check}}, "metrics": metrics}
+    report: dict[str, Any] = {"points": [{"label": "x", "verdict": verdict, "runs": [run]}]}
     path = tmp_path / "r.json"
     assert publish(report, cli.RunOptions(strict=strict, json=path)) == code
     assert json.loads(path.read_text()) == report
     assert disagrees(report["points"][0]) == (check == "disagree")
+
+
+@pytest.mark.parametrize(("verdict", "strict", "code"), [("valid", True, 4), ("invalid", True, 3), ("valid", False, 0)])
+def test_strict_exits_with_4_and_the_share_if_requests_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verdict: str, strict: bool, code: int
+) -> None:
+    monkeypatch.setattr(cli, "render", lambda report: "")
+    metrics = {"errors": {"http_500, before_first_token": 4, "timeout, mid_stream": 1}, "num_requests": 12}
+    runs = [{"metrics": {**metrics, "num_abandoned": abandoned}} for abandoned in (1, 3)]
+    report = {"points": [{"label": "x", "verdict": verdict, "runs": runs}]}
+    assert publish(report, cli.RunOptions(strict=strict)) == code
+    assert (capsys.readouterr().err == "--strict: 10 of 20 requests failed (50.0%).\n") == strict

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from loadtest.errors import UsageError
@@ -21,12 +23,35 @@ def test_the_times_of_one_request() -> None:
 def test_tokens_are_counted_by_usage_if_an_event_has_several() -> None:
     one = sample([100, 140, 180], completion_tokens=9)
     metrics = measure([one])
-    assert metrics["distributions"]["tpot"]["p50"] == pytest.approx(0.080 / 8)
+    assert metrics["distributions"]["tpot"]["p50"] == pytest.approx(0.080 / 6)
     assert metrics["distributions"]["itl"]["p50"] == pytest.approx(0.040)
     assert metrics["tokens_per_event"] == 3
     assert metrics["completion_tokens_per_second"] == pytest.approx(9 / 0.180)
     assert metrics["token_counts_from"] == "usage"
     assert measure([sample([100, 140], completion_tokens=None)])["token_counts_from"] == "events"
+
+
+@pytest.mark.parametrize(
+    ("events_ms", "fields"),
+    [
+        ([80 * number for number in range(1, 26)], {"completion_tokens": 100}),  # four tokens in each event
+        ([20, *(20 + 80 * number for number in range(1, 25))], {"completion_tokens": 97, "first_tokens": 1}),
+        (
+            [20, *(20 + 80 * number for number in range(1, 25))],
+            {"completion_tokens": 97, "num_characters": 970, "first_characters": 10},
+        ),
+        (
+            [80, 80, 160, 160],
+            {"completion_tokens": 16, "num_choices": 2, "event_choices": [0, 1, 0, 1]},
+        ),
+        ([20, 40, 60], {"completion_tokens": 3, "num_characters": 30, "first_characters": 28}),
+    ],
+)
+def test_the_time_per_token_is_that_after_the_first_event_by_its_tokens_or_text(
+    events_ms: list[float], fields: dict[str, Any]
+) -> None:
+    """A server that makes a token every 20 ms has that time per token, however many it puts into an event."""
+    assert sample(events_ms, **fields).tpot_ns == pytest.approx(20e6, rel=1e-9)
 
 
 def test_gaps_between_tokens_are_measured_within_each_choice() -> None:
