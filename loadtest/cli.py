@@ -35,7 +35,9 @@ from oaiserve.commands.addresses import cannot_listen
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
 
-INVALID, FAILED_REQUESTS = 3, 4  # exit codes of --strict
+# Exit codes of --strict.
+INVALID = 3
+FAILED_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from deploy.grafana.panels import ENGINE, Panel, Query, board, buckets, lines, quantiles, rate
+from deploy.grafana.panels import ENGINE, INSTALLATION, Panel, Query, board, buckets, lines, quantiles, rate
 
 NAME = "oaiserve_gateway"
 
@@ -15,7 +15,7 @@ def dashboard() -> Dashboard:
         "oaiserve / Gateway",
         "Gateways, and the servers behind them as they see these. A gateway's log says which address has which number.",
         [("Servers", _servers()), ("Requests", _requests()), ("What faults cost", _faults())],
-        instances=f"label_values({NAME}_replica_up, instance)",
+        instances=f"{NAME}_replica_up{{{INSTALLATION}}}",
     )
 
 

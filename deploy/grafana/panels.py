@@ -14,9 +14,13 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-# Selectors by the dashboard's variables. The engine's metrics have no model label: an instance serves one model.
-REQUESTS = 'model=~"$model", instance=~"$instance"'
-ENGINE = 'instance=~"$instance"'
+# Selectors by the dashboard's variables. Several installations may share one Prometheus: each has a job, or a
+# namespace, which series outside of Kubernetes lack. The engine's metrics have no model label: an instance serves one
+# model.
+INSTALLATION = 'job=~"$job", namespace=~"$namespace"'
+MODEL = f'model=~"$model", {INSTALLATION}'
+ENGINE = f'instance=~"$instance", {INSTALLATION}'
+REQUESTS = f'model=~"$model", {ENGINE}'
 RATE = "$__rate_interval"
 QUANTILES = (0.5, 0.95, 0.99)
 
@@ -163,11 +167,12 @@ def board(
     title: str,
     description: str,
     rows: Sequence[tuple[str, Sequence[Panel]]],
-    instances: str = 'label_values(oaiserve_model_info{model=~"$model"}, instance)',
+    instances: str = f"oaiserve_model_info{{{MODEL}}}",
     collapsed: Collection[str] = (),
 ) -> models.Dashboard:
-    """Return a dashboard with these rows of panels, and with the variables that all queries use. The `collapsed` rows
-    show their panels once they are clicked."""
+    """Return a dashboard with these rows of panels, and with the variables that all queries use. `instances` selects a
+    series for each instance. The `collapsed` rows show their panels once they are clicked."""
+    installations = instances.partition("{")[0]
     dashboard = (
         builders.Dashboard(title)
         .uid(uid)
@@ -190,11 +195,13 @@ def board(
             .datasource(DATASOURCE)
             .enable(True)
             .icon_color("red")
-            .expr('ALERTS{alertname=~"Oaiserve.*", alertstate="firing"}')
+            .expr('ALERTS{alertname=~"Oaiserve.*", alertstate="firing", job=~"$job", namespace=~"$namespace"}')
         )
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_choice("model", "Model", "label_values(oaiserve_model_info, model)"))
-        .with_variable(_choice("instance", "Instance", instances))
+        .with_variable(_choice("job", "Job", f"label_values({installations}, job)"))
+        .with_variable(_choice("namespace", "Namespace", f'label_values({installations}{{job=~"$job"}}, namespace)'))
+        .with_variable(_choice("model", "Model", f"label_values(oaiserve_model_info{{{INSTALLATION}}}, model)"))
+        .with_variable(_choice("instance", "Instance", f"label_values({instances}, instance)"))
     )
     panel_id = top = 0
     for row, panels in rows:

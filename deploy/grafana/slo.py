@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from deploy.grafana.panels import REQUESTS, Panel, Query, board, lines, number, rate
+from deploy.grafana.panels import MODEL, REQUESTS, Panel, Query, board, lines, number, rate
 
 # For each objective the share to keep, and the title and the description of its panel.
 OBJECTIVES = {
@@ -33,7 +33,7 @@ def dashboard() -> Dashboard:
 
 
 def _errors(slo: str, window: str) -> str:
-    return f'oaiserve:slo_errors:ratio_rate{window}{{slo="{slo}", model=~"$model"}}'
+    return f'oaiserve:slo_errors:ratio_rate{window}{{slo="{slo}", {MODEL}}}'
 
 
 def _last_hour() -> list[Panel]:

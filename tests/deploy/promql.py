@@ -17,7 +17,7 @@ REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
 
 # The labels of each name that a query may use, including those of the target.
-_TARGET = {"job", "instance"}
+_TARGET = {"job", "namespace", "instance"}
 _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 KNOWN_LABELS = {
     metric.name + suffix: {*metric.labels, *_TARGET, *(["le"] if suffix == "_bucket" else [])}

@@ -24,7 +24,7 @@ PANELS = [
     for panel in panels(board)
     if panel["type"] != "row"
 ]
-VARIABLES = {"datasource", "model", "instance"}
+VARIABLES = {"datasource", "job", "namespace", "model", "instance"}
 OF_GRAFANA = {"__rate_interval", "__range"}
 SLO_PANELS = {"availability": "Answered", "ttft": "First token in time", "tpot": "Tokens in time"}
 
@@ -76,6 +76,15 @@ def test_a_query_uses_the_variables(panel: dict[str, Any]) -> None:
         assert set(re.findall(r"\[([^\]]*)\]", expr)) <= {f"${name}" for name in OF_GRAFANA}
         for name, labels in promql.selectors(expr):
             assert labels & {"instance", "model"} or name == "oaiserve:slo_budget:ratio", f"{name} ignores variables"
+            of_installation = {"job", "namespace"} <= labels
+            assert of_installation or name == "oaiserve:slo_budget:ratio", f"{name} adds up several installations"
+
+
+def test_rules_keep_the_installations_of_one_prometheus_apart() -> None:
+    for rule in promql.rules():
+        for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]):
+            names_of_labels = set(labels.split(", "))
+            assert {"job", "namespace"} <= names_of_labels or names_of_labels == {"slo"}, rule["expr"]
 
 
 def queries(board: dict[str, Any]) -> list[str]:

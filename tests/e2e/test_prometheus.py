@@ -47,6 +47,7 @@ FLAGS += ("--served-model-name", MODEL, "--drafts", "lookup")
 ALWAYS = {"logit_bias": {"40": 100}, "temperature": 0}
 REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, **ALWAYS})
 VALUES = {"$__rate_interval": "5m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
+VALUES |= {"$job": ".*", "$namespace": ".*"}
 BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
 DOCS = Path(__file__).parents[2] / "docs"
 QUERIES = [
@@ -242,7 +243,7 @@ def test_a_recording_rule_has_a_finite_value_for_each_objective_and_an_alert_doe
     matchers = ", ".join(f'{label}="{value}"' for label, value in rule.get("labels", {}).items())
     values = watched.prometheus.query(f"{rule['record']}{{{matchers}}}").values()
     # One rule is for `ttft` and `tpot`, and another one of its name for `availability`.
-    assert len(values) == (3 if "by (job, model, slo)" in rule["expr"] else 1)
+    assert len(values) == (3 if "by (job, namespace, model, slo)" in rule["expr"] else 1)
     assert all(map(math.isfinite, values))
 
 
@@ -253,6 +254,8 @@ def test_the_variables_of_a_dashboard_find_model_and_instance(watched: Watched, 
         if match := re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable["query"])):
             selector, label = match.groups()
             values[label] = watched.prometheus.get(f"label/{label}/values", **{"match[]": filled_in(selector)})
+    job = "oaiserve-gateway" if board["uid"] == "oaiserve-gateway" else "oaiserve"
+    assert (values["job"], values["namespace"]) == ([job], [])
     assert values["model"] == [MODEL]
     assert [instance.split(":")[0] for instance in values["instance"]] == ["127.0.0.1"]
 
