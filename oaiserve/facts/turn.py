@@ -34,3 +34,4 @@ class Turn:
     written_tokens: int  # tokens of its prompts that are cached now and were not before
     # Describes its first prompt, which takes long if that has many messages. It holds all of their digests.
     prompt: Callable[[], TurnPrompt]
+    user_agent: str = ""  # the header of its request, cut

@@ -28,6 +28,7 @@ AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id")
 # Headers of subagents that have a session of their own, with the session that started them
 PARENT_HEADERS = ("x-parent-session-id", "x-codex-parent-thread-id")
 MAX_RUN_CHARACTERS = 256
+MAX_USER_AGENT_CHARACTERS = 64  # The program's name comes first.
 
 
 def run_of(headers: Mapping[str, str]) -> AgentRun:
@@ -57,6 +58,7 @@ def session_in(metadata: object) -> str:
 class PromptReuse:
     run: AgentRun = AgentRun()  # noqa: RUF009 - it is immutable
     is_named: bool = False  # whether the client names the run
+    user_agent: str = ""
     compare_with: str = ""  # the id of the answer whose prompt the client wants to be compared
     is_known: bool = True  # whether the prompt of that answer is known here
     continues: str = ""  # the id of the stored answer that the prompt continues
@@ -123,7 +125,14 @@ class PromptReuse:
         """Return the place of the first prompt in its run, or None before its run is known."""
         if not self.outlines or not self.run.id:
             return None
-        return turn_of(self.outlines[0], self.run, key_name, is_named=self.is_named, written_tokens=self.written_tokens)
+        return turn_of(
+            self.outlines[0],
+            self.run,
+            key_name,
+            is_named=self.is_named,
+            written_tokens=self.written_tokens,
+            user_agent=self.user_agent,
+        )
 
     @property
     def facts(self) -> dict[str, str | int]:

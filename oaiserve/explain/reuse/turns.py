@@ -17,7 +17,9 @@ _PARTS = {"system": "system", "developer": "system", "user": "user", ASSISTANT: 
 )
 
 
-def turn_of(outline: Outline, run: AgentRun, key_name: str, *, is_named: bool, written_tokens: int) -> Turn:
+def turn_of(
+    outline: Outline, run: AgentRun, key_name: str, *, is_named: bool, written_tokens: int, user_agent: str = ""
+) -> Turn:
     """Return the turn of a prompt. Its ids are hashes, in which the name of the API key separates clients."""
     return Turn(
         f"run_{_id_of(key_name, run.id)}",
@@ -25,6 +27,7 @@ def turn_of(outline: Outline, run: AgentRun, key_name: str, *, is_named: bool, w
         run.agent and f"agent_{_id_of(key_name, run.agent)}",
         written_tokens,
         partial(_prompt_of, outline),
+        user_agent,
     )
 
 

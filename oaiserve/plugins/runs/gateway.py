@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -102,10 +103,10 @@ def joined(parts: Sequence[Part]) -> list[list[Part]]:
         return number
 
     for number, part in enumerate(parts):
-        for name in (part.row.run_id, *([] if part.row.is_named else part.row.digests)):
+        for name in (part.row.run_id, *([] if part.row.is_named else part.row.digests or [])):
             leaders[leader(number)] = leader(first_of.setdefault(name, number))
     for number, part in enumerate(parts):
-        for digest in [] if part.row.is_named else part.row.before:
+        for digest in [] if part.row.is_named else part.row.before or []:
             if digest in first_of:
                 leaders[leader(number)] = leader(first_of[digest])
     groups: dict[int, list[Part]] = {}
@@ -137,4 +138,4 @@ def _at(replica: int, turn: KeptTurn) -> KeptTurn:
 
 
 def _alone(part: Part) -> RunRow:
-    return msgspec.structs.replace(part.row, replicas=[part.replica], digests=[], before=[])
+    return msgspec.structs.replace(part.row, replicas=[part.replica], digests=UNSET, before=UNSET)

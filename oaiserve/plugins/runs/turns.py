@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.turn import Turn, TurnPrompt
+from oaiserve.plugins.runs.programs import program_of
+from oaiserve.telemetry.reuse_explanation import read_again
 from oaiserve.telemetry.shown import phase_row
 
 SILENCE_SECONDS = 600  # after which a run has ended
@@ -21,6 +24,8 @@ MAX_TURNS = 1000  # of a run
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
+MAX_SENTENCE_CHARACTERS = 1024
+Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE_CHARACTERS)]
 
 
 class KeptTurn(msgspec.Struct, kw_only=True):
@@ -43,10 +48,12 @@ class KeptTurn(msgspec.Struct, kw_only=True):
     cached_tokens: Number
     read_again_tokens: Number
     read_again_reason: Text | None
+    read_again_explanation: Sentence | None = None  # with cause and cost, as on the request's page; None: it was little
     written_tokens: Number
     completion_tokens: Number
     num_tool_calls: Number
     sizes: Annotated[dict[str, Number], msgspec.Meta(max_length=16)]
+    program: Text = ""  # the name of the client's program; "" if it is unknown
     replica: int | None = None  # set by a gateway
 
     @property
@@ -62,6 +69,7 @@ class KeptTurn(msgspec.Struct, kw_only=True):
     def of(cls, record: RequestRecord, turn: Turn, prompt: TurnPrompt, epoch_offset_ns: int) -> KeptTurn:
         phases = record.times.phases()
         causes_ns = record.causes_ns
+        explanation = read_again(record)
         return cls(
             request_id=record.request_id[:512],
             trace_id=record.trace.trace_id_hex,
@@ -80,10 +88,12 @@ class KeptTurn(msgspec.Struct, kw_only=True):
             cached_tokens=record.cached_tokens,
             read_again_tokens=record.read_again_tokens,
             read_again_reason=None if record.read_again_reason is None else record.read_again_reason.value,
+            read_again_explanation=None if explanation is None else explanation[:MAX_SENTENCE_CHARACTERS],
             written_tokens=turn.written_tokens,
             completion_tokens=record.completion_tokens,
             num_tool_calls=sum(record.tool_calls.values()),
             sizes=dict(prompt.sizes),
+            program=program_of(turn.user_agent),
         )
 
 
@@ -104,7 +114,7 @@ class ShownTurn(msgspec.Struct):
     context_tokens: dict[str, int]
 
 
-class RunRow(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RunRow(msgspec.Struct, kw_only=True):
     """A run in a list. The times of model, tools and user add up to its duration."""
 
     run_id: str
@@ -127,9 +137,11 @@ class RunRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     completion_tokens: int
     tool_result_tokens: int  # of the prompts, like the next
     replicas: list[int]
+    program: str = ""  # the name of the client's program; "" if it is unknown
+    silent_ns: int = 0  # since its last request ended; 0 while one is open
     # Only for gateways: digests of the latest turns, and of the turns that the first one may continue
-    digests: Annotated[list[Text], msgspec.Meta(max_length=64)] = []
-    before: Annotated[list[Text], msgspec.Meta(max_length=64)] = []
+    digests: Annotated[list[Text], msgspec.Meta(max_length=64)] | UnsetType = UNSET
+    before: Annotated[list[Text], msgspec.Meta(max_length=64)] | UnsetType = UNSET
 
 
 class Run(RunRow, kw_only=True):
@@ -192,6 +204,8 @@ def _facts(run_id: str, turns: Sequence[KeptTurn], now_unix_ns: int, num_dropped
         "num_open": num_open,
         **sums,
         "tool_result_tokens": sum(_context(turn).get("tool_results", 0) for turn in turns),
+        "program": next((turn.program for turn in reversed(turns) if turn.program), ""),
+        "silent_ns": 0 if num_open else max(0, now_unix_ns - ended_ns),
         "replicas": sorted({turn.replica for turn in turns if turn.replica is not None}),
     }
 

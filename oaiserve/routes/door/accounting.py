@@ -18,7 +18,7 @@ from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import COST_HEADER, REUSE_HEADER, Exchange
-from oaiserve.routes.prompt_reuse import run_of
+from oaiserve.routes.prompt_reuse import MAX_USER_AGENT_CHARACTERS, run_of
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
@@ -69,6 +69,7 @@ class Accounting:
         exchange.wants_cost = headers.get(COST_HEADER) == "true"
         exchange.wants_reuse = headers.get(REUSE_HEADER) == "true"
         exchange.prompt_reuse.run = run_of(headers)
+        exchange.prompt_reuse.user_agent = headers.get("user-agent", "")[:MAX_USER_AGENT_CHARACTERS]
         exchange.prompt_reuse.is_one_of_several = HOPS_HEADER in headers
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange

@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 
 OPTIONS = EngineOptions(device="cpu", compile=False, kv_blocks=256)
 QUESTION = {"role": "user", "content": "Which files are there, and how large are they?"}
+LONG = {"role": "user", "content": 20 * QUESTION["content"]}
 CALL = {
     "role": "assistant",
     "content": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from oaiserve.config import ServerOptions
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.live import answers_are_as_published  # noqa: F401 - a fixture
-from tests.plugins.runs.asked import CALL, QUESTION, RESULT, chat, served
+from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.plugin("pages")]
 
@@ -57,6 +58,53 @@ def test_a_live_run_shows_its_next_turn(client: httpx.Client, open_page: OpenPag
     page.wait_for_selector(".turns tbody tr")
     chat(client, "live-2", QUESTION, CALL, RESULT, session_id="live")
     page.wait_for_selector(".turns tbody tr:nth-child(2)")
+
+
+def test_pages_name_the_program_and_how_long_it_is_silent_and_explain_what_was_read_again(
+    client: httpx.Client, open_page: OpenPage
+) -> None:
+    for number in range(2):
+        clock = {"role": "system", "content": f"{number} o'clock"}
+        chat(client, f"clock-{number}", clock, LONG, session_id="clock", user_agent="codex_exec/0.171.0 (Debian)")
+    page = open_page(url_of(client, "/runs"))
+    row = page.locator("#runs a").first
+    row.filter(has_text="Codex").wait_for()
+    assert "last request less than a minute ago" in row.inner_text()
+    assert "read again" in row.inner_text()
+    assert "% reused" not in row.inner_text()
+    row.click()
+    page.wait_for_selector(".why p:has-text('Turn 2: ')")
+    assert "which took" in page.inner_text(".why")
+    assert "the system message differs from the one" in page.inner_text(".why")
+    subtitle = page.inner_text("#subtitle")
+    assert subtitle.startswith("Codex · since ")
+    assert "last request less than a minute ago" in subtitle
+    page.locator(".why a").first.click()
+    page.wait_for_selector("#title:text-is('clock-1')")
+
+
+@pytest.mark.parametrize(
+    ("num_open", "silent_ns", "text"),
+    [
+        (1, 0, "running"),
+        (0, 59_000_000_000, "last request less than a minute ago"),
+        (0, 200_000_000_000, "last request 3 min ago"),
+        (0, 7_300_000_000_000, "last request 2 h ago"),
+    ],
+)
+def test_list_says_when_the_last_request_ended_and_not_that_a_run_lives(
+    client: httpx.Client, open_page: OpenPage, num_open: int, silent_ns: int, text: str
+) -> None:
+    names = ("started_unix_ns", "duration_ns", "model_ns", "tools_ns", "user_ns", "num_turns", "num_agents")
+    tokens = ("prompt_tokens", "cached_tokens", "read_again_tokens")
+    row = {"run_id": "run_1", "model": "small", "program": "", "is_live": True, "replicas": []}
+    row |= dict.fromkeys((*names, *tokens), 1) | {"num_open": num_open, "silent_ns": silent_ns}
+    page = open_page(url_of(client, "/docs"), may_log=True)
+    answer = json.dumps({"runs": [row]})
+    page.route("**/debug/runs", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    page.goto(url_of(client, "/runs"))
+    page.wait_for_selector(f"#runs a:has-text('{text}')")
+    assert "live" not in page.inner_text("#runs")
 
 
 def test_a_run_is_saved_for_perfetto(client: httpx.Client, open_page: OpenPage) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from oaiserve.config import ServerOptions
-from tests.plugins.runs.asked import CALL, QUESTION, RESULT, chat, served
+from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
 from tests.waiting import wait_until
 
 
@@ -44,6 +44,26 @@ def test_a_run_has_its_turns_in_order(client: httpx.Client) -> None:
     turn = run["turns"][1]["turn"]
     for name in ("prompt_tokens", "cached_tokens", "read_again_tokens", "completion_tokens", "duration_ns", "trace_id"):
         assert turn[name] == entry[name], name
+
+
+def test_run_names_its_program_and_says_how_long_it_is_silent(client: httpx.Client) -> None:
+    chat(client, "named", QUESTION, session_id="named", user_agent="claude-cli/2.1.332 (external, sdk-cli)")
+    run = run_with(client, "named")
+    assert run["program"] == "Claude Code"
+    rows = {row["run_id"]: row for row in client.get("/debug/runs").json()["runs"]}
+    row = rows[run["run_id"]]
+    assert (row["program"], row["num_open"]) == ("Claude Code", 0)
+    assert 0 < run["silent_ns"] < row["silent_ns"]
+
+
+def test_turn_has_the_sentence_on_what_was_read_again_that_its_request_has(client: httpx.Client) -> None:
+    for number in range(2):
+        chat(client, f"again-{number}", {"role": "system", "content": f"{number} o'clock"}, LONG, session_id="again")
+    first, second = (turn["turn"] for turn in run_with(client, "again-1")["turns"])
+    assert "read_again_explanation" not in first or first["read_again_explanation"] is None
+    assert "were read again, which took" in second["read_again_explanation"]
+    assert "the system message differs" in second["read_again_explanation"]
+    assert second["read_again_explanation"] in client.get("/debug/requests/again-1").json()["explanation"]
 
 
 def test_subagents_are_of_the_run_that_started_them(client: httpx.Client) -> None:

@@ -2,10 +2,14 @@
 
 import { Axis } from "./axis.js";
 import { keepLoading } from "./page.js";
+import { linked } from "./linked.js";
+import { stateOf } from "./run_state.js";
 import { byId, count, duration, element, numberCell, percent, PHASES, phaseSpans, placeBar, saveAs, setStatus, showProblem, table, tickLabels, tiles, words } from "./show.js";
 import { pageOf, request, textOrRefusal } from "./sse.js";
 
 const EVERY_MS = 2000; // while it is live, and the page is visible
+const LATER_MS = 60_000; // after that
+const MOST_SENTENCES = 3; // on what was read again
 const MOST_TURNS = 50; // a longer list is folded
 const LEAST_SHARE = 2e-4; // of the time line: shorter phases are not drawn
 const MS = 1e-6; // from nanoseconds
@@ -14,24 +18,26 @@ const PART_NAMES = { tools: "descriptions of tools", user: "user's messages", to
 const path = location.pathname.split("/").at(-1); // still encoded
 let shown = "";
 
-// Shows the run, or why there is none. Returns when to load it again, if it goes on.
+// Shows the run, or why there is none. Returns when to load it again: a silent run may go on.
 function show({ json, refusal }) {
   if (refusal) return byId("run").replaceChildren(element("div", { class: "card" }, element("p", {}, refusal.message)));
   const run = JSON.parse(json);
   setStatus("live", "Connected");
   byId("save").disabled = false;
-  if (json !== shown) draw(run);
-  shown = json;
-  return run.is_live ? EVERY_MS : null;
+  const now = JSON.stringify({ ...run, silent_ns: stateOf(run) });
+  if (now !== shown) draw(run);
+  shown = now;
+  return run.is_live ? EVERY_MS : LATER_MS;
 }
 
 function draw(run) {
   const isOpen = byId("run").querySelector("details")?.open ?? false;
   const when = new Date(run.started_unix_ns / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
   const replicas = run.replicas.length ? [`${run.replicas.length === 1 ? "replica" : "replicas"} ${run.replicas.join(", ")}`] : [];
-  byId("subtitle").textContent = [when, ...(run.is_live ? ["live"] : []), run.model, ...(run.client ? [`key “${run.client}”`] : []), ...replicas].join(" · ");
+  byId("subtitle").textContent = [...(run.program ? [run.program] : []), `since ${when}`, stateOf(run), run.model, ...(run.client ? [`key “${run.client}”`] : []), ...replicas].join(" · ");
   byId("run").replaceChildren(
     summary(run),
+    ...readAgain(run),
     element("h2", {}, "Where the time went"),
     ...timeline(run),
     element("h2", {}, "The turns that cost most"),
@@ -57,6 +63,20 @@ function summary(run) {
     ["Read", count(prompt - cached), `${share(cached, prompt)} of ${count(prompt)} reused, ${count(again)} read again, ${count(written)} written to the cache`],
     ["Answers", count(run.completion_tokens), `${share(run.tool_result_tokens, prompt)} of the prompts are results of tools`],
   ]);
+}
+
+// Returns the sentences on the turns that read most again, with cause and cost, each with a link to its turn.
+function readAgain(run) {
+  const turns = run.turns.map(({ turn }, index) => ({ turn, number: run.num_dropped + index + 1 }));
+  const found = turns.filter(({ turn }) => turn.read_again_explanation).sort((a, b) => b.turn.read_again_tokens - a.turn.read_again_tokens);
+  if (!found.length) return [];
+  const ids = turns.map(({ turn }) => turn.request_id);
+  const sentences = found.slice(0, MOST_SENTENCES).map(({ turn, number }) => {
+    const link = element("a", { href: pageOf(turn.request_id), title: turn.request_id }, `Turn ${number}`);
+    return element("p", {}, link, ": ", ...linked(turn.read_again_explanation, ids));
+  });
+  const more = found.length - sentences.length;
+  return [element("div", { class: "card why" }, ...sentences, ...(more ? [element("p", { class: "note" }, `${count(more)} more turns read parts again.`)] : []))];
 }
 
 function laneName(run, lane) {

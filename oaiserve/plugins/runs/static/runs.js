@@ -1,6 +1,7 @@
 // Lists the last runs of agents, and updates the list while the page is visible.
 
 import { keepLoading } from "./page.js";
+import { stateOf } from "./run_state.js";
 import { byId, clock, count, duration, element, percent } from "./show.js";
 import { requestJson, runPageOf } from "./sse.js";
 
@@ -8,7 +9,7 @@ const EVERY_MS = 2000;
 let shown = "";
 
 function show({ runs }) {
-  const now = JSON.stringify(runs);
+  const now = JSON.stringify(runs.map((run) => ({ ...run, silent_ns: stateOf(run) })));
   if (now === shown) return EVERY_MS; // so that a row with the focus keeps it
   shown = now;
   const focused = document.activeElement?.getAttribute("href");
@@ -20,7 +21,7 @@ function show({ runs }) {
 }
 
 function rowOf(run) {
-  const { num_turns: turns, num_agents: agents, prompt_tokens: prompt, cached_tokens: cached } = run;
+  const { num_turns: turns, num_agents: agents, prompt_tokens: prompt, cached_tokens: cached, read_again_tokens: again } = run;
   const track = element("span", { class: "track", "aria-hidden": "true" });
   for (const [name, ns] of [["decode", run.model_ns], ["tools", run.tools_ns], ["user", run.user_ns]]) {
     track.append(element("i", { class: `phase-${name}` }));
@@ -29,10 +30,10 @@ function rowOf(run) {
   return element(
     "a",
     { href: runPageOf(run.run_id), title: run.run_id },
-    element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), ...(run.is_live ? [" ", element("span", { class: "is-live" }, run.num_open ? "running" : "live")] : [])),
-    element("span", { class: "quiet" }, run.model.split("/").at(-1)),
+    element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), element("span", { class: run.num_open ? "is-live" : "" }, stateOf(run))),
+    element("span", {}, run.program || "unknown program", element("span", { class: "quiet" }, run.model.split("/").at(-1))),
     element("span", {}, `${count(turns)} ${turns === 1 ? "turn" : "turns"}${agents > 1 ? `, ${agents} agents` : ""}`),
-    element("span", { class: "quiet" }, `${count(prompt)} tokens, ${percent(cached / Math.max(1, prompt))} reused`),
+    element("span", { class: "quiet" }, `${count(prompt)} tokens`, element("span", {}, again ? `${count(again)} read again` : `${percent(cached / Math.max(1, prompt))} reused`)),
     track,
     element("span", { class: "took" }, duration(run.duration_ns / 1e9)),
   );
