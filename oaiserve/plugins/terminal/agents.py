@@ -15,6 +15,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from oaiserve.plugins.terminal.rights import Rights
+
 
 @dataclass(frozen=True, slots=True)
 class Lean:
@@ -35,6 +37,7 @@ class Agent:
     # Contents of files, by the variable that has the file's path.
     files: Mapping[str, str] = field(default_factory=dict)
     lean: Lean | None = None  # None: its prompts are already short
+    rights: Rights | None = None  # None: codex_exec.py settles them
     is_javascript: bool = True
 
     @property
@@ -52,17 +55,26 @@ class Agent:
 
 
 def _instructions(shell: str, parameter: str, more: str = "") -> str:
-    """Return the system prompt of a tool in which `shell` runs the command in `parameter`."""
-    call = json.dumps({"name": shell, "arguments": {parameter: "cat > five.py <<'END'\nprint(5)\nEND"}})
+    """Return the system prompt of a tool in which `shell` runs the command in `parameter`.
+
+    Small models copy the example. So it has a result that fails and its repair, and no answer that ends the work.
+    """
+
+    def call(command: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': shell, 'arguments': {parameter: command}})}\n</tool_call>"
+
+    write_and_run = call("cat > five.py <<'END'\nprint(5)\nEND\npython five.py")
     return f"""\
 You are a coding agent in the folder of the user's project. You work with shell commands: call {shell}, once per \
-answer.{more}
+answer, and wait for its result.{more}
 
 Example: the user asks for a file five.py that prints 5. You answer
-<tool_call>
-{call}
-</tool_call>
-and after its result: I wrote five.py, which prints 5."""
+{write_and_run}
+Its result is: python: command not found. So five.py has not run yet, and you answer
+{call("python3 five.py")}
+Its result is: 5. So you call no more.
+
+At the end, tell the user in your own words what the results of your calls show, and what failed or was not run."""
 
 
 # Most tools give up after 300 s without an event or the headers of the answer. Long prompts take longer.
@@ -174,6 +186,13 @@ AGENTS = {
                 *("--tools", "Bash,Edit,Read,Write", "--disable-slash-commands"),
             ),
         ),
+        rights=Rights(
+            ("-p", "--print"),
+            "With -p, nobody answers Claude Code's questions, and it writes and runs only what its settings allow.",
+            "To let it write files and run commands",
+            ("--allowedTools", "Bash,Write,Edit,Read"),
+            decided=("--allowed-tools", "--permission-mode", "--dangerously-skip-permissions", "--settings"),
+        ),
     ),
     "opencode": Agent(
         "opencode",
@@ -181,6 +200,13 @@ AGENTS = {
         "opencode-ai",
         {"OPENCODE_CONFIG_CONTENT": _OPENCODE},
         lean=Lean({"OPENCODE_CONFIG_CONTENT": _OPENCODE_LEAN}),
+        rights=Rights(
+            ("run",),
+            "opencode writes files and runs commands without asking.",
+            "To forbid it",
+            environment={"OPENCODE_PERMISSION": '{"edit": "ask", "bash": "ask"}'},
+            decided=("--auto",),
+        ),
     ),
     "qwen-code": Agent(
         "qwen-code",
@@ -198,6 +224,14 @@ AGENTS = {
                 *("--bare", "--exclude-tools", "get_goal,notebook_edit,update_goal"),
                 *("--system-prompt", _instructions("run_shell_command", "command")),
             )
+        ),
+        rights=Rights(
+            ("-p", "--prompt"),
+            "Without a user at the terminal, qwen-code may not write files or run commands.",
+            "To let it do both without asking",
+            ("-y",),
+            decided=("--yolo", "--approval-mode", "--allowed-tools"),
+            takes_bare_task=True,
         ),
     ),
     "cline": Agent(
@@ -219,6 +253,14 @@ AGENTS = {
   }
 }"""
         },
+        rights=Rights(
+            ("--json",),
+            "cline writes files and runs commands without asking.",
+            "To forbid it",
+            ("--auto-approve", "false"),
+            decided=("-i", "--tui"),
+            takes_bare_task=True,
+        ),
     ),
     "aider": Agent(
         "aider",
@@ -227,5 +269,12 @@ AGENTS = {
         {"OPENAI_API_BASE": "$url/v1", "OPENAI_API_KEY": "$key"},
         ("--model", "openai/$model", "--no-show-model-warnings", "--timeout", f"{_PATIENCE_MS // 1000}"),
         is_javascript=False,
+        rights=Rights(
+            ("-m", "--msg", "--message", "-f", "--message-file"),
+            "aider writes and commits files. Where it can't ask, it runs the commands that the model proposes.",
+            "To forbid commands",
+            ("--no-suggest-shell-commands",),
+            decided=("--yes-always", "--suggest-shell-commands"),
+        ),
     ),
 }

@@ -42,7 +42,8 @@ def command(
 ) -> int:
     """Start a coding tool that uses your server. The tool's own settings are not changed.
 
-    `codex exec` may write to this folder, unless you or your settings give it another sandbox.
+    `codex exec` may write to this folder, unless you or your settings give it another sandbox. Other tools get no
+    rights: where they do a task without you, a line says what they may do, and which arguments change that.
 
     Parameters
     ----------
@@ -80,6 +81,12 @@ def command(
     if is_exec and not codex_exec.has_sandbox(arguments):
         agent = replace(agent, arguments=(*agent.arguments, *codex_exec.MAY_WRITE))
         print(codex_exec.NOTE, file=sys.stderr)
+    if agent.rights is not None:
+        words = ["oaiserve", "launch", tool]
+        words += [word for flag, value in (("--url", url), ("--model", model)) if value for word in (flag, value)]
+        words += [] if lean is None else ["--lean" if lean else "--no-lean"]
+        if note := agent.rights.note([*words, "--"], arguments, os.environ):
+            print(note, file=sys.stderr)
     values = {"url": client.url, "key": client.key, "model": served.name, "context": str(served.context)}
     values["output"] = str(served.context // 8)
     if show:

@@ -142,6 +142,80 @@ def test_codex_may_write_when_it_does_a_task_alone_unless_the_user_has_decided(
     assert ("Codex may write to this folder." in capsys.readouterr().err) is may_write
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "says", "command"),
+    [
+        ("claude", ["-p", "Fix it"], "only what its settings allow", "-p 'Fix it' --allowedTools Bash,Write,Edit,Read"),
+        ("claude", ["Fix it", "--print"], "nobody answers", "'Fix it' --print --allowedTools Bash,Write,Edit,Read"),
+        ("qwen-code", ["-p", "Fix it"], "may not write files or run commands", "-p 'Fix it' -y"),
+        ("qwen-code", ["Fix it"], "may not write files or run commands", "'Fix it' -y"),
+        ("opencode", ["run", "Fix it"], "without asking", "run 'Fix it'"),
+        ("cline", ["Fix it"], "without asking", "'Fix it' --auto-approve false"),
+        ("aider", ["--message", "Fix it"], "runs the commands", "--message 'Fix it' --no-suggest-shell-commands"),
+    ],
+)
+def test_tool_that_works_alone_starts_after_a_line_with_its_rights_and_gets_none_by_itself(
+    name: str,
+    arguments: list[str],
+    says: str,
+    command: str,
+    server: ScriptedServer,
+    stubs: Stubs,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["launch", name, "--url", server.url, "--", *arguments]) == 7
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert line.endswith(f"oaiserve launch {name} --url {server.url} -- {command}")
+    assert stubs.told()[0][-len(arguments) :] == arguments
+    assert "OPENCODE_PERMISSION" not in stubs.told()[1]
+    # The line that is printed is one that decides, so that following it prints nothing more.
+    variables, _, words = line.partition(": ")[2].partition("oaiserve ")
+    environment = dict(word.split("=", 1) for word in shlex.split(variables))
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        assert cli.main(shlex.split(words)) == 7
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("claude", []),
+        ("claude", ["-p", "Fix it", "--permission-mode=acceptEdits"]),
+        ("claude", ["--dangerously-skip-permissions", "-p", "Fix it"]),
+        ("qwen-code", ["--model", "other"]),
+        ("qwen-code", ["--approval-mode", "auto-edit", "-p", "Fix it"]),
+        ("opencode", []),
+        ("cline", ["--tui"]),
+        ("aider", ["add.py"]),
+        ("aider", ["--yes-always", "--message", "Fix it"]),
+    ],
+)
+def test_nothing_is_said_of_rights_where_a_user_answers_or_has_decided(
+    name: str, arguments: list[str], server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["launch", name, "--url", server.url, "--", *arguments]) == 7
+    assert capsys.readouterr().err == ""
+
+
+def test_short_prompt_has_a_failed_result_with_its_repair_and_no_last_answer(
+    server: ScriptedServer, stubs: Stubs
+) -> None:
+    for name, agent in AGENTS.items():
+        if agent.lean is None:
+            continue
+        cli.main(["launch", name, "--url", server.url, "--lean"])
+        arguments, environment, files = stubs.told()
+        texts = [*arguments, *environment.values(), *files.values()]
+        (text,) = (text for text in texts if "cat > five.py" in text)
+        assert text.count("<tool_call>") == 2
+        assert "python: command not found" in text.partition("<tool_call>")[2].rpartition("<tool_call>")[0]
+        after = text.rpartition("</tool_call>")[2]
+        assert " I " not in after
+
+
 def test_codex_reads_only_what_a_shell_pipes_into_its_task(server: ScriptedServer, stubs: Stubs) -> None:
     stub = stubs.home.parent / "bin" / "codex"
     stub.write_text(f"#!{sys.executable}\nimport sys\nprint('read:', sys.stdin.read())\n")
