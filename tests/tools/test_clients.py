@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.clients import environments
+from tools.clients.claims import has_passed, outcome
 from tools.clients.clients import CLIENTS, SCRIPTS
 from tools.clients.environments import is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
 from tools.clients.sessions import AGENTS
-from tools.clients.small_model import has_passed, outcome
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {  # by a user, and in a script
@@ -126,6 +127,16 @@ def test_clients_run_with_the_node_that_they_bring(monkeypatch: pytest.MonkeyPat
     assert Path(script).exists()
     brought = tmp_path / name / "node_modules/.bin/node"
     assert program == (brought if "node" in json.loads(pins)["dependencies"] else "node")
+
+
+def test_a_program_that_takes_too_long_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    lines = f"sleep 600 & echo $! > {number}; wait"
+    ended = environments.call(["sh", "-c", lines], dict(os.environ), str(tmp_path), limit_seconds=1)
+    assert ended.returncode == 124
+    if number.exists():  # else the machine was too busy to start it
+        state = Path(f"/proc/{number.read_text().strip()}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"  # Nobody has waited for it.
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("use_*.py")), ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from tools.bench import prepare
 from tools.bench.prepare import run
 from tools.clients.agent import Agent
 from tools.clients.clients import SCRIPTS, Client
+from tools.server_process import KILL_LIMIT_SECONDS, stop_group
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
 LIMIT_SECONDS = 600  # limit of a script or a session
@@ -54,14 +56,22 @@ def installed(name: str, client: Client | Agent) -> Path:
 def call(
     words: Sequence[str | Path], env: Mapping[str, str], cwd: str, limit_seconds: float = LIMIT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client's program. One that takes too long has the exit code that `timeout` has."""
-    try:
-        return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, cwd=cwd, timeout=limit_seconds
-        )
-    except subprocess.TimeoutExpired as error:
-        report = error.stdout if isinstance(error.stdout, bytes) else b""
-        return subprocess.CompletedProcess(words, 124, report.decode(), f"it took over {limit_seconds:g} s")
+    """Run a client's program. One that takes too long is ended with all that it has started, and has the exit code that
+    `timeout` has."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env, cwd=cwd, process_group=0
+    ) as process:
+        try:
+            report, errors = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            stop_group(process, signal.SIGKILL, KILL_LIMIT_SECONDS)
+            report, _ = process.communicate()
+            return subprocess.CompletedProcess(words, 124, report, f"it took over {limit_seconds:g} s")
+        except BaseException:
+            stop_group(process, signal.SIGKILL, KILL_LIMIT_SECONDS)
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, report, errors)
 
 
 def renew(name: str, client: Client | Agent) -> None:

@@ -100,7 +100,8 @@ def launched(name: str, task: str, turns: tuple[Turn, ...], marker: str, **more:
     tool = AGENT_TABLE[name]
     return Agent(
         tool.title,
-        (tool.package,),
+        # Without @latest, npm takes the last version that is made for the node of this machine.
+        (f"{tool.package}@latest" if tool.is_javascript else tool.package,),
         f"{sys.executable} -m oaiserve launch {name} --url {ADDRESS} -- {task}",
         turns,
         marker,
