@@ -129,8 +129,6 @@ BAD_REQUESTS = [
     completion("too many candidates", "times best_of must be <= 2048", "prompt", prompt=["Hi"] * 103, best_of=20),
     completion("max_tokens 1e300", "must be <= 2147483647", "max_tokens", max_tokens=1e300),
     completion("min_tokens over max_tokens", "must be <= max_tokens (4)", "min_tokens", min_tokens=5, max_tokens=4),
-    completion("empty stop", "must not be empty", "stop", stop=""),
-    completion("empty stop in a list", "must not be empty", "stop", stop=["a", ""]),
     completion("1000 stops", "at most 128", "stop", stop=["a"] * 1000),
     completion("a very long stop", "at most 4096 characters", "stop", stop=["a" * 4000, "b" * 97]),
     completion("stop_token_ids negative", "must be an integer >= 0, got -1", "stop_token_ids", stop_token_ids=[-1]),

@@ -134,6 +134,15 @@ def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(serv
     assert stream_of(served, CHAT, return_token_ids=True)[0]["prompt_token_ids"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("stop", "read"), [("", ()), ([""], ()), (["a", ""], ("a",))])
+def test_an_empty_stop_string_is_left_out_and_named_in_a_header(
+    served: Served, stop: str | list[str], read: tuple[str, ...]
+) -> None:
+    response = served.chat(stop=stop)
+    assert response.headers["x-oaiserve-adapted"] == "stop: an empty string is left out"
+    assert served.engine.submitted.get_nowait().params.stop == read
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_misspelled_parameter_is_named_in_a_header_and_in_the_record(served: Served, stream: bool) -> None:
     note = "temperature: an unknown parameter with a similar name is ignored"

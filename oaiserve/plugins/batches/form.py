@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.plugins.batches.line_ends import CrLf
 from oaiserve.plugins.batches.objects import GIVEN_PURPOSES, GivenPurpose, is_utf16
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import invalid, show
@@ -45,6 +46,7 @@ class UploadForm:
         self._parser = PushMultipartParser(
             boundary, max_header_size=MOST_HEADER_BYTES, max_header_count=MOST_HEADERS, header_charset="latin-1"
         )
+        self._lines = CrLf(boundary)
         self._content = content
         self._names: list[str] = []
         self._raw_purpose = b""
@@ -61,6 +63,11 @@ class UploadForm:
         return self._given_purpose
 
     def feed(self, data: bytes) -> None:
+        self._parse(self._lines.fed(data))
+
+    def _parse(self, data: bytes) -> None:
+        if not data:  # The parser would take it as the end.
+            return
         try:
             for event in self._parser.parse(data):
                 if event is None:
@@ -77,6 +84,7 @@ class UploadForm:
 
     def end(self, adaptations: Adaptations) -> None:
         """Check that the form is complete. Unknown fields are noted."""
+        self._parse(self._lines.rest())
         try:
             self._parser.close()
         except MultipartError:

@@ -185,7 +185,9 @@ def chat_limits(body: ChatBody) -> ChatLimits:
     return ChatLimits(max_tokens(body), num_logprobs, integer(body, "thinking_token_budget"))
 
 
-def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:
+def sampling_params(
+    body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int], note: Note
+) -> SamplingParams:
     """Return the checked sampling parameters of the body, except those with a name or a limit of the route's `own`.
 
     A value that the client did not set comes from `defaults`, the model's, or else from OpenAI's.
@@ -218,7 +220,7 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         else distinct_ids("allowed_token_ids", allowed),
         bad_words=strings("bad_words", body.bad_words or []),
         seed=None if seed == -1 else seed,
-        stop=own.stop or strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
+        stop=own.stop or _stop_strings([] if body.stop is None else body.stop, note),
         stop_token_ids=distinct_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
@@ -248,6 +250,14 @@ def strings(param: str, strings: list[str]) -> tuple[str, ...]:
     if (length := sum(map(len, strings))) > MAX_CHARACTERS:
         raise invalid(param, f"at most {MAX_CHARACTERS} characters are allowed in all, got {length}")
     return tuple(strings)
+
+
+def _stop_strings(given: str | list[str], note: Note) -> tuple[str, ...]:
+    """Return the stop strings. Clients send an empty one for none, so it is left out and noted."""
+    texts = [given] if isinstance(given, str) else given
+    if "" in texts:
+        note("stop", "an empty string is left out")
+    return strings("stop", [text for text in texts if text])
 
 
 def slices(values: list[Any]) -> Iterator[list[Any]]:

@@ -111,7 +111,8 @@ class Intake(Generic[OwnBody]):
         Return the parameters for the engine, and the optional parts of the answer. With `own.n`, the engine makes that
         number of candidates for each prompt, and the client gets the best.
         """
-        params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
+        note = self.exchange.adaptations.note
+        params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body), note)
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
         if own.n > params.n:

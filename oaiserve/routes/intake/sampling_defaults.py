@@ -82,5 +82,9 @@ def _checked(values: Mapping[str, Any]) -> Values:
         body = msgspec.convert(values, SamplingBody)
     except msgspec.ValidationError as error:
         raise invalid_type(SamplingBody, str(error)) from None
-    params = parameters.sampling_params(body, SamplingParams(), {})
+    params = parameters.sampling_params(body, SamplingParams(), {}, _note_nothing)
     return {name: getattr(params, name) for name, value in values.items() if value is not None}
+
+
+def _note_nothing(place: str, what: str) -> None:
+    """Ignore the note: `stop` alone has any, which is not among these values."""

@@ -62,6 +62,26 @@ def form(disposition: bytes, content: bytes = b"{}", headers: bytes = b"") -> by
     return bytearray(PURPOSE + head + b"\r\n" + content + b"\r\n--b--\r\n")
 
 
+CONTENTS = [b"", b"{}", b"{}\n", b"\n\n{}\n--\n--c\n\r\n", b"a\rb\n-\n--", bytes(range(256)) * 300]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("piece_bytes", [1, 3, 1000, 2**20])
+def test_a_form_whose_lines_end_in_lf_has_the_same_content(content: bytes, piece_bytes: int) -> None:
+    head = PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\nX-Any: 1\r\n\r\n'
+    body = head.replace(b"\r\n", b"\n") + content + b"\n--b--\n"
+    assert _parts(TYPE, bytearray(body), piece_bytes) == ("batch", "f", content)
+    with_crlf = head + content + b"\r\n--b--\r\n"
+    assert _parts(TYPE, bytearray(with_crlf), piece_bytes) == ("batch", "f", content)
+
+
+def test_a_form_whose_lines_end_in_lf_is_refused_where_it_is_cut_or_endless() -> None:
+    body = form(b'name="file"').replace(b"\r\n", b"\n")
+    for wrong in (body[:-9], body[:40], b"--b\n" + b"x" * 2**17, b"--b\n"):
+        with pytest.raises(InvalidRequest, match="The form"):
+            _parts(TYPE, bytearray(wrong))
+
+
 @pytest.mark.parametrize(
     "filename",
     [
