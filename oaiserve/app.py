@@ -43,6 +43,7 @@ from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import render_http_exception
+from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.routes.openapi import published
 from oaiserve.routes.pages import Pages
@@ -108,12 +109,12 @@ def create_app(
         )
         serving = app.state.serving
         app.state.files = None  # a plug-in may store some
+        app.state.bodies = Bodies(int(serving.body_limit), serving.received_bytes, engine.run_in_turns)
         app.state.backend = Backend(
             config,
             app.router,
             engine,
-            int(serving.body_limit),
-            serving.received_bytes,
+            app.state.bodies,
             ring,
             serving.has_others,
             is_child=is_child,
@@ -143,6 +144,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.pages = pages
+    app.state.count_refusal_delay = lambda delay_ns: None  # Telemetry reads the accounts themselves.
     return app
 
 

@@ -27,6 +27,7 @@ TOGETHER = {
     "plugins/gateway/test_background.py": ("responses",),
     "plugins/gateway/test_runs.py": ("runs",),
     "plugins/gateway/test_sockets.py": ("responses",),
+    "plugins/responses/test_ways_in.py": ("batches", "gateway", "messages"),
 }
 
 

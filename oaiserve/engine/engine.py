@@ -49,13 +49,13 @@ from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.request import LoadMedia, Way
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.engine.tokenize import REST, Post, TokenizeStage
+from oaiserve.engine.tokenize import Post, TokenizeStage
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.step_record import HostPart, StepRecord
-from oaiserve.http.fair_turns import Work
+from oaiserve.http.fair_turns import REST, Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.report import ReplicaReport
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
     from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
-# How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
-# quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
-REST = 3.0
 Result = TypeVar("Result")
 
 
@@ -175,28 +172,7 @@ class TokenizeStage:
         It ends early if the future is cancelled. Any error but an APIError becomes an
         InternalError. `on_end` is called when the stage has done with it.
         """
-        promised: Future[Result] = Future()
-
-        def settle(settle: Callable[[Any], None], value: object) -> None:
-            on_end()
-            if promised.set_running_or_notify_cancel():
-                settle(value)
-
-        # The future must not hold the task: a circle would keep the body until the next collection of garbage.
-        self._workers.add(
-            Task(
-                client,
-                num_bytes,
-                work,
-                done=lambda result: settle(promised.set_result, result),
-                failed=lambda error: settle(promised.set_exception, error),
-                dropped=on_end,
-                is_unwanted=promised.cancelled,
-                name="work on a body",
-                rest=REST,
-            )
-        )
-        return promised
+        return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, those in place of its images included, as work for `run`. Raises as

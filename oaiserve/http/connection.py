@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the current or the last request
         self._wanted_protocol = ""  # the one for which the current request asks, in lower case
         self._raw: Callable[[bytes], None] | None = None  # receives the client's data in another protocol
-        self._on_drain: Callable[[], None] = lambda: None  # called at a shutdown, in another protocol
+        self._on_drain: Callable[[], None] = _nothing  # called at a shutdown, in another protocol
         self._is_deaf = False  # whether further data is discarded, because the connection will be closed
         self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
         self._parsing_ns = 0  # parsing time of the data with the client's mistake
@@ -118,6 +118,8 @@ class Connection(HttpToolsProtocol):
             # With pipelined requests, uvicorn marks another `cycle`.
             running.disconnected = True
             running.message_event.set()
+        self._raw = None  # It holds what speaks the other protocol, which holds this connection: a reference cycle.
+        self._on_drain = _nothing
         super().connection_lost(exc)
         self._on_lost()
 
@@ -275,9 +277,9 @@ class Connection(HttpToolsProtocol):
         if encodings not in ([], [b"chunked"]):
             # A proxy may have read another length, so that it would see a request where this server sees a body.
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
-        if self._wanted_protocol:
+        if self._wanted_protocol and self.parser.get_http_version() != "1.0":  # HTTP/1.0 knows no status 101.
             self.scope["extensions"] = {**self._extensions, UPGRADE: self._upgrade(self._wanted_protocol)}
-            self._wanted_protocol = ""
+        self._wanted_protocol = ""
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
@@ -400,6 +402,10 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
         self.flow.resume_reading()
         self._wait_for(Wait.GOODBYE)
+
+
+def _nothing() -> None:
+    """Do nothing at a shutdown: the connection speaks plain HTTP."""
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:

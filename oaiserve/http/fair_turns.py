@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from time import thread_time_ns
@@ -35,6 +36,9 @@ LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
 LONG_NICENESS = 8  # Threads of long pieces get a seventh of a core that the model needs as well.
 LONG = True  # what work yields if its next piece takes more than milliseconds
 MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
+# How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
+# quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
+REST = 3.0
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
 
 
@@ -183,6 +187,42 @@ class TurnWorkers:
             return
         while not self._run_piece(task):
             pass
+
+    def run(
+        self,
+        work: Work[Result],
+        *,
+        client: str,
+        num_bytes: int,
+        on_end: Callable[[], None] = lambda: None,
+        rest: float = REST,
+    ) -> Future[Result]:
+        """Add work of a client on a body, and return its future result. Cancelling the future ends it early.
+
+        Any error but an APIError becomes an InternalError. `on_end` is called when the workers have done with it.
+        """
+        promised: Future[Result] = Future()
+
+        def settle(settle: Callable[[Any], None], value: object) -> None:
+            on_end()
+            if promised.set_running_or_notify_cancel():
+                settle(value)
+
+        # The future must not hold the task: a circle would keep the body until the next collection of garbage.
+        self.add(
+            Task(
+                client,
+                num_bytes,
+                work,
+                done=lambda result: settle(promised.set_result, result),
+                failed=lambda error: settle(promised.set_exception, error),
+                dropped=on_end,
+                is_unwanted=promised.cancelled,
+                name="work on a body",
+                rest=rest,
+            )
+        )
+        return promised
 
     def give_back_later(self) -> None:
         """Give freed memory back to the system once no large work has ended for a moment."""

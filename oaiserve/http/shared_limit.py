@@ -39,9 +39,18 @@ class SharedLimit:
             is_full = self.total and self.total + number > self._most
             if is_full and not is_within_share(self._most, self._taken, client, number):
                 return False
-            self.total += number
-            self._taken[client] = self._taken.get(client, 0) + number
+            self._add(client, number)
             return True
+
+    def add(self, client: str, number: int) -> None:
+        """Count this number, even beyond the limit: it is there already, and cannot be refused any more."""
+        if number:
+            with self._lock:
+                self._add(client, number)
+
+    def _add(self, client: str, number: int) -> None:
+        self.total += number
+        self._taken[client] = self._taken.get(client, 0) + number
 
     def give_back(self, client: str, number: int) -> None:
         if not number:

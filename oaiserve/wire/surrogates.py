@@ -14,6 +14,14 @@ _BACKSLASH = ord("\\")
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")
 
 
+def as_sent(value: bytes, readable: bytes | bytearray, sent: bytes | bytearray) -> bytes:
+    """Return a value of a readable body as it is in the body that was sent, with its halves of pairs."""
+    if REPLACEMENT not in value:
+        return value
+    at = readable.find(value)
+    return bytes(sent[at : at + len(value)])
+
+
 def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
     """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
     places = []

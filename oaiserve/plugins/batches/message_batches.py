@@ -113,12 +113,10 @@ class DeletedMessageBatch(msgspec.Struct):
 )
 async def create(request: Request) -> Response:
     runner = runner_of(request)
-    backend = runner.backend
+    bodies = runner.backend.bodies
     now = int(time.time())
     adaptations = Adaptations()
-    body = await read_without_engine(
-        request, backend.received_bytes, backend.body_limit, MessageBatchBody, adaptations.note
-    )
+    body = await read_without_engine(request, bodies, MessageBatchBody, adaptations.note)
     batch = BatchObject(
         id=f"{MESSAGE_BATCHES}{lasting_id(request)}",
         endpoint=ANTHROPIC_PATH,
@@ -127,9 +125,14 @@ async def create(request: Request) -> Response:
         expires_at=now + WINDOW_SECONDS,
         in_progress_at=now,
     )
+    if any("surrogate" in note for note in adaptations.notes):
+        # An id must come back as it was sent.
+        for number, each in enumerate(body.requests):
+            if "\N{REPLACEMENT CHARACTER}" in each.custom_id:
+                raise invalid("requests", "has half of a surrogate pair", f"requests[{number}].custom_id")
     async with runner.readers:
         with runner.store.new_content() as content:
-            reader = LineReader(ANTHROPIC_PATH, backend.body_limit + MOST_FRAME_BYTES)
+            reader = LineReader(ANTHROPIC_PATH, bodies.limit_bytes + MOST_FRAME_BYTES)
             lines = await run_in_threadpool(_write, body.requests, reader, content)
             batch.request_counts = Counts(len(lines))
             await runner.store.add_batch(Owned(batch, request.state.owner), lines, content)

@@ -18,7 +18,7 @@ from oaiserve.routes.intake.body_types import MAX_CHOICES, MAX_INT32, MetadataBo
 from oaiserve.routes.intake.decode import decoder_of
 from oaiserve.routes.intake.invalid import Kind, invalid_type
 from oaiserve.routes.intake.object_types import described
-from oaiserve.wire.surrogates import without_halves
+from oaiserve.wire.surrogates import REPLACEMENT, as_sent, without_halves
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -376,9 +376,7 @@ def request_of(line: bytes) -> bytes:
     """Return the body of the request in a line, as the client has written it: the route replaces halves of pairs."""
     text = without_mark(line)
     parsed, readable = _parsed(text)
-    body = bytes(parsed.body)
-    at = readable.find(body)
-    return text[at : at + len(body)]
+    return as_sent(bytes(parsed.body), readable, text)
 
 
 def _parsed(text: bytes) -> tuple[_Line, bytes]:
@@ -387,9 +385,20 @@ def _parsed(text: bytes) -> tuple[_Line, bytes]:
         return _decoded(_Line, text), text
     except msgspec.DecodeError:
         readable = bytearray(text)
-        if not at_once(without_halves(readable)):
+        if not (halves := at_once(without_halves(readable))):
             raise
-        return _decoded(_Line, readable), bytes(readable)
+        line = _decoded(_Line, readable)
+        _check_id(line, readable, halves)
+        return line, bytes(readable)
+
+
+def _check_id(line: _Line, readable: bytearray, halves: list[int]) -> None:
+    """Raise InvalidRequest if halves of pairs were replaced in the custom_id, which must come back as it was sent."""
+    other = bytearray(readable)
+    for at in halves:
+        other[at : at + len(REPLACEMENT)] = rb"\ufffe"
+    if _decoded(_Line, other).custom_id != line.custom_id:
+        raise InvalidRequest("'custom_id' has half of a surrogate pair, which is no character.", param="custom_id")
 
 
 def _decoded(kind: type[Kind], text: bytes | bytearray | msgspec.Raw) -> Kind:

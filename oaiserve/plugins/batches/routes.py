@@ -121,9 +121,9 @@ async def create(request: Request) -> Response:
     runner = runner_of(request)
     state = request.state
     now = int(time.time())
-    backend = runner.backend
+    bodies = runner.backend.bodies
     adaptations = Adaptations()
-    body = await read_without_engine(request, backend.received_bytes, backend.body_limit, BatchBody, adaptations.note)
+    body = await read_without_engine(request, bodies, BatchBody, adaptations.note)
     check_metadata(body.metadata or {})
     file = await runner.store.file(state.owner, body.input_file_id)
     if file is None:
@@ -138,7 +138,7 @@ async def create(request: Request) -> Response:
     )
     owned = Owned(batch, state.owner, file[1])
     async with runner.readers:
-        reader = LineReader(body.endpoint, backend.body_limit)
+        reader = LineReader(body.endpoint, bodies.limit_bytes)
         async for part in runner.store.content(owned.file):
             await run_in_threadpool(reader.feed, part)
             if reader.is_done:

@@ -59,7 +59,7 @@ async def store_upload(request: Request, adaptations: Adaptations, *, of_anthrop
     try:
         with store.new_content() as content:
             form = UploadForm(request.headers["content-type"], content, "user_data" if of_anthropic else None)
-            await pass_body(request, runner.backend.received_bytes, MOST_FILE_BYTES, feed)
+            await pass_body(request, runner.backend.bodies.received, MOST_FILE_BYTES, feed)
             form.end(adaptations)
             form.check_encoding()
             file = FileObject(

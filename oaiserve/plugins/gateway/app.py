@@ -33,7 +33,6 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.http.keys import Keyring
-from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway import model_routes, page
@@ -50,7 +49,6 @@ from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
-from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.storage.private import cache_folder
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.telemetry import make_tracing
@@ -81,8 +79,7 @@ class Children:
             self.config,
             gateway,
             capacity,
-            gateway.body_limit,
-            SharedLimit(MOST_RECEIVED_BYTES),
+            gateway.bodies,
             self.ring,
             capacity.has_others,
         )
@@ -213,6 +210,7 @@ def _create(
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+            await gateway.stop()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close, CLOSE_SECONDS)
 
@@ -244,12 +242,13 @@ def _create(
             pages,
             count_refused,
             None,
-            count_delay=lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9),
         ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
     app.state.pages = pages
+    app.state.bodies = gateway.bodies
+    app.state.count_refusal_delay = lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9)
     return app, gateway
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from oaiserve.config import Config
 from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
+from oaiserve.http.fair_turns import TurnWorkers, Work
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.attempts import TRACEPARENT, TRACESTATE, Attempts, BegunAnswer
@@ -53,6 +55,7 @@ from oaiserve.plugins.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.door.middleware import is_of_anthropic
+from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
@@ -95,9 +98,11 @@ class Gateway:
         self.metrics = metrics
         self._tracing = tracing
         self._shows_requests = config.shows_dashboard  # requests of its replicas
-        self.body_limit = options.body_limit or MEDIA_BODY_BYTES
+        self.bodies = Bodies(
+            options.body_limit or MEDIA_BODY_BYTES, SharedLimit(MOST_RECEIVED_BYTES), self._run_in_turns
+        )
+        self._workers: TurnWorkers | None = None
         self._continues = options.continue_streams
-        self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
         self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
         self._listing = asyncio.Semaphore(MOST_LISTS)
         self._has_warned_of_loop = False
@@ -122,6 +127,17 @@ class Gateway:
         self.is_draining = True
         if self._models is not None:
             self._models.is_draining = True
+
+    def _run_in_turns(self, work: Work[Any], *, client: str, num_bytes: int) -> Future[Any]:
+        """Read a large body for a part of this process, which has no engine. Most gateways never need the threads."""
+        if self._workers is None:
+            self._workers = TurnWorkers(1, "intake")
+        return self._workers.run(work, client=client, num_bytes=num_bytes)
+
+    async def stop(self) -> None:
+        """End the threads that read large bodies."""
+        if self._workers is not None:
+            await asyncio.to_thread(self._workers.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises the gateway's own errors, before the status line."""
@@ -169,8 +185,8 @@ class Gateway:
                 log.error(text, num_hops)
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
-        with HeldBytes(self.received, client) as held:
-            limit_bytes = MOST_FILE_BYTES if path == FILES_PATH else self.body_limit
+        with HeldBytes(self.bodies.received, client) as held:
+            limit_bytes = MOST_FILE_BYTES if path == FILES_PATH else self.bodies.limit_bytes
             await read_into(body, Request(scope, receive), held, limit_bytes)  # routing needs the prompt
             left = asyncio.create_task(client_left(receive))
             try:

@@ -61,7 +61,7 @@ def _routes(config: Config) -> list[Route]:
 def _front_routes(config: Config) -> list[Route]:
     from oaiserve.plugins.responses.socket import socket_route
 
-    return [socket_route(PATH, config)]
+    return [socket_route(PATH)]
 
 
 def _opened(config: Config) -> ResponseDatabase:

@@ -123,6 +123,7 @@ class BackgroundAnswer:
                 await self._end()
             run.end()
             self._runs.make_room()
+            del self._answer, self._put  # They hold this object, and the body: a reference cycle.
         await telling
         exchange.http_status = 200
 
@@ -154,10 +155,11 @@ class BackgroundAnswer:
 
     async def _tell(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the client once the engine has accepted the request. Refusals are the same as for any request."""
+        exchange = self._answer.exchange
 
         async def noted(message: Message) -> None:
             await send(message)
-            self._answer.exchange.http_status = None  # the background response has not begun
+            exchange.http_status = None  # the background response has not begun
 
         await self._is_submitted.wait()
         await answer(scope, receive, noted)

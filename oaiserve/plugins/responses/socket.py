@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.config import Config
-from oaiserve.errors import APIError, InvalidRequest, MethodNotAllowed, Overloaded
+from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, MethodNotAllowed, Overloaded
 from oaiserve.http.connections import CONNECTION, UPGRADE
-from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.http.fair_turns import CpuTime
+from oaiserve.http.refusals import REFUSAL_NS
 from oaiserve.plugins.responses.socket_frames import (
     VERSION,
     Broken,
@@ -28,22 +28,24 @@ from oaiserve.plugins.responses.socket_frames import (
     close_frame,
     frame,
 )
-from oaiserve.plugins.responses.socket_lanes import Lanes
+from oaiserve.plugins.responses.socket_lanes import Lanes, Unsteerable
 from oaiserve.plugins.responses.socket_messages import error_event
-from oaiserve.routes.intake.receive import HeldBytes
+from oaiserve.routes.door.middleware import charge, is_refusal
+from oaiserve.routes.intake.bodies import Bodies
+from oaiserve.routes.intake.receive import HeldBytes, check_size
 from oaiserve.routes.intake.turns import client_left
-from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
 
 PING_SECONDS = 20.0
 MOST_SILENT_PINGS = 3  # A client that answers none of these is gone.
 MOST_UNREAD_BYTES = 64 * 1024  # of frames; beyond that, the connection is not read
 FRAMES_AT_ONCE = 64  # before other connections have a turn
+FRAME_NS = 20_000  # CPU time to read a frame, and to answer it if it is a ping
+SKIPPED_BYTE_NS = 1.0  # additional CPU time to unmask a byte of a message that is too large
+FRAME_BYTES = 1024  # A frame of a message with so many bytes is not charged, as the body of a request is not.
 
 
-def socket_route(path: str, config: Config) -> Route:
-    """Return the route of sockets. All of them together may hold as many unread bytes as bodies may."""
-    received = SharedLimit(MOST_RECEIVED_BYTES)
-    limit_bytes = config.server.body_limit or MEDIA_BODY_BYTES
+def socket_route(path: str) -> Route:
+    """Return the route of sockets."""
 
     async def connect(request: Request) -> Socket:
         upgrade = request.scope.get("extensions", {}).get(UPGRADE)
@@ -53,57 +55,87 @@ def socket_route(path: str, config: Config) -> Route:
         version = request.headers.get("sec-websocket-version", "")
         if not key or version != VERSION:
             raise InvalidRequest(f"A WebSocket needs the header Sec-WebSocket-Key, and the version {VERSION}.")
-        return Socket(key, HeldBytes(received, request.state.client), limit_bytes)
+        return Socket(key, request.app.state.bodies)
 
     return Route(path, connect, methods=["GET"])
+
+
+class Charge:
+    """Charges a client for what the socket itself refuses, and for frames that are no part of a request.
+
+    The account is that of refusals over HTTP. A socket is not read until it is paid off, but for 2 s at most.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._frames_ns = 0  # CPU time of frames that was not charged yet
+        self._delay_ns = 0
+
+    def add_frame(self, num_skipped: int = 0) -> None:
+        self._frames_ns += FRAME_NS + int(SKIPPED_BYTE_NS * num_skipped)
+        if self._frames_ns >= REFUSAL_NS:
+            self._delay_ns += charge(self._scope, self._frames_ns - REFUSAL_NS)
+            self._frames_ns = 0
+
+    def add_refusal(self, cpu_ns: int) -> None:
+        self._delay_ns += charge(self._scope, cpu_ns)
+
+    async def pay_off(self) -> None:
+        delay_ns = self._delay_ns
+        self._delay_ns = 0
+        if delay_ns:
+            await asyncio.sleep(delay_ns / 1e9)
 
 
 class Socket:
     """One connection, as an ASGI response to its handshake."""
 
-    def __init__(self, key: str, held: HeldBytes, limit_bytes: int) -> None:
+    def __init__(self, key: str, bodies: Bodies) -> None:
         self._key = key
-        self._held = held
-        self._limit_bytes = limit_bytes
+        self._bodies = bodies
         self._incoming = bytearray()
         self._has_data = asyncio.Event()
         self._frames = Reader()
-        self._message = bytearray()
+        self._is_skipping = False  # the rest of a message that is too large
         self._num_silent = 0  # pings since the client's last sign of life
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
         self._connection: dict[str, Any] = scope["extensions"][UPGRADE]
-        self._lanes = Lanes(scope, self._held, self._emit)
-        self._connection["take"](self._take_data, self._lanes.drain)
-        accept = accept_value(self._key).encode()
-        headers = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept)]
-        await send({"type": "http.response.start", "status": 101, "headers": headers})
-        with self._held:
-            await self._serve(receive)
+        self._charge = Charge(scope)
+        with HeldBytes(self._bodies.received, scope["state"]["client"]) as held:
+            lanes = Lanes(scope, self._bodies, held, self._emit)
+            self._connection["take"](self._take_data, lanes.drain)
+            accept = accept_value(self._key).encode()
+            headers = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept)]
+            await send({"type": "http.response.start", "status": 101, "headers": headers})
+            await self._serve(lanes, receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _serve(self, receive: Receive) -> None:
+    async def _serve(self, lanes: Lanes, receive: Receive) -> None:
         """Serve until the client leaves or breaks the protocol, or until the server ends."""
-        reading = asyncio.create_task(self._read())
+        reading = asyncio.create_task(self._read(lanes))
         waiting: set[asyncio.Task[Any]] = {
             reading,
             asyncio.create_task(client_left(receive)),
             asyncio.create_task(self._ping()),
-            asyncio.create_task(self._lanes.drained.wait()),
+            asyncio.create_task(lanes.drained.wait()),
         }
         last = close_frame(CloseCode.GOING_AWAY, "the server is shutting down")
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            self._lanes.leave()
+            lanes.leave()
             if reading.done():
                 last = reading.result()
         except asyncio.CancelledError:  # The time for a shutdown is over.
-            self._lanes.cancel()
+            lanes.cancel()
         finally:
             for task in waiting:
                 task.cancel()
-            await asyncio.gather(*waiting, *self._lanes.tasks, return_exceptions=True)
+            await asyncio.gather(*waiting, *lanes.tasks, return_exceptions=True)
+            lanes.close()
+            self._incoming = bytearray()
+            self._frames = Reader()
             self._connection["write"](last)
 
     # -- from the client ----------------------------------------------------------------------------------------------
@@ -114,7 +146,7 @@ class Socket:
             self._connection["pause"]()
         self._has_data.set()
 
-    async def _read(self) -> bytes:
+    async def _read(self, lanes: Lanes) -> bytes:
         """Read until the client closes the socket, and return the frame that answers it."""
         num_frames = 0
         try:
@@ -127,7 +159,8 @@ class Socket:
                 while (event := self._frames.next()) is not None:
                     if event.opcode is Opcode.CLOSE:
                         return close_frame(CloseCode.NORMAL)
-                    await self._take_frame(event)
+                    await self._take_frame(event, lanes)
+                    await self._charge.pay_off()
                     num_frames += 1
                     if num_frames % FRAMES_AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -135,29 +168,50 @@ class Socket:
         except Broken as broken:
             return close_frame(broken.code, broken.reason)
 
-    async def _take_frame(self, event: Event) -> None:
+    async def _take_frame(self, event: Event, lanes: Lanes) -> None:
         if event.opcode is Opcode.PING:
             await self._write(frame(Opcode.PONG, event.data))
         if event.opcode not in (Opcode.TEXT, Opcode.BINARY):
+            self._charge.add_frame()
             return
-        num_bytes = len(self._message) + len(event.data)
-        if num_bytes > self._limit_bytes:
-            raise Broken(CloseCode.TOO_LARGE, f"a message has at most {self._limit_bytes} bytes")
-        try:
-            self._held.take(len(event.data))
-        except Overloaded:
-            raise Broken(CloseCode.TRY_AGAIN_LATER, "the server is receiving too much already") from None
-        self._message += event.data
-        if not event.is_last:
+        if self._is_skipping:
+            self._charge.add_frame(len(event.data))
+            self._is_skipping = not event.is_last
             return
-        message = bytes(self._message)
-        self._message = bytearray()
         try:
-            await self._lanes.take(message)
+            check_size(len(lanes.message) + len(event.data), self._bodies.limit_bytes)
+        except BodyTooLarge as error:
+            lanes.drop_message()
+            self._is_skipping = not event.is_last
+            await self._refuse(error, 0)
+            return
+        if not event.is_last and len(event.data) < FRAME_BYTES:
+            self._charge.add_frame()
+        if event.data:
+            try:
+                lanes.check_room(len(event.data))
+            except Overloaded:
+                raise Broken(CloseCode.TRY_AGAIN_LATER, "the server is receiving too much already") from None
+            lanes.message += event.data
+        if event.is_last:
+            await self._take_message(lanes)
+
+    async def _take_message(self, lanes: Lanes) -> None:
+        cpu = CpuTime()
+        try:
+            await lanes.take(cpu)
+        except Unsteerable as refused:
+            self._charge.add_refusal(cpu.ns)
+            await self._charge.pay_off()
+            await self._emit(refused.event)
         except APIError as error:
-            await self._emit(error_event(error))
-        finally:
-            self._held.give_back(len(message))
+            await self._refuse(error.without_frames(), cpu.ns)
+
+    async def _refuse(self, error: APIError, cpu_ns: int) -> None:
+        self._charge.add_refusal(cpu_ns)
+        if is_refusal(error.status):  # As over HTTP, an error that is no fault of the client's comes at once.
+            await self._charge.pay_off()
+        await self._emit(error_event(error))
 
     # -- to the client ------------------------------------------------------------------------------------------------
 

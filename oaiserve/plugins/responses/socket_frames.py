@@ -10,6 +10,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from hashlib import sha1
 from typing import NamedTuple
 
@@ -131,10 +132,15 @@ class Reader:
 
 
 def _masked(data: bytes, mask: bytes, offset: int) -> bytes:
-    offset %= 4
-    mask = (mask[offset:] + mask[:offset]) * (len(data) // 4 + 1)
-    mixed = int.from_bytes(data, "little") ^ int.from_bytes(mask[: len(data)], "little")
-    return mixed.to_bytes(len(data), "little")
+    mixed = bytearray(len(data))
+    for place in range(4):  # A byte of the mask changes every fourth byte of the data.
+        mixed[place::4] = data[place::4].translate(_table_of(mask[(offset + place) % 4]))
+    return bytes(mixed)
+
+
+@cache
+def _table_of(mask: int) -> bytes:
+    return bytes(byte ^ mask for byte in range(256))
 
 
 def frame(opcode: Opcode, data: bytes) -> bytes:

@@ -3,82 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict, deque
 from contextlib import suppress
 from secrets import token_hex
-from typing import Any
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
-from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
-from oaiserve.plugins.responses.socket_messages import Fields, field_of, items_of, steer_failed
+from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.http.fair_turns import CpuTime
+from oaiserve.plugins.responses.socket_messages import (
+    Content,
+    Create,
+    Steer,
+    joined,
+    read_message,
+    steer_failed,
+)
 from oaiserve.plugins.responses.socket_run import Emit, SocketRun, Turn
+from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.receive import HeldBytes
-from oaiserve.routes.intake.turns import MOST_LOOP_BYTES
 
 MOST_CREATES = 16  # responses of one socket that run or wait
 MOST_KEPT = 4  # responses that a socket keeps because the server doesn't
-MOST_STEER_BYTES = 2**20
 MOST_STEERS = 8  # inputs that wait for the end of one response
-_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class _SteerMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of the user for a running response."""
+class Unsteerable(Exception):
+    """Input can't steer a response. `event` gives it back to the client."""
 
-    role: str
-    content: str | list[Any]
-    type: str = "message"
-
-
-class _Unsteerable(Exception):
-    """Input can't steer a response. `code` is one of OpenAI's."""
-
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, steer: Steer, code: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.event = steer_failed(code, message, steer.previous_response_id, msgspec.Raw(steer.given))
 
 
 class Lanes:
-    """`emit` sends an event's JSON to the client. `held` counts the bytes of requests that wait or run."""
+    """`emit` sends an event's JSON to the client. `held` counts all bytes of messages, and of what is kept of them."""
 
-    def __init__(self, scope: Scope, held: HeldBytes, emit: Emit) -> None:
+    def __init__(self, scope: Scope, bodies: Bodies, held: HeldBytes, emit: Emit) -> None:
         self._scope = scope
+        self._bodies = bodies
         self._held = held
         self._emit = emit
-        # Requests that wait, with their bytes, by lane. A lane is there while it runs.
-        self._lanes: dict[str | None, deque[tuple[Fields, int]]] = {}
+        self.message: Content = bytearray()  # the one that is being received or read
+        self._lanes: dict[str | None, deque[Create]] = {}  # requests that wait. A lane is there while it runs.
         self.tasks: set[asyncio.Task[None]] = set()  # of lanes
         self._runs: dict[str | None, SocketRun] = {}  # by lane
         self._ended: deque[str] = deque(maxlen=MOST_CREATES)  # ids of the last responses that are over
         self._kept: OrderedDict[str, Turn] = OrderedDict()
-        self._pending: OrderedDict[str, list[msgspec.Raw]] = OrderedDict()  # accepted input by the response before it
+        self._pending: OrderedDict[str, bytes] = OrderedDict()  # items of accepted input by the response before it
         self._is_draining = False
         self._has_left = False  # the client
         self.drained = asyncio.Event()  # The server shuts down, and no response is running.
 
-    async def take(self, message: bytes) -> None:
-        """Take a message of the client. Raises APIError."""
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all that is here."""
+        waiting = sum(create.num_bytes for lane in self._lanes.values() for create in lane)
+        running = sum(run.num_bytes for run in self._runs.values())
+        before = (run.before for run in self._runs.values() if run.before is not None)
+        turns = {id(turn): len(turn.items) for turn in (*self._kept.values(), *before)}
+        return len(self.message) + waiting + running + sum(turns.values()) + sum(map(len, self._pending.values()))
+
+    def check_room(self, num_bytes: int) -> None:
+        """Count all that is here, and `num_bytes` more. Raises Overloaded if there is no room for these."""
+        self._held.hold(self.num_bytes + num_bytes)
+
+    def _count(self) -> None:
+        self._held.hold(self.num_bytes, must=True)
+
+    async def take(self, cpu: CpuTime) -> None:
+        """Take the whole `message` of the client. `cpu` gets the time of the work on it. Raises APIError and
+        Unsteerable."""
+        message = self.message
+        client = self._scope["state"]["client"]
         try:
-            if len(message) > MOST_LOOP_BYTES:
-                fields = await run_in_threadpool(_decode_fields, message)
+            taken = await self._bodies.read(read_message(message), client=client, num_bytes=len(message), cpu=cpu)
+            if isinstance(taken, Create):
+                self._create(taken)
             else:
-                fields = _decode_fields(message)
-            kind = msgspec.json.decode(fields.get("type", b"null"), type=str)
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise InvalidRequest(f"A message must be a JSON object with a 'type': {error}.", param="type") from None
-        if kind == "response.create":
-            self._create(fields, len(message))
-        elif kind == "response.steer":
-            await self._steer(fields, len(message))
-        else:
-            text = f"The type of an event must be 'response.create' or 'response.steer', got {kind[:100]!r}."
-            raise InvalidRequest(text, param="type")
+                await self._steer(taken)
+        finally:
+            self.drop_message()
+
+    def drop_message(self) -> None:
+        self.message = bytearray()
+        self._count()
 
     def drain(self) -> None:
         """Take no more requests, and let those that are there end."""
@@ -101,64 +111,49 @@ class Lanes:
         for task in self.tasks:
             task.cancel()
 
-    def _create(self, fields: Fields, num_bytes: int) -> None:
-        stream_id = field_of(fields, "stream_id", str)
-        if stream_id is not None and _STREAM_ID.fullmatch(stream_id) is None:
-            text = "Invalid 'stream_id': must be 1 to 256 letters, digits, '_', '-' or '.'."
-            raise InvalidRequest(text, param="stream_id")
-        field_of(fields, "previous_response_id", str)  # an error now, and not when its turn comes
-        if bytes(fields.get("background") or b"") == b"true":
-            raise InvalidRequest("Invalid 'background': is not supported on a WebSocket.", param="background")
+    def close(self) -> None:
+        """Let go of all that is kept, once no lane runs."""
+        self._kept.clear()
+        self._pending.clear()
+        self.drop_message()
+
+    def _create(self, create: Create) -> None:
         if self._is_draining:
             raise Unavailable("The server is shutting down. Please try again.")
         if len(self._lanes) + sum(map(len, self._lanes.values())) >= MOST_CREATES:
             raise Overloaded(f"At most {MOST_CREATES} responses may run or wait on one socket.", retry_after_seconds=1)
-        self._held.take(num_bytes)  # until the response has ended
+        stream_id = create.stream_id
         if stream_id in self._lanes:
-            self._lanes[stream_id].append((fields, num_bytes))
+            self._lanes[stream_id].append(create)
             return
-        self._lanes[stream_id] = deque(((fields, num_bytes),))
+        self._lanes[stream_id] = deque((create,))
         task = asyncio.create_task(self._run_lane(stream_id))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _steer(self, fields: Fields, num_bytes: int) -> None:
-        response_id = field_of(fields, "previous_response_id", str) or ""
+    async def _steer(self, steer: Steer) -> None:
+        """Take input for a running response. Raises Unsteerable."""
+        response_id = steer.previous_response_id
         run = next((run for run in self._runs.values() if response_id and run.id == response_id), None)
-        try:
-            if num_bytes > MOST_STEER_BYTES:
-                raise _Unsteerable("invalid_input", f"Input that steers has at most {MOST_STEER_BYTES} bytes.")
-            items = self._items_to_steer(run, response_id, fields)
-        except _Unsteerable as error:
-            given = {"previous_response_id": response_id, "input": fields.get("input", msgspec.Raw(b"null"))}
-            await self._emit(steer_failed(error.code, error.message, given))
-        else:
-            assert run is not None
-            await run.steer(f"steer_{token_hex(16)}", items)
-
-    def _items_to_steer(self, run: SocketRun | None, response_id: str, fields: Fields) -> list[msgspec.Raw]:
-        """Return the input for a running response. Raises _Unsteerable."""
+        if steer.problem:
+            raise Unsteerable(steer, "invalid_input", steer.problem)
         if not response_id:
-            raise _Unsteerable("invalid_input", "'previous_response_id' is missing: the id of the running response.")
+            text = "'previous_response_id' is missing: the id of the running response."
+            raise Unsteerable(steer, "invalid_input", text)
         if run is None and response_id not in self._ended:
-            raise _Unsteerable("response_not_found", "No response with this id runs on this socket.")
+            raise Unsteerable(steer, "response_not_found", "No response with this id runs on this socket.")
         if run is None or run.is_over:
-            raise _Unsteerable("response_already_completed", "The response has ended already.")
-        if bytes(run.fields.get("conversation") or b"null") != b"null":
-            raise _Unsteerable("steering_not_supported", "A response of a conversation can't be steered.")
+            raise Unsteerable(steer, "response_already_completed", "The response has ended already.")
+        if run.create.is_of_conversation:
+            raise Unsteerable(steer, "steering_not_supported", "A response of a conversation can't be steered.")
         if len(run.steers) >= MOST_STEERS:
             text = f"At most {MOST_STEERS} inputs may wait for one response."
-            raise _Unsteerable("too_many_pending_steers", text)
-        if unknown := fields.keys() - {"type", "previous_response_id", "input"}:
-            raise _Unsteerable("invalid_input", f"'response.steer' takes no {min(unknown)[:100]!r}.")
+            raise Unsteerable(steer, "too_many_pending_steers", text)
         try:
-            items = items_of(fields)
-            roles = {msgspec.json.decode(item, type=_SteerMessage).role for item in items}
-        except (msgspec.MsgspecError, InvalidRequest) as error:
-            raise _Unsteerable("invalid_input", f"Invalid 'input': {error}") from None
-        if roles != {"user"}:
-            raise _Unsteerable("invalid_input", "Invalid 'input': must hold a text, or messages of the user.")
-        return items
+            self.check_room(len(steer.items))
+        except Overloaded as full:
+            raise Unsteerable(steer, "too_many_pending_steers", full.message) from None
+        await run.steer(f"steer_{token_hex(16)}", steer.items)
 
     async def _run_lane(self, stream_id: str | None) -> None:
         """Make the responses of a lane, one after the other."""
@@ -168,26 +163,35 @@ class Lanes:
         async def emit(data: bytes) -> None:
             await self._emit(data[:-1] + suffix if suffix else data)
 
+        create: Create | None = None
         try:
             while waiting:
-                fields: Fields | None
-                fields, num_bytes = waiting.popleft()
-                while fields is not None and not self._has_left:
-                    fields = await self._run(stream_id, fields, emit)
-                self._held.give_back(num_bytes)
+                create = waiting.popleft()
+                while create is not None and not self._has_left:
+                    create = await self._run(stream_id, create, emit)
+                    self._count()
         finally:
             del self._lanes[stream_id]
-            self._runs.pop(stream_id, None)
+            self._count()
             if self._is_draining and not self._lanes:
                 self.drained.set()
 
-    async def _run(self, stream_id: str | None, fields: Fields, emit: Emit) -> Fields | None:
+    async def _run(self, stream_id: str | None, create: Create, emit: Emit) -> Create | None:
         """Make a response, and return the request for the one that follows it because it was steered."""
-        previous = field_of(fields, "previous_response_id", str) or ""
-        steered = self._pending.pop(previous, [])
-        run = SocketRun(self._scope, fields, self._kept.get(previous), steered, emit)
+        previous = create.previous_response_id
+        steered = self._pending.pop(previous, b"")
+        run = SocketRun(
+            self._scope, self._bodies, create, self._kept.get(previous), steered, emit=emit, count=self._count
+        )
         self._runs[stream_id] = run
-        await run.play()
+        try:
+            await run.play()
+            return await self._after(run, previous, steered)
+        finally:
+            del self._runs[stream_id]
+
+    async def _after(self, run: SocketRun, previous: str, steered: bytes) -> Create | None:
+        """Keep what is needed of a response that has ended, and return the request for the one that follows it."""
         if not run.id:
             if steered:  # The next request that continues the response gets this input.
                 self._pend(previous, steered)
@@ -200,15 +204,14 @@ class Lanes:
         if run.has_failed:
             await run.give_steers_back()
             return None
-        items = [item for _, each in run.steers for item in each]
+        items = joined(items for _, items in run.steers)
         if run.open_calls:
             self._pend(run.id, items)
             await run.report_pending()
             return None
-        after = msgspec.Raw(msgspec.json.encode(run.id))
-        return {**fields, "input": msgspec.Raw(msgspec.json.encode(items)), "previous_response_id": after}
+        return run.create._replace(items=items, previous_response_id=run.id)
 
-    def _pend(self, response_id: str, items: list[msgspec.Raw]) -> None:
+    def _pend(self, response_id: str, items: bytes) -> None:
         self._pending[response_id] = items
         if len(self._pending) > MOST_KEPT:
             self._pending.popitem(last=False)
@@ -216,8 +219,7 @@ class Lanes:
     def _keep(self, response_id: str, turn: Turn) -> None:
         """Keep a turn for the responses that follow it, in place of the oldest ones."""
         with suppress(Overloaded):  # Then a later response gets the error that its previous one is not there.
-            self._held.take(turn.num_bytes)
+            self.check_room(len(turn.items))
             self._kept[response_id] = turn
         while len(self._kept) > MOST_KEPT:
-            _, oldest = self._kept.popitem(last=False)
-            self._held.give_back(oldest.num_bytes)
+            self._kept.popitem(last=False)

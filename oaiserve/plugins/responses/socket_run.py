@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -17,12 +17,24 @@ from starlette.types import Message, Scope
 
 from oaiserve.errors import APIError, InternalError, Unavailable
 from oaiserve.http.connections import CONNECTION
-from oaiserve.plugins.responses.socket_messages import Fields, error_event, field_of, items_of, steer_failed
+from oaiserve.http.fair_turns import CpuTime, Work
+from oaiserve.plugins.responses.socket_messages import (
+    Create,
+    as_list,
+    body_of,
+    error_event,
+    items_of,
+    joined,
+    own_items,
+    steer_failed,
+)
 from oaiserve.routes import adaptations
+from oaiserve.routes.intake.bodies import Bodies
 
 logger = logging.getLogger(__name__)
 
 Emit = Callable[[bytes], Awaitable[None]]
+Result = TypeVar("Result")
 
 _DROPPED_HEADERS = frozenset(
     (
@@ -39,7 +51,7 @@ _encode = msgspec.json.encode
 class _Response(msgspec.Struct):
     id: str = ""
     store: bool = True
-    output: list[msgspec.Raw] = []
+    output: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class _Event(msgspec.Struct):
@@ -61,35 +73,41 @@ _response = msgspec.json.Decoder(_Response)
 _item = msgspec.json.Decoder(_Item)
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A response that the socket keeps, because the server doesn't: it was not to be stored, or was steered."""
 
-    previous: msgspec.Raw | None  # the stored response before `items`
-    items: list[msgspec.Raw]  # the items of its input and its output
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(bytes(item)) for item in self.items)
+    previous: bytes  # the id of the stored response before `items` in JSON
+    items: bytes  # the items of its input and its output, a copy
 
 
 class SocketRun:
-    """A response from its request to its last event. `emit` sends an event's JSON to the client."""
+    """A response from its request to its last event. `emit` sends an event's JSON to the client, and `count` is called
+    when it holds more bytes."""
 
     def __init__(
-        self, scope: Scope, fields: Fields, before: Turn | None, steered: list[msgspec.Raw], emit: Emit
+        self,
+        scope: Scope,
+        bodies: Bodies,
+        create: Create,
+        before: Turn | None,
+        steered: bytes,
+        emit: Emit,
+        count: Callable[[], None],
     ) -> None:
-        """`fields` are the client's. `before` is the previous response, if the socket keeps it, and `steered` the input
-        that was accepted for the response after that one."""
+        """`create` is the client's request. `before` is the previous response, if the socket keeps it, and `steered`
+        the items of input that was accepted for the response after that one."""
         self._outer = scope
+        self._bodies = bodies
         self._emit = emit
-        self._before = before
+        self._count = count
+        self.before = before
         self._steered = steered
-        self.fields = fields
-        self._sent: Fields = {}  # to the server
+        self.create = create
+        self._cpu = CpuTime()  # CPU time of the work on its message
+        self._previous = b"null"  # the stored response that it continues, in JSON
         self._shown = b"", b""  # the previous response as the server states it, and as the client did
         self.id = ""
-        self.steers: list[tuple[str, list[msgspec.Raw]]] = []  # ids of accepted inputs, and their items
+        self.steers: list[tuple[str, bytes]] = []  # ids of accepted inputs, and their items
         self.is_over = False  # Its last event was sent, or is certain.
         self.has_failed = False
         self.turn: Turn | None = None  # what must be kept of it
@@ -101,9 +119,17 @@ class SocketRun:
         self._headers = Headers()
         self._parts: list[bytes] = []
         self._response = b"{}"  # as the server has last sent it
-        self._items: list[msgspec.Raw] = []  # complete items of the output
+        self._output: bytes | None = None  # the items of the output, if the socket has to keep them
+        self._items: list[bytes] = []  # complete items of the output
         self._open: list[bytes] = []  # events of the open item: its first one and the deltas of its text
+        self._num_output_bytes = 0  # bytes of the two
         self._num_events = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that it holds, without those of the response before it."""
+        request = self.create.num_bytes + len(self._steered) + len(self._body or b"")
+        return request + len(self._response) + self._num_output_bytes + sum(len(items) for _, items in self.steers)
 
     async def play(self) -> None:
         """Make the response, and send its events, or the error in their place."""
@@ -111,7 +137,7 @@ class SocketRun:
         try:
             await self._make()
         except APIError as caught:
-            error = caught
+            error = caught.without_frames()
         except Exception:
             logger.exception("A response on a socket failed with an unexpected error")
             error = InternalError("The server failed on this response.")
@@ -122,9 +148,19 @@ class SocketRun:
 
     async def _make(self) -> None:
         """Make the response, and send its events. Raises APIError if there is none, or if it has no end."""
-        self._sent = self._request()
-        self._body = _encode(self._sent)
-        await self._outer["app"](self._scope(len(self._body)), self._receive, self._send)
+        earlier = self._steered if self.before is None else joined((self.before.items, self._steered))
+        previous = b"" if self.before is None else self.before.previous
+        if self.create.items is not None and self.before is None:  # It follows a steered response, which is stored.
+            previous = _encode(self.create.previous_response_id)
+        sent = await self._read(body_of(self.create, previous, earlier))
+        self._body, self._previous = sent
+        num_bytes = len(sent.body)
+        del sent
+        if self.before is not None:
+            name = b'"previous_response_id":'
+            self._shown = name + previous, name + _encode(self.create.previous_response_id)
+        del earlier, previous
+        await self._outer["app"](self._scope(num_bytes), self._receive, self._send)
         if self._is_cut:
             await self._end_steered()
         elif self._status != 200:
@@ -133,31 +169,21 @@ class SocketRun:
             await self._take_event(b"response.completed", self._whole(b"".join(self._parts)))
         elif not self.is_over:
             raise Unavailable("The server has ended the response early. Please try again.")
+        if self._output is not None:
+            with suppress(APIError):  # Then a later response gets the error that its previous one is not there.
+                own = await self._read(own_items(self.create))
+                before = b"" if self.before is None else self.before.items
+                self.turn = Turn(self._previous, joined((before, self._steered, own, self._output)))
 
-    def _request(self) -> Fields:
-        """Return the fields of the request to the server. Raises InvalidRequest."""
-        fields = self.fields
-        sent = {name: value for name, value in fields.items() if name not in ("type", "stream_id", "generate")}
-        sent["stream"] = msgspec.Raw(b"true")
-        earlier = self._steered
-        if self._before is not None:
-            name = b'"previous_response_id":'
-            previous = self._before.previous or msgspec.Raw(b"null")
-            self._shown = name + bytes(previous), name + bytes(fields["previous_response_id"])
-            sent["previous_response_id"] = previous
-            earlier = [*self._before.items, *earlier]
-        if earlier:
-            sent["input"] = msgspec.Raw(_encode([*earlier, *items_of(fields)]))
-        if bytes(fields.get("generate") or b"") == b"false":
-            options = field_of(fields, "prompt_cache_options", dict[str, Any]) or {}
-            sent["prompt_cache_options"] = msgspec.Raw(_encode({**options, "prewarm": True}))
-        return sent
+    async def _read(self, work: Work[Result]) -> Result:
+        client = self._outer["state"]["client"]
+        return await self._bodies.read(work, client=client, num_bytes=self.create.num_bytes, cpu=self._cpu)
 
     def leave(self) -> None:
         """Abort the response: its client has left."""
         self._left.set()
 
-    async def steer(self, steer_id: str, items: list[msgspec.Raw]) -> None:
+    async def steer(self, steer_id: str, items: bytes) -> None:
         """Take input for the response after this one, and end this one as soon as it is at a safe place."""
         self.steers.append((steer_id, items))
         steer = {"id": steer_id, "previous_response_id": self.id}
@@ -177,9 +203,9 @@ class SocketRun:
 
     async def give_steers_back(self) -> None:
         """Give accepted input back to the client: no response can follow this one, which has failed."""
+        reason = "successor_creation_failed", "The response before it has failed."
         for steer_id, items in self.steers:
-            steer = {"id": steer_id, "previous_response_id": self.id, "input": items}
-            await self._emit(steer_failed("successor_creation_failed", "The response before it has failed.", steer))
+            await self._emit(steer_failed(*reason, self.id, as_list(items), steer_id))
 
     def _scope(self, num_bytes: int) -> Scope:
         outer = self._outer
@@ -189,7 +215,7 @@ class SocketRun:
             if name not in _DROPPED_HEADERS and not name.startswith(b"sec-websocket-")
         ]
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % num_bytes)]
-        connection = {**outer["extensions"][CONNECTION], "awaits_body": lambda: False}
+        connection = {**outer["extensions"][CONNECTION], "awaits_body": lambda: False, "charge": self._charge}
         same = ("asgi", "http_version", "server", "client", "scheme", "root_path", "path", "raw_path", "query_string")
         return {
             **{name: outer[name] for name in same if name in outer},
@@ -199,6 +225,11 @@ class SocketRun:
             "state": {},
             "extensions": {CONNECTION: connection},
         }
+
+    def _charge(self, client: bytes, cpu_ns: float) -> int:
+        """Charge the client for a refused request, and for the work on its message."""
+        delay_ns: int = self._outer["extensions"][CONNECTION]["charge"](client, cpu_ns + self._cpu.ns)
+        return delay_ns
 
     async def _receive(self) -> Message:
         if self._body is not None:
@@ -234,11 +265,14 @@ class SocketRun:
         if kind.endswith(b".delta"):
             if self._open:
                 self._open.append(data)
+                self._num_output_bytes += len(data)
         elif kind == b"response.output_item.added":
             self._open = [data]
+            self._num_output_bytes += len(data)
         elif kind == b"response.output_item.done":
-            self._items.append(_event.decode(data).item)
+            self._items.append(bytes(_event.decode(data).item))
             self._open = []
+            self._num_output_bytes = sum(map(len, self._items))
         elif kind == b"error":  # a gateway's, which ends the stream
             self.is_over = True
             self.has_failed = True
@@ -251,34 +285,30 @@ class SocketRun:
                 data = data[:-1] + b',"headers":%b}' % _encode(shown)
             if kind in _TERMINAL:
                 self._end(kind)
+        if not kind.endswith(b".delta"):
+            self._count()
         await self._emit(data)
 
     def _end(self, kind: bytes) -> None:
         response = _response.decode(self._response)
         self.is_over = True
         self.has_failed = kind == b"response.failed"
-        items = [_item.decode(item) for item in response.output]
+        items = msgspec.json.decode(response.output, type=list[_Item])
         self.open_calls = [item.call_id for item in items if item.type in _CALLS]
         if not self.has_failed and not response.store:
-            self._keep(response.output)
-
-    def _keep(self, output: list[msgspec.Raw]) -> None:
-        previous = self._sent.get("previous_response_id")
-        is_first = previous is None or bytes(previous) == b"null"
-        self.turn = Turn(None if is_first else previous, [*items_of(self._sent), *output])
+            self._output = items_of(response.output)
 
     async def _end_steered(self) -> None:
         """Close the open item, and the response, with what was written so far."""
         if self._open:
             item = self._cut_item()
-            self._items.append(msgspec.Raw(_encode(item)))
+            self._items.append(_encode(item))
             await self._emit_event("response.output_item.done", output_index=len(self._items) - 1, item=item)
-        response = msgspec.json.decode(self._response, type=dict[str, Any])
-        response.update(
-            status="incomplete", incomplete_details={"reason": "steered"}, output=self._items, completed_at=None
-        )
+        response: dict[str, Any] = msgspec.json.decode(self._response, type=dict[str, msgspec.Raw])
+        self._output = joined(self._items)
+        output = as_list(self._output)
+        response.update(status="incomplete", incomplete_details={"reason": "steered"}, output=output, completed_at=None)
         self.is_over = True
-        self._keep(self._items)
         await self._emit_event("response.incomplete", response=response)
 
     def _cut_item(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from oaiserve.config import Config
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.http.keys import Keyring
-from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.routes.intake.bodies import Bodies
 
 
 class Capacity(Protocol):
@@ -35,8 +35,7 @@ class Backend:
     config: Config
     answer: ASGIApp  # the routes, without the middleware for requests from outside
     engine: Capacity
-    body_limit: int
-    received_bytes: SharedLimit  # bytes of bodies that are being received
+    bodies: Bodies
     keys: Keyring | None
     has_others: Callable[[str], bool]  # whether clients other than this one have open requests
     is_child: bool = False  # whether a gateway is in front, which sends such requests in place of this process

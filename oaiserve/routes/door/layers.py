@@ -40,14 +40,12 @@ def middleware(
     is_sampled: Callable[[TraceContext], bool] | None,
     *,
     is_child: bool = False,
-    count_delay: Callable[[int], None] = lambda delay_ns: None,
 ) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
-    `is_sampled` is None if another process answers, which knows the trace and the time. `count_delay` gets the
-    nanoseconds for which each refusal is held back."""
+    `is_sampled` is None if another process answers, which knows the trace and the time."""
     chain = [
         Middleware(RequestHeaders, is_sampled=is_sampled),
-        Middleware(PacedRefusals, is_child=is_child, count_delay=count_delay),
+        Middleware(PacedRefusals, is_child=is_child),
         Middleware(TidyPath),
         Middleware(Errors),
         Middleware(

@@ -145,12 +145,9 @@ class PacedRefusals:
     waited for long. A child process holds nothing back: its gateway charges the client for both.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, is_child: bool = False, count_delay: Callable[[int], None] = lambda delay_ns: None
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, is_child: bool = False) -> None:
         self.app = app
         self._is_child = is_child
-        self._count_delay = count_delay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -171,16 +168,23 @@ class PacedRefusals:
 
     async def _hold_back(self, scope: Scope, cpu_ns: int) -> None:
         state = scope["state"]
-        address, _ = scope.get("client") or ("", 0)
-        client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
-        delay_ns = scope["extensions"][CONNECTION]["charge"](client, cpu_ns)
-        if delay_ns:
-            self._count_delay(delay_ns)
+        if delay_ns := charge(scope, cpu_ns):
             began_ns = monotonic_ns()
             with suppress(asyncio.CancelledError):  # The server shuts down: the client gets its answer now.
                 await asyncio.sleep(delay_ns / 1e9)
             if "exchange" in state:
                 state["exchange"].held_back(began_ns)
+
+
+def charge(scope: Scope, cpu_ns: int) -> int:
+    """Charge the client of a request, its key or its address, for a refusal that took `cpu_ns` in addition to
+    REFUSAL_NS. Return for how many nanoseconds to hold the refusal back, which are counted."""
+    address, _ = scope.get("client") or ("", 0)
+    client = scope["state"]["owner"].encode() or (client_of(address) if is_address(address) else b"")
+    delay_ns: int = scope["extensions"][CONNECTION]["charge"](client, cpu_ns)
+    if delay_ns:
+        scope["app"].state.count_refusal_delay(delay_ns)
+    return delay_ns
 
 
 def _cpu_ns(scope: Scope) -> int:

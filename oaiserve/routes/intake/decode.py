@@ -14,11 +14,12 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType, inspect
+from msgspec import inspect
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.gc_pause import paused_for
 from oaiserve.routes.adaptations import Note
+from oaiserve.routes.intake.fields import decode_names, fields_of
 from oaiserve.routes.intake.invalid import invalid_type, members, show
 from oaiserve.routes.intake.wishes import NAMES, WISHES, How, Wish
 from oaiserve.wire.surrogates import REPLACEMENT, without_halves
@@ -29,7 +30,6 @@ MOST_TOLD = 10  # unknown parameters of a body that are logged
 _MOST_COMPARED = 40  # characters of an unknown name
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
-_MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 # Parameters with texts that clients pass on, and that others may have cut.
 _PASSED_ON = frozenset(
     {
@@ -49,7 +49,6 @@ def _tell_of(name: str, known: tuple[str, ...]) -> None:
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @cache
@@ -109,10 +108,7 @@ def _decoded(
     """Return the values of a body by name, and the body. Raises msgspec's errors and those of `check_given`."""
     decoder = decoder_of(kind)
     try:
-        if len(body) <= _MOST_NAMED_BYTES:
-            values = _names_decoder.decode(body)
-        else:
-            values = _known_names(kind, body)
+        values = fields_of(kind, body)
     except msgspec.DecodeError:
         decoder.decode(body)  # its message is better
         raise
@@ -123,24 +119,6 @@ def _decoded(
         parsed: Body = decoder.decode(body)
     yield
     return values, parsed
-
-
-def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """Return the values of a body by name. Only the first of the unknown names is among them."""
-    fields = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
-    values = {name: value for name, value in fields.items() if value is not UNSET}
-    try:
-        _decoder_of_names(kind, is_strict=True).decode(body)
-    except msgspec.ValidationError as error:
-        values[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
-    return values
-
-
-@cache
-def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
-    names = {*kind.__struct_fields__, *NAMES}
-    fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
-    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
 
 
 @cache
@@ -196,7 +174,7 @@ def _note_misspelled(
     for option, known in _options_of(kind).items():
         value = bytes(values.get(option, b""))
         if value.startswith(b"{") and len(value) <= _MOST_NESTED_BYTES:
-            where[f"{option}."] = (_names_decoder.decode(value).keys() - known, known)
+            where[f"{option}."] = (decode_names(value).keys() - known, known)
     for prefix, (names, known) in where.items():
         for name in islice(names, MOST_TOLD):
             if (meant := _meant(name[:_MOST_COMPARED], known)) is not None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
@@ -23,11 +22,11 @@ from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.http.fair_turns import Work, at_once
-from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.http.fair_turns import Work
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake import parameters
+from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.intake.decode import parse
 from oaiserve.routes.intake.invalid import invalid
@@ -278,16 +277,12 @@ async def read_parsed(
     return body, len(content)
 
 
-async def read_without_engine(
-    request: HTTPRequest, received: SharedLimit, limit_bytes: int, kind: type[Body], note: Note | None = None
-) -> Body:
+async def read_without_engine(request: HTTPRequest, bodies: Bodies, kind: type[Body], note: Note | None = None) -> Body:
     """Read and parse a body as `read_parsed` does, without an engine."""
     body = bytearray()
-    with HeldBytes(received, request.state.client) as held:
-        try:
-            await read_into(body, request, held, limit_bytes)
-            check_type(request, "application/json")
-            content = body.removeprefix(BOM_UTF8)
-            return await run_in_threadpool(at_once, parse(kind, content, note=note))
-        except RecursionError:
-            raise InvalidRequest("The body is nested too deeply.") from None
+    state = request.state
+    with HeldBytes(bodies.received, state.client) as held:
+        await read_into(body, request, held, bodies.limit_bytes)
+        check_type(request, "application/json")
+        work = parse(kind, body.removeprefix(BOM_UTF8), note=note)
+        return await bodies.read(work, client=state.client, num_bytes=len(body), cpu=state.cpu)

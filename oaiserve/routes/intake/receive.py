@@ -57,6 +57,21 @@ class HeldBytes:
                 raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
             self.number += number
 
+    def hold(self, number: int, *, must: bool = False) -> None:
+        """Hold exactly this number of bytes. Raises Overloaded if there is no room for more, unless they `must` be
+        counted, because they are there already. Only for the event loop."""
+        more = number - self.number
+        if self._has_ended:
+            return
+        if more <= 0:
+            self.give_back(-more)
+        elif must:
+            with self._lock:
+                self._received.add(self._client, more)
+                self.number = number
+        else:
+            self.take(more)
+
     async def keep(self, body: bytearray, part: bytes) -> None:
         """Append a part to a body, and hold its bytes. Raises Overloaded."""
         self.take(len(part))

@@ -23,17 +23,18 @@ async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int
 
     Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
     """
-
-    def guarded() -> Work[Result]:
-        try:
-            return (yield from work)
-        except RecursionError:  # raised by the decoder, or by the readers of its values
-            raise InvalidRequest("The body is nested too deeply.") from None
-
     if always or num_bytes > MOST_LOOP_BYTES:
-        return await in_turns(request, guarded(), num_bytes)
+        return await in_turns(request, guarded(work), num_bytes)
     cpu: CpuTime = request.state.cpu
-    return at_once(cpu.of(guarded()))
+    return at_once(cpu.of(guarded(work)))
+
+
+def guarded(work: Work[Result]) -> Work[Result]:
+    """Do work on a body. Raises InvalidRequest if it is nested too deeply, and the errors of the work."""
+    try:
+        return (yield from work)
+    except RecursionError:  # raised by the decoder, or by the readers of its values
+        raise InvalidRequest("The body is nested too deeply.") from None
 
 
 async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Result:

@@ -143,6 +143,7 @@ def test_half_of_a_surrogate_pair_is_read_as_by_the_route_and_fails_no_other_lin
     [
         ({"method": "GET"}, "Invalid 'method': must be 'POST', got 'GET'"),
         ({"custom_id": 5}, "Invalid 'custom_id': must be a string, got an integer"),
+        ({"custom_id": "a\ud83d"}, "'custom_id' has half of a surrogate pair, which is no character"),
         ({"body": []}, "Invalid body: must be an object, got a list"),
         ({"body": {"stream": 1}}, "Invalid 'stream': must be true or false, got an integer"),
         ({"body": {"a": "DEEP"}}, "it is nested too deeply"),

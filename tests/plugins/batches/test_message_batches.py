@@ -110,6 +110,13 @@ def test_a_request_may_have_line_ends_and_half_of_an_emoji(served: Served, sdk: 
     assert "outside the model's vocabulary" in result.result.error.error.message  # type: ignore[union-attr]
 
 
+def test_an_id_with_half_of_a_surrogate_pair_is_refused_because_it_could_not_come_back(served: Served) -> None:
+    body = json.dumps({"requests": [{"custom_id": "a\ud83d", "params": params()}]})
+    answer = served.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "'requests[0].custom_id': has half of a surrogate pair" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -200,7 +200,7 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
         four.http.base_url.join(COMPLETIONS), content=compress(b"{}")[:-1], headers=headers, timeout=60
     )
     assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
-    wait_until(lambda: four.gateway.received.total == 0)
+    wait_until(lambda: four.gateway.bodies.received.total == 0)
 
 
 def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:

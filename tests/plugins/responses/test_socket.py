@@ -12,8 +12,9 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import InternalError, Overloaded
 from oaiserve.facts.record import Outcome
+from oaiserve.http.refusals import REFUSAL_NS, Refusals
 from oaiserve.plugins.responses import socket as sockets
-from oaiserve.plugins.responses import socket_lanes
+from oaiserve.plugins.responses import socket_lanes, socket_messages
 from oaiserve.plugins.responses.socket_frames import CloseCode, Opcode
 from tests.plugins.responses.asking import TIME, WITH_CALLS, streamed
 from tests.plugins.responses.web_socket import WebSocket, masked
@@ -236,6 +237,88 @@ def test_input_that_steers_nothing_is_given_back(served: Served, steer: dict[str
     assert failed["steer"] == {name: given[name] for name in ("previous_response_id", "input")}
 
 
+def test_half_of_a_surrogate_pair_in_a_message_is_read_as_in_a_body(served: Served) -> None:
+    with WebSocket(served.url) as client:
+        client.create(input=[{"role": "user", "name": "\ud83d", "content": "Hi"}])
+        events = client.until("response.completed")
+        client.create(user="\ud83d")
+        assert "half of a surrogate pair" in client.event()["error"]["message"]
+    assert "halves of surrogate pairs" in events[0]["headers"]["x-oaiserve-adapted"]
+
+
+def test_a_client_of_http_1_0_gets_no_socket(served: Served) -> None:
+    with WebSocket(served.url, version="1.0") as old:
+        assert old.status == 405
+
+
+class Charged:
+    """A server whose refusals are never held back, but noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_ns: list[float] = []
+        monkeypatch.setattr(Refusals, "charge", lambda _, client, cpu_ns=0: self.cpu_ns.append(cpu_ns) or 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{}, {"type": "response.steer", "input": "Hi"}, {"type": "response.create", "background": True}, {"type": "nope"}],
+)
+def test_a_refusal_on_a_socket_is_charged_as_over_http(
+    served: Served, monkeypatch: pytest.MonkeyPatch, event: dict[str, Any]
+) -> None:
+    charged = Charged(monkeypatch)
+    with WebSocket(served.url) as client:
+        client.send(**event)
+        client.event()
+    assert len(charged.cpu_ns) == 1
+    assert charged.cpu_ns[0] > 0  # the time of the work on the message
+
+
+def test_a_refused_request_is_charged_for_the_work_on_its_message_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged = Charged(monkeypatch)
+    with WebSocket(served.url) as client:
+        client.create(top_p=7)
+        assert client.event()["status"] == 400
+    assert len(charged.cpu_ns) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        masked(Opcode.PING, b""),
+        masked(Opcode.PONG, b""),
+        masked(Opcode.CONTINUATION, b"", is_last=False),
+        masked(Opcode.CONTINUATION, b"x", is_last=False),
+    ],
+)
+def test_frames_that_carry_nothing_are_charged(served: Served, monkeypatch: pytest.MonkeyPatch, frame: bytes) -> None:
+    charged = Charged(monkeypatch)
+    number = 100
+    with WebSocket(served.url) as client:
+        client.send_raw(masked(Opcode.TEXT, b"x" * sockets.FRAME_BYTES, is_last=False))
+        client.send_raw(frame * number)
+        client.send_raw(masked(Opcode.CLOSE, b""))
+        while client.frame()[0] != Opcode.CLOSE:
+            pass
+    paid_ns = sum(REFUSAL_NS + cpu_ns for cpu_ns in charged.cpu_ns)
+    assert number * sockets.FRAME_NS - REFUSAL_NS <= paid_ns <= number * sockets.FRAME_NS
+
+
+def test_a_message_in_large_frames_is_charged_to_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged = Charged(monkeypatch)
+    message = json.dumps({"type": "response.create", "input": "Hi"}).encode().ljust(100 * sockets.FRAME_BYTES)
+    parts = [message[at : at + sockets.FRAME_BYTES] for at in range(0, len(message), sockets.FRAME_BYTES)]
+    with WebSocket(served.url) as client:
+        client.send_raw(masked(Opcode.TEXT, parts[0], is_last=False))
+        for part in parts[1:-1]:
+            client.send_raw(masked(Opcode.CONTINUATION, part, is_last=False))
+        client.send_raw(masked(Opcode.CONTINUATION, parts[-1]))
+        assert client.response()["status"] == "completed"
+    assert sum(charged.cpu_ns) == 0
+
+
 def test_a_page_of_another_origin_may_not_open_a_socket(served: Served) -> None:
     with WebSocket(served.url, origin="https://evil.example") as page:
         assert (page.status, served.telemetry.refused_access[-1]) == (403, "origin")
@@ -247,17 +330,24 @@ def test_a_page_of_another_origin_may_not_open_a_socket(served: Served) -> None:
         assert plain.status == 405
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (b"\x81\x01a", CloseCode.PROTOCOL_ERROR),
-        (masked(Opcode.TEXT, b"x" * 600, is_last=False) + masked(Opcode.CONTINUATION, b"x" * 600), CloseCode.TOO_LARGE),
-    ],
-)
-def test_a_client_that_breaks_a_limit_is_closed_with_the_reason(serve: Serve, data: bytes, code: CloseCode) -> None:
+def test_a_client_that_breaks_the_protocol_is_closed_with_the_reason(serve: Serve) -> None:
     with WebSocket(serve(body_limit=1000).url) as client:
-        client.send_raw(data)
-        assert client.closed()[0] == code
+        client.send_raw(b"\x81\x01a")
+        assert client.closed()[0] == CloseCode.PROTOCOL_ERROR
+
+
+def test_a_message_larger_than_a_body_gets_the_413_of_one_and_the_socket_stays_open(serve: Serve) -> None:
+    served = serve(body_limit=1000)
+    parts = [masked(Opcode.TEXT, b"x" * 600, is_last=False)]
+    parts += [masked(Opcode.CONTINUATION, b"x" * 600, is_last=is_last) for is_last in (False, False, True)]
+    with WebSocket(served.url) as client:
+        client.send_raw(b"".join(parts))
+        error = client.event()
+        over_http = served.http.post("/v1/responses", content=b"x" * 2400, headers={"content-type": "application/json"})
+        assert error["status"] == over_http.status_code == 413
+        assert error["error"].items() <= over_http.json()["error"].items()
+        client.create()
+        assert client.response()["status"] == "completed"
 
 
 def test_a_socket_runs_only_so_many_responses(served: Served) -> None:
@@ -281,7 +371,7 @@ def test_input_without_the_id_of_a_response_is_given_back_with_what_is_missing(
 
 def test_a_message_of_the_user_that_steers_is_short(served: Served) -> None:
     with WebSocket(served.url) as client:
-        client.send(type="response.steer", previous_response_id="resp_x", input="x" * socket_lanes.MOST_STEER_BYTES)
+        client.send(type="response.steer", previous_response_id="resp_x", input="x" * socket_messages.MOST_STEER_BYTES)
         assert "at most" in client.event()["error"]["message"]
 
 

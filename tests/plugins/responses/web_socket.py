@@ -31,7 +31,7 @@ def masked(opcode: int, data: bytes, *, is_last: bool = True, mask: bytes = MASK
 class WebSocket:
     """An open socket, or a refused one: then `status` and `head` say why."""
 
-    def __init__(self, url: str, path: str = "/v1/responses", **headers: str) -> None:
+    def __init__(self, url: str, path: str = "/v1/responses", version: str = "1.1", **headers: str) -> None:
         address = urlsplit(url)
         self._sock = socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_SECONDS)
         self._file = self._sock.makefile("rb")
@@ -43,7 +43,7 @@ class WebSocket:
             "sec-websocket-key": KEY,
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+        lines = [f"GET {path} HTTP/{version}", *(f"{name}: {value}" for name, value in given.items())]
         self.send_raw("\r\n".join([*lines, "", ""]).encode())
         self.head = b"".join(iter(self._file.readline, b"\r\n")).decode()
         self.status = int(self.head.split(" ")[1])
