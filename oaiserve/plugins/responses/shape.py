@@ -78,7 +78,7 @@ class ResponsesShape:
         self._has_begun = False
         self._held = TokenLogprobs()  # logprobs of tokens whose item is not known yet
         self._is_cut = False
-        self._is_loop = False  # which has cut it
+        self._is_loop = False  # A loop has cut it.
         self._final: ResponseObject | None = None
 
     def queued(self) -> bytes:
