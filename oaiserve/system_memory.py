@@ -118,6 +118,15 @@ def container_bytes(root: Path = Path("/")) -> int | None:
     return min(left, default=None)
 
 
+def limit_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may use at most: the machine's, or the lowest limit of its cgroups."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder, version in cgroups("memory", root):
+        limits, _, _ = _OF_CGROUPS[version]
+        found += [limit for name in limits if (limit := _number(folder / name)) is not None]
+    return min(found)
+
+
 def address_space_bytes() -> int | None:
     """Return the bytes of address space that the limit of this process (ulimit -v) leaves, or None without one."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve import system_memory
-from oaiserve.system_memory import container_bytes, shortage
+from oaiserve.system_memory import container_bytes, limit_bytes, shortage
 from tests.system_files import write_files
 
 # Counts the pages that the system has to find while eight megabytes are copied, with and without having taken them.
@@ -104,6 +104,7 @@ def test_the_narrowest_of_nested_cgroups_counts_without_the_files_that_the_syste
         },
     )
     assert container_bytes(tmp_path) == 700
+    assert limit_bytes(tmp_path) == 900
 
 
 @pytest.mark.parametrize("folder", ["sys/fs/cgroup/memory/docker/1", "sys/fs/cgroup/memory"])
@@ -120,6 +121,12 @@ def test_cgroups_of_the_first_version_are_read_from_outside_and_from_within_a_co
         },
     )
     assert container_bytes(tmp_path) == 550
+    assert limit_bytes(tmp_path) == 1000
+
+
+def test_without_a_container_the_limit_is_the_memory_of_the_machine(tmp_path: Path) -> None:
+    write_files(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
+    assert limit_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_all_free_memory_is_available_where_nothing_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

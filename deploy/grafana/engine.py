@@ -139,9 +139,19 @@ def _drafts() -> list[Panel]:
     ]
 
 
+def _reuse(offset: str) -> str:
+    """Return a query for the share of prompt tokens that the prefix cache had, as of `offset`."""
+    hits, queries = (
+        f"sum(rate(oaiserve_prefix_cache_{name}_tokens_total{{{ENGINE}}}[{RATE}]{offset}))" for name in ("hit", "query")
+    )
+    return f"{hits} / ({queries} > 0)"
+
+
 def _cache() -> list[Panel]:
     hits = rate("oaiserve_prefix_cache_hit_tokens_total", ENGINE, "instance")
     queries = rate("oaiserve_prefix_cache_query_tokens_total", ENGINE, "instance")
+    unused = rate("oaiserve_prefix_cache_evicted_unused_seconds_total", ENGINE, "instance")
+    evicted = rate("oaiserve_prefix_cache_evicted_blocks_total", ENGINE, "instance")
     return [
         lines(
             "KV blocks",
@@ -158,6 +168,26 @@ def _cache() -> list[Panel]:
             "percentunit",
             [Query(f"{hits} / ({queries} > 0)", "{{instance}}")],
             most=1,
+        ),
+        lines(
+            "Reuse, now and before",
+            "Share of prompt tokens that the prefix cache had, of all instances: now, an hour ago and a day ago. If it "
+            "falls, the cache has become too small for the clients, or their prompts differ earlier: the dashboard Why "
+            "says which.",
+            "percentunit",
+            [
+                Query(_reuse(offset), legend)
+                for offset, legend in (("", "now"), (" offset 1h", "an hour ago"), (" offset 1d", "a day ago"))
+            ],
+            most=1,
+        ),
+        lines(
+            "Age of cached blocks at eviction",
+            "Mean time since the last use of the blocks that the prefix cache evicts. If it is "
+            "shorter than clients take between the turns of a conversation, raise --kv-cache-memory, or add a tier: "
+            "--prefix-cache-dir, --kv-offload.",
+            "s",
+            [Query(f"{unused} / ({evicted} > 0)", "{{instance}}")],
         ),
         lines(
             "Blocks of the prefix cache on disk",

@@ -195,9 +195,11 @@ def _saturation() -> list[Panel]:
         ),
         lines(
             "Memory",
-            "Resident memory by instance, without the GPU's memory.",
+            "Resident memory by instance, without the GPU's memory, and the limit of its container or machine, at "
+            "which the system ends the process. Near it, lower --kv-cache-memory or raise the limit.",
             "bytes",
             [Query(f'process_resident_memory_bytes{{job="oaiserve", {ENGINE}}}', "{{instance}}")],
+            overlay=[Query(f"oaiserve_memory_limit_bytes{{{ENGINE}}}", "limit of {{instance}}")],
             span=4,
         ),
     ]

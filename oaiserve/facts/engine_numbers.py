@@ -112,6 +112,14 @@ class EngineNumbers:
     num_prefix_hits: int = fact(
         "Prompt tokens found in the prefix cache.", metric="oaiserve_prefix_cache_hit_tokens_total"
     )
+    num_evicted_blocks: int = fact(
+        "Blocks of the prefix cache that were evicted: their content was dropped, or moved to a lower tier.",
+        metric="oaiserve_prefix_cache_evicted_blocks_total",
+    )
+    evicted_unused_ns: int = fact(
+        "Time between the last use of evicted blocks and their eviction, added up.",
+        metric="oaiserve_prefix_cache_evicted_unused_seconds_total",
+    )
     num_blocks_read: int = fact(
         "Blocks read from --prefix-cache-dir.", metric="oaiserve_prefix_cache_read_blocks_total"
     )

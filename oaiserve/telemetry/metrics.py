@@ -23,6 +23,7 @@ from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import EpochOffset, monotonic_ns
+from oaiserve.system_memory import limit_bytes
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
@@ -81,7 +82,9 @@ class Metrics:
         }
         build = {"version": measured.version, "python": platform.python_version(), "model": measured.model}
         cache_config = measured.model, vllm_names.ENGINE_INDEX, measured.model_info.get("block_size", "")
+        memory_limit = limit_bytes()
         self._elsewhere: dict[Metric, Callable[[], Numbers]] = {
+            names.MEMORY_LIMIT: lambda: {(): memory_limit},
             names.BUILD_INFO: _info(names.BUILD_INFO, build),
             names.MODEL_INFO: _info(names.MODEL_INFO, {**measured.model_info, "model": measured.model}),
             names.ADAPTER_REQUESTS: lambda: _adapter_requests(self._now),

@@ -264,6 +264,10 @@ REFUSAL_DELAY_SECONDS = metric(
     "oaiserve_refusal_delay_seconds_total",
     "Time for which refusals, and answers to uploads, were held back, because their client had sent many.",
 )
+MEMORY_LIMIT = metric(
+    "oaiserve_memory_limit_bytes",
+    "Memory that the process may use: the machine's, or the lowest limit of its cgroups at the start.",
+)
 METER_JOULES = metric(
     "oaiserve_meter_joules_total",
     "Energy of CPUs, memory and GPU since the start, where a meter can be read.",

@@ -48,6 +48,7 @@ ALWAYS = {"logit_bias": {"40": 100}, "temperature": 0}
 REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, **ALWAYS})
 VALUES = {"$__rate_interval": "5m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
 VALUES |= {"$job": ".*", "$namespace": ".*"}
+VALUES |= dict.fromkeys((" offset 1h", " offset 1d"), " offset 0s")  # the server is not that old
 BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
 DOCS = Path(__file__).parents[2] / "docs"
 QUERIES = [

@@ -55,6 +55,33 @@ def test_a_prompt_that_reads_no_cache_has_lost_nothing() -> None:
         assert ask(engine, "with log-probabilities", [1] * 17, prompt_logprobs=0) == (0, [])
 
 
+def test_evicted_blocks_are_counted_with_the_time_since_their_last_use() -> None:
+    pool = BlockPool(2, 1)
+    pool.at(1_000)
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    for number, block in enumerate(blocks):
+        pool.publish(block, hash_block(None, [number]))
+    pool.at(2_000)
+    pool.release(blocks)
+    pool.at(5_000)
+    pool.release(pool.allocate(0, [blocks[0]]) or [])  # used once more
+    pool.at(9_000)
+    assert (pool.num_evicted, pool.evicted_unused_ns) == (0, 0)
+    pool.allocate(2)
+    assert (pool.num_evicted, pool.evicted_unused_ns) == (2, 7_000 + 4_000)
+
+
+def test_an_engine_publishes_how_many_blocks_it_has_evicted() -> None:
+    with make_engine(kv_blocks=8) as engine:
+        ask(engine, "first", [1] * 17)
+        assert engine.snapshot().num_evicted_blocks == 0
+        ask(engine, "taker", [2] * 29)
+        after = engine.snapshot()
+    assert after.num_evicted_blocks > 0
+    assert after.evicted_unused_ns > 0
+
+
 def test_a_prompt_never_names_itself_as_the_request_that_took_its_blocks() -> None:
     pool = BlockPool(2, 1)
     prefixes = Prefixes(pool, StatePool(1), None)

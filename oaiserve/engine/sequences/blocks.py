@@ -57,6 +57,8 @@ class BlockPool:
         self.evictions = Evictions(EVICTIONS_PER_BLOCK * num_blocks)
         # Called with a block that is about to be reused and the hash of its content. Set by the tier below.
         self.on_eviction: Callable[[int, BlockHash], None] | None = None
+        self.num_evicted = 0  # cached blocks whose content was forgotten, so far
+        self.evicted_unused_ns = 0  # the time since the last use of each, added up
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self._now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
@@ -121,6 +123,8 @@ class BlockPool:
                 del self._published[block_hash]
                 self._hashes[block] = None
                 self.evictions.note(block_hash, Eviction(self._now_ns, taker))
+                self.num_evicted += 1
+                self.evicted_unused_ns += self._now_ns - self._since_ns[block]
                 if self.on_eviction is not None:
                     self.on_eviction(block, block_hash)
                 self.num_reusable -= 1
