@@ -49,6 +49,7 @@ COMMANDS = {
     "attack.fuzz": "spoiled files and bodies for their readers, 60 s each; fails where one raises more than a refusal",
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
+    "attack.ways": "bodies of many names by every way in: waits of other clients, and memory that is held and stays",
     "attack.soak": "attacks a server for half an hour while other clients use it; fails if its memory grows",
     "batches": "batches of killed servers, beside others, and alone: docs/batches.md",
     "images": "first tokens, second turns and neighbours of images, and memory: docs/images.md",

@@ -1,11 +1,11 @@
 """Attacks a server for a long time, along with honest clients: python -m tools.attack.soak --minutes 30
 
 In each round, attackers reset connections, send half a head or half a body, read slowly, take all the room there is,
-and send bodies of the growth test and generated requests, as the seed says. Honest clients ask seeded questions
-meanwhile, whose answers must be those that they got at rest. After each round nobody sends anything for a moment, and
-then memory, open files, threads, blocks of the KV cache and requests are noted. Before the first one, all blocks have
-been used, because their memory is only then the process's, and each kind of attack has filled what is kept for it
-within bounds: 64 compiled grammars, for example. The store of responses is small, so that it is soon full.
+send bodies of the growth test and generated requests, and speak on sockets, as the seed says. Honest clients ask seeded
+questions meanwhile, whose answers must be those that they got at rest. After each round nobody sends anything for a
+moment, and then memory, open files, threads, blocks of the KV cache and requests are noted. Before the first one, all
+blocks have been used, because their memory is only then the process's, and each kind of attack has filled what is kept
+for it within bounds: 64 compiled grammars, for example. The store of responses is small, so that it is soon full.
 
 Memory counts once the rounds have replaced all prompts that the server remembers in order to explain what later ones
 read again: long ones take up to 38 MiB, and short ones next to nothing.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -56,6 +58,7 @@ from tools.attack.families.grammars import EXPLODING, body, schema
 from tools.attack.forms import forms
 from tools.attack.server import Server, oaiserve
 from tools.attack.verdict import wrong
+from tools.attack.ways import KINDS, framed, handshake, with_fields
 from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
@@ -72,6 +75,7 @@ MOST_GROWTH_MIB = 24.0  # growth of the median from one half of the rounds that 
 LEAST_ROUNDS = 4  # in each half
 MOST_MORE = 4  # open files and threads than at the beginning: pools grow to their size
 STORE = ("--response-store-bytes", "16MiB")
+EMPTY_PING = b"\x89\x80" + bytes(4)
 MARKERS = "soak"
 HEAD_OF_TABLE = ("minute", "RSS, MiB", "peak, MiB", "open files", "threads", "blocks used", "requests", "attacks",
                  "honest", "read")  # fmt: skip
@@ -107,6 +111,7 @@ class Soak:
         self._strike = Strike(server.url, server.process.log_file, quick=True, answer_seconds=ANSWER_SECONDS)
         self._acts: tuple[Callable[[], Awaitable[None]], ...] = (
             *(self._grow,) * 4, self._generated, self._bomb, self._resets, self._half, self._slow, self._hog,
+            self._socket,
         )  # fmt: skip
 
     async def run(self, minutes: float) -> None:
@@ -194,6 +199,20 @@ class Soak:
             await connection.reader.read(1)
             await asyncio.sleep(0.2)
         connection.close(reset=True)
+
+    async def _socket(self) -> None:
+        """Send messages on a socket, read some of what comes back, and leave in the midst."""
+        connection = await self._strike.connect()
+        await connection.send(handshake(urlsplit(self.server.url).netloc))
+        hostile = self._random.choice([b'"x":1', b" " * 2**21 + b'"x":1', *(kind[: 2**20] for kind in KINDS.values())])
+        for _ in range(self._random.randrange(1, 8)):
+            fields = {"type": "response.create", "input": "Hi", "store": False, "max_output_tokens": 16}
+            fields["stream_id"] = self._random.choice("ab")
+            await connection.send(framed(with_fields(hostile, **fields)) + framed(b"{}") * 20 + EMPTY_PING * 100)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await connection.reader.read(2**16)
+        connection.close(reset=self._random.random() < 0.5)
 
     async def _hog(self) -> None:
         await self._strike.ask_all(sequences(self._strike.number), 1)
