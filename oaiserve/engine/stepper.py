@@ -238,6 +238,7 @@ class Stepper:
         masks, failed = fill_masks(constrained, self._vocab_size)
         if masks is not None:
             self._account.numbers.num_masked_draws += len(masks.words)
+            self._scheduler.charge_masks(chunk for chunk in constrained if chunk.sequence in masks.rows)
             self._requests.masked(chunk for chunk in constrained if chunk.sequence in masks.rows)
         for sequence, error in failed:
             self._requests.grammar_failed(sequence, error)

@@ -226,6 +226,76 @@ def test_masks_that_take_long_wait_for_their_turn_where_others_are_in_the_step()
     assert decodes_of(memory.run()) == {"a": 4, "slow": 4}
 
 
+def steps_with_masks(memory: Memory, number: int, mask_ns: int) -> list[Counter[str]]:
+    """Run steps in which each mask of the client "slow" takes this CPU time, and return the decodes of each client."""
+    steps = []
+    for _ in range(number):
+        step = memory.scheduler.schedule()
+        assert step is not None
+        for chunk in step.chunks:
+            if chunk.sequence.constraint is not None:
+                chunk.sequence.constraint.mask_ns = mask_ns
+        memory.scheduler.charge_masks(step.chunks)
+        steps.append(decodes_of(memory.execute(step)))
+    return steps
+
+
+def with_masks(*others: int, number: int = 1) -> Memory:
+    """Return a memory in which a client with masks decodes beside others; a row takes 10 ms."""
+    memory = crowded(0, *others)
+    memory.add(
+        *(sequence(f"slow{i}", 4, 60, client_name="slow", constraint=SimpleNamespace(mask_ns=0)) for i in range(number))
+    )
+    memory.run()
+    return memory
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["one answer", "several answers"])
+def test_beside_others_masks_take_a_quarter_of_the_time_of_their_steps(number: int) -> None:
+    steps = steps_with_masks(with_masks(1, number=number), 41, mask_ns=20_000_000)
+    assert all(step["a"] == 1 for step in steps)
+    # A step of the other client takes 10 ms, so a mask is worth eight steps.
+    assert [place for place, step in enumerate(steps) if step["slow"]] == [*range(0, 41, 8)]
+
+
+def test_masks_within_their_share_wait_for_nothing() -> None:
+    steps = steps_with_masks(with_masks(2, number=2), 20, mask_ns=2_400_000)
+    assert steps == [{"a": 2, "slow": 2}] * 20
+
+
+def test_masks_of_a_client_alone_wait_for_nothing_also_after_others_have_left() -> None:
+    assert steps_with_masks(with_masks(number=2), 20, mask_ns=20_000_000) == [{"slow": 2}] * 20
+    memory = crowded(0)
+    add(memory, "a", max_tokens=4)
+    memory.run()
+    add(memory, "slow", max_tokens=60, constraint=SimpleNamespace(mask_ns=0))
+    memory.run()
+    steps = steps_with_masks(memory, 20, mask_ns=80_000_000)
+    num_beside = sum(step["a"] for step in steps)
+    assert [step["slow"] for step in steps[num_beside:]] == [1] * (20 - num_beside)
+
+
+def test_clients_that_all_wait_for_masks_go_on() -> None:
+    memory = crowded(0)
+    for name in "ab":
+        add(memory, name, max_tokens=60, constraint=SimpleNamespace(mask_ns=0))
+    memory.run()
+    assert all(step.total() for step in steps_with_masks(memory, 20, mask_ns=50_000_000))
+
+
+def test_masks_of_background_work_take_as_little_of_the_steps_of_others_as_the_rest_of_it() -> None:
+    cost = StepCost(tuple(1e7 + 1e3 * knot for knot in KNOTS))
+    step_time = FixedTarget(lambda: cost, 100.0, 512)
+    memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair, step_time=step_time)
+    add(memory, "a", max_tokens=250)
+    add(memory, "slow", max_tokens=250, constraint=SimpleNamespace(mask_ns=0), is_background=True)
+    for _ in range(4):
+        memory.run()
+    steps = steps_with_masks(memory, 101, mask_ns=2_000_000)
+    assert all(step["a"] == 1 for step in steps)
+    assert 9 <= sum(step["slow"] for step in steps) <= 11, "2 ms of 10 steps of 10 ms"
+
+
 def test_a_client_that_comes_finds_a_short_step_and_one_that_leaves_gives_all_rows_back() -> None:
     memory = crowded(20)
     assert decodes_of(memory.run()) == {"large": 20}

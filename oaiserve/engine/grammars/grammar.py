@@ -305,6 +305,8 @@ class Matcher:
         """
         began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self.mask_ns = thread_time_ns() - began_ns
         self._check(GrammarGivenUp)
         self._tokens.remove_joined(words, self._matcher, in_lines=self._may_break_lines)
         if self._may_break_lines:

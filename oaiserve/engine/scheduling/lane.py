@@ -47,6 +47,8 @@ class Lane:
         self.num_preemptions = 0
         self.num_arrived = 0
         self.num_turns = 0  # turns of decodes, in steps that leave some out
+        # CPU time of grammar masks, in nanoseconds, that clients still have to wait for, by their names.
+        self.mask_debts: dict[str, float] = {}
         self.num_shorter_steps = 0  # for how many more steps prompts get only part of their time
         # The limits of the step being scheduled.
         self.max_running = limits.max_running
@@ -56,6 +58,21 @@ class Lane:
         self._by_adapter = by_adapter
         # By what they wait for: a block that is being computed or read, or a sequence that computes their prompt.
         self._parked: dict[Hashable, list[Sequence]] = {}
+
+    def charge_masks(self, sequence: Sequence, mask_ns: int) -> None:
+        """Charge the client of a sequence for a mask that others have waited for. All background work counts as one
+        client."""
+        if self.beside is not None:
+            name = ""
+        elif self.waiting.has_several_clients:
+            name = sequence.client.name
+        else:
+            return
+        self.mask_debts[name] = self.mask_debts.get(name, 0.0) + mask_ns
+
+    def pay_masks(self, paid_ns: float) -> None:
+        """Let a step count for the masks before it."""
+        self.mask_debts = {name: ns - paid_ns for name, ns in self.mask_debts.items() if ns > paid_ns}
 
     @property
     def num_waiting(self) -> int:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,9 +23,6 @@ _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 _spare_and_key = attrgetter("turn.num_running", "key")
 _last_turn = attrgetter("last_turn")
-# Once the grammar masks of one client's decodes take this long in a step with others, its next mask waits for the next
-# step.
-MASKS_NS = 5_000_000
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
 # A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, prompts get only
 # SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, the first token of a prompt of 36
@@ -215,13 +213,16 @@ class Order:
         large = [decodes for decodes in by_client.values() if len(decodes) * len(by_client) > num_decodes]
         num_others = num_decodes - sum(map(len, large))
         most = (step_time.rows_beside(num_others) - num_others) // max(1, len(large))
-        for decodes in by_client.values():
+        debts = lane.mask_debts if self._num_without_debt(lane, by_client) else {}
+        for client, decodes in by_client.items():
             number = max(1, most) if decodes in large else len(decodes)
             if number >= len(decodes) and not any(one.constraint for one in decodes):
                 continue
             masks_ns = 0
+            most_masks_ns = step_time.masks_beside(num_decodes - len(decodes))
             for sequence in sorted(decodes, key=_last_turn):
-                if number <= 0 or (sequence.constraint is not None and masks_ns > MASKS_NS):
+                waits = sequence.constraint is not None and (client.name in debts or masks_ns > most_masks_ns)
+                if number <= 0 or waits:
                     turns.sitting_out.add(sequence)
                     continue
                 number -= 1
@@ -230,12 +231,28 @@ class Order:
         turns.decodes.sort(key=_key)
         return turns
 
+    def _num_without_debt(self, lane: Lane, by_client: Mapping[Client, list[Sequence]]) -> int:
+        """Return how many decodes do not wait for the masks of their clients."""
+        return sum(
+            one.constraint is None or client.name not in lane.mask_debts
+            for client, decodes in by_client.items()
+            for one in decodes
+        )
+
+    def paid_for_masks(self, lane: Lane) -> float:
+        """Return the nanoseconds of masks that the step being scheduled pays for: `inf` if nobody else has waited."""
+        if lane.step_time is None or not (lane.beside is not None or lane.waiting.has_several_clients):
+            return inf
+        others = (one for one in lane.running if one.num_uncomputed == 1 and one.client.name not in lane.mask_debts)
+        return lane.step_time.masks_beside(sum(1 for _ in others))
+
     def _turns_beside(self, lane: Lane) -> Turns:
-        """Let decodes of background work sit out if the foreground's step has no room for them."""
+        """Let decodes of background work sit out if the foreground's step has no room for them, or for their masks."""
         assert lane.step_time is not None
         decodes = sorted((one for one in lane.running if one.num_uncomputed == 1), key=_last_turn)
-        number = min(lane.max_step_tokens, lane.step_time.decodes_beside(decodes))
-        return Turns(decodes[:number], {*decodes[number:]})
+        going = [one for one in decodes if one.constraint is None or not lane.mask_debts]
+        number = min(lane.max_step_tokens, lane.step_time.decodes_beside(going))
+        return Turns(going[:number], {*decodes}.difference(going[:number]))
 
     # -- who gives way ------------------------------------------------------------------------------------------------
 

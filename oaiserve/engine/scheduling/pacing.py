@@ -25,6 +25,12 @@ FIRST = 128
 # the time of the others alone, or to BESIDE_NS in any case, which nobody notices.
 BESIDE_OTHERS = 2
 BESIDE_NS = 10e6
+# While other clients decode, the grammar masks of one client take this share of the time of their steps on average, no
+# more than MASKS_NS per step, and LEAST_MASKS_NS in any case, which nobody notices. What a mask takes beyond that, the
+# client's next masks wait for.
+MASKS_SHARE = 0.25
+MASKS_NS = 5e6
+LEAST_MASKS_NS = 1e6
 # Background work may lengthen a step of the foreground to BESIDE_FOREGROUND times its time: 1.05 is the promise, and
 # the cost is not known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH more rows.
 BESIDE_FOREGROUND = 1.02
@@ -139,6 +145,17 @@ class StepTime:
 
         most_ns = max(BESIDE_OTHERS * expected_ns(max(1, num_rows)), BESIDE_NS)
         return bisect_right(range(1, self._most_tokens + 1), most_ns, key=expected_ns)
+
+    def masks_beside(self, num_rows: int) -> float:
+        """Return how many nanoseconds of CPU time the masks of a client may take per step with this many decodes of
+        others, or those of background work beside the foreground."""
+        if self._others is not None:
+            return (BESIDE_FOREGROUND - 1) * self._alone_ns
+        if self._cost is None:
+            return MASKS_NS
+        rows = max(1, num_rows)
+        step_ns = self._cost.expected_ns(Load(decodes=rows, draws=rows))
+        return max(LEAST_MASKS_NS, min(MASKS_NS, MASKS_SHARE * step_ns))
 
     def fitting(self, start: int, most: int, share: float = 1.0) -> int:
         """Return how many of `most` tokens of a prompt from `start` on fit into the step, or into a share of the rest.

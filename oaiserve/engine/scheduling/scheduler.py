@@ -18,6 +18,7 @@ other, so a step may exceed its budget by less than one image.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import takewhile
 
@@ -177,6 +178,12 @@ class Scheduler:
         """Decide which draws of a launched step count, after the commit of the step before: see `Draw`."""
         settle(step)
 
+    def charge_masks(self, chunks: Iterable[Chunk]) -> None:
+        """Charge the clients of these chunks for the masks that were just filled."""
+        for chunk in chunks:
+            if chunk.sequence.constraint is not None:
+                self.of(chunk.sequence).charge_masks(chunk.sequence, chunk.sequence.constraint.mask_ns)
+
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence, and those that a grammar forces after them.
 
@@ -248,6 +255,8 @@ class Scheduler:
         size = self.pool.block_size
         is_writable = self.pool.is_writable
         drafting: list[Sequence] = []
+        if lane.mask_debts:
+            lane.pay_masks(self.order.paid_for_masks(lane))
         decodes, sitting_out = self.order.turns(lane)
         for sequence in decodes:
             lane.num_turns += 1

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,11 +25,12 @@ from oaiserve.engine.requests import results
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.step_record import HostPart
-from tests.engine.answers import run_to_the_end
+from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import (
     EOS,
     TOKENIZER,
+    Clock,
     Inbox,
     ScriptedRunner,
     letter_id,
@@ -289,6 +291,40 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
     assert ended["broken"].error.status == (400 if is_clients else 500)
     assert ended["broken"].error.param == ("response_format" if is_clients else None)
     assert ("too many states" in str(ended["broken"].error)) == is_clients
+
+
+@in_both_ways
+def test_client_whose_masks_take_long_waits_for_them_while_others_go_on_and_gets_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill_mask = Matcher.fill_mask
+
+    def slow(self: Matcher, words: np.ndarray) -> None:
+        fill_mask(self, words)
+        self.mask_ns = 20_000_000
+
+    monkeypatch.setattr(Matcher, "fill_mask", slow)
+
+    masked = request("masked", max_tokens=8, grammar=Grammar("regex", "[a-z]*"), ignore_eos=True)
+    plain = request("plain", max_tokens=60, ignore_eos=True)
+
+    def run(*requests: Request) -> tuple[list[list[str]], Answers]:
+        clock = Clock()
+        runner = ScriptedRunner(launching=lambda _: clock.move(1))
+        engine = make_engine(runner, clock_ns=clock, tokenize_workers=0)
+        answers = run_to_the_end(engine, [replace(each, client=each.request_id) for each in requests])
+        return [sorted(name for name, *_ in step) for step in runner.steps], answers
+
+    steps, together = run(masked, plain)
+    alone_steps, alone = run(masked)
+    assert together.choices["masked", 0] == alone.choices["masked", 0]
+    assert len(alone_steps) < 12
+    beside = [number for number, step in enumerate(steps) if "masked" in step]
+    # From the first decode of the other client on, a mask of 20 ms waits for four steps. They take a second here, and
+    # masks may take 5 ms of each.
+    assert [second - first for first, second in pairwise(beside[2:])] == [4] * (len(beside) - 3)
+    assert len(beside) == len(alone_steps)
+    assert all("plain" in step for step in steps[1:])
 
 
 @in_both_ways
