@@ -278,7 +278,7 @@ class Life:
         )
         self._must_be_zero(
             "the gateway",
-            received_bytes=gateway.received.total,
+            received_bytes=gateway.bodies.received.total,
             tries=max(0, num_tries - MOST_TRIES * sum(endings)),
             open_requests=sum(upstream.num_open for upstream in upstreams),
             silent=len(watch.silent) + len(self.replicas) - len(watch.joined),
