@@ -21,6 +21,7 @@ COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "te
 # Tests of several plug-ins together, by their paths from here, with the plug-ins that they import.
 TOGETHER = {
     "world": ("gateway", "responses"),
+    "commands/test_exposure.py": ("gateway",),
     "e2e/test_prometheus.py": ("gateway", "media"),
     "plugins/batches/test_message_batches.py": ("messages",),
     "tools/test_clients.py": ("terminal",),
