@@ -104,6 +104,42 @@ def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CD
         assert torch.equal(add_integer_products(real, *integers), add_integer_products(emulated, *integers))
 
 
+@pytest.fixture(scope="module", params=["emulated", "real"])
+def amx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if request.param == "emulated":
+        library: ctypes.CDLL = request.getfixturevalue("emulated")
+        return library
+    if not prebuilt.usable_features() >= variants.AMX_FEATURES:
+        pytest.skip("this CPU has no AMX, or its system does not allow it: run it on a Sapphire Rapids")
+    return exports(tmp_path_factory.mktemp("amx") / "real.so", [*build.FLAGS, variants.AMX_FLAG])
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("scale", [1.0, 2.0**-63])  # products are normal, and around the least normal
+@pytest.mark.parametrize("dim", [64, 48, 16, 176])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_attention_of_few_rows_has_the_bits_of_tiles(amx: ctypes.CDLL, rows: int, dim: int, scale: float) -> None:
+    panels = 7
+    generator = torch.Generator().manual_seed(rows)
+    x = (torch.randn(32, max(dim, 16 * panels), generator=generator) * scale).bfloat16()
+    cache = (torch.randn(panels * 16 * dim, generator=generator) * scale).bfloat16()
+    cache[::97] = 1e-39  # counts as zero
+    for function, columns, width in ((amx.score, dim, 16 * panels), (amx.weigh_values, 16 * panels, dim)):
+        own = x[:, :columns].contiguous()
+        results = []
+        for in_tiles, count in ((True, 32), (True, 20), (True, 9), (True, rows), (False, rows)):
+            out = torch.full((32, width), torch.nan)
+            addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (own, cache))
+            sizes = (ctypes.c_long(size) for size in (count, panels, dim))
+            function(ctypes.c_bool(in_tiles), *addresses, *sizes, ctypes.c_void_p(out.data_ptr()))
+            assert out[:count].isfinite().all()
+            results.append(out[:rows])
+        assert all(torch.equal(result, results[0]) for result in results)
+        if scale == 1.0 and function is amx.score:
+            keys = cache.view(panels, dim // 2, 16, 2).transpose(1, 2).reshape(panels * 16, dim).float()
+            torch.testing.assert_close(results[0], own[:rows].float() @ keys.T)
+
+
 def random_integers(of_b: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randint(-128, 128, shape, generator=generator) for shape in ((16, 32), (32, 16)))

@@ -63,8 +63,8 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  constexpr void set(int tile, long height) {
-    row_bytes[tile] = height > 0 ? TILE_BYTES : 0;
+  constexpr void set(int tile, long height, long elements = TILE_ELEMENTS) {
+    row_bytes[tile] = height > 0 ? uint16_t(elements * long(sizeof(bf16))) : 0;
     rows[tile] = uint8_t(height);
   }
 };

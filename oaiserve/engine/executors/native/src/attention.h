@@ -1,7 +1,8 @@
 // Attention that reads the paged KV cache in place.
 //
 // Keys and values are panels of a packed matrix (paged_cache.h). So decode and prefill run the same code: it multiplies a
-// few rows (queries times the heads that share a key-value head) with a few panels, and has the sums in registers.
+// few rows (queries times the heads that share a key-value head) with a few panels, and has the sums in registers. With
+// AMX, bfloat16 is multiplied in tiles, or as tiles would do it: see attention_tiles.h and few_rows.h.
 //
 // Where the cache has eight bits, rows are rounded to sixteen bits, a query as a whole, multiplied by the sizes of keys'
 // numbers, and the weights of a run together.
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "few_rows.h"
 #include "paged_cache.h"
 #include "step.h"
 
@@ -32,6 +34,7 @@ constexpr int REGISTER_ROWS = 4, REGISTER_PANELS = 1;
 #endif
 constexpr int PANEL_VECTORS = LANES / WIDTH;
 constexpr long UNIT_ROWS = 96;  // the most rows of a unit, which read the keys together
+constexpr long UNIT_STEP = IS_TILED<bf16> ? 16 : REGISTER_ROWS;  // Units have a multiple of these, except for the last.
 constexpr long RUN_KEYS = 256;  // with their values, they stay in L2
 constexpr long RUN_PANELS = RUN_KEYS / PANEL_KEYS;
 // The strides of scores and queries are no powers of two, because such rows would compete for the same cache lines.
@@ -119,7 +122,7 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
     long queries = step.query_start[b + 1] - step.query_start[b];
     long rows = queries * plan.group;
     if (rows == 0) continue;
-    long tile = divide_up(divide_up(rows, divide_up(rows, most_rows)), REGISTER_ROWS) * REGISTER_ROWS;
+    long tile = divide_up(divide_up(rows, divide_up(rows, most_rows)), UNIT_STEP) * UNIT_STEP;
     for (long row = 0; row < rows; row += tile) {
       long count = std::min(tile, rows - row), position = step.seq_lens[b] - queries + row / plan.group;
       long from = first_visible_key(position, window) / PANEL_KEYS * PANEL_KEYS;
@@ -505,7 +508,7 @@ struct KeyRun {
 };
 
 // Computes one item on one thread, with queries and results of T and a cache of S. With the functions that it calls, it
-// takes about a MiB of the thread's stack.
+// takes about a MiB of the thread's stack. With AMX, a `Tiles` must live on this thread.
 template <class T, class S>
 class ItemWalk {
  public:
@@ -537,6 +540,9 @@ class ItemWalk {
  private:
   using Number = typename Rows<S>::Number;
   static constexpr bool IS_SCALED = PagedCache<S>::IS_SCALED;
+  static constexpr bool IN_TILES = IS_ATTENDED_IN_TILES<T, S>;
+  static constexpr long BLOCK_ROWS = IN_TILES ? MOST_TILE_ROWS : REGISTER_ROWS;  // that are computed at once
+  using Factors = std::array<RunFactors, divide_up(BLOCK_ROWS, LANES)>;
 
   // Returns the head of a row of a unit.
   long head(const AttentionUnit& unit, long row) const {
@@ -584,8 +590,9 @@ class ItemWalk {
         copy_values(run.values[run.panels - 1], rest, cache_.value_dim, last_values);
         run.values[run.panels - 1] = last_values;
       }
-    long rows = run.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
-    long block_rows = divide_up(rows, blocks);  // 7 rows are faster as 4 and 3 than as 6 and 1
+    const long rows = run.unit->rows, blocks = divide_up(rows, BLOCK_ROWS);
+    // 7 rows are faster as 4 and 3 than as 6 and 1, but not if tiles have room for 16.
+    const long block_rows = IN_TILES ? BLOCK_ROWS : divide_up(rows, blocks);
     for (long block = 0; block * block_rows < rows; block++)
       attend_block(run, block * block_rows, std::min(block_rows, rows - block * block_rows));
   }
@@ -603,10 +610,13 @@ class ItemWalk {
   // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the run that any of these
   // rows sees.
   void attend_block(const KeyRun<S>& run, long row, long count) {
-    alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
-    alignas(64) Number weights[REGISTER_ROWS * SCORE_STRIDE];
-    float weight_scales[REGISTER_ROWS];
-    Softmax<REGISTER_ROWS> softmax;
+    alignas(64) float scores[BLOCK_ROWS * SCORE_STRIDE];
+    // The weights of a row in tiles take the place of its scores, so that both fit into L1 with what they are computed of.
+    constexpr long WEIGHT_STRIDE = IN_TILES ? SCORE_STRIDE * long(sizeof(float) / sizeof(Number)) : SCORE_STRIDE;
+    alignas(64) Number own_weights[IN_TILES ? LANES : BLOCK_ROWS * SCORE_STRIDE];
+    Number* const weights = IN_TILES ? reinterpret_cast<Number*>(scores) : own_weights;
+    [[maybe_unused]] float weight_scales[BLOCK_ROWS];
+    Softmax<BLOCK_ROWS> softmax;
     std::fill(softmax.maxima, std::end(softmax.maxima), NEVER);
     const bool is_split = run.unit->split >= 0;
     float* results = is_split ? split_results(*run.unit, run.first_key / RUN_KEYS) : nullptr;
@@ -617,8 +627,13 @@ class ItemWalk {
       return;
     }
     const S *const *keys = run.keys + begin, *const *values = run.values + begin;
+    const S *const *next_keys = keys + REGISTER_PANELS, *const *next_values = values + REGISTER_PANELS;
     const Rows<S> queries{queries_ + row * QUERY_STRIDE, query_scales_ + row};
-    Products<S>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
+    if constexpr (IN_TILES)
+      score_as_amx(TiledRows{queries.numbers, QUERY_STRIDE, count}, TiledPanels{keys, next_keys, end - begin, row > 0},
+                   cache_.key_dim, scores, SCORE_STRIDE);
+    else
+      Products<S>::SCORE[count - 1](queries, keys, next_keys, end - begin, cache_.key_dim, scores);
 
     const float log2_e = 1.44269504f;
     const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
@@ -629,7 +644,7 @@ class ItemWalk {
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(last_[row + r] + 1, last);
-      Number* row_weights = weights + r * SCORE_STRIDE;
+      Number* row_weights = weights + r * WEIGHT_STRIDE;
       const auto weigh_into = [&](auto* target) {
         softmax.maxima[r] =
             weigh<T>(row_scores, target, end - begin, from - first, to - first, scale, softmax.sums + r * LANES);
@@ -641,20 +656,31 @@ class ItemWalk {
         weigh_into(row_weights);
       }
     }
-    const auto add = Products<S>::ADD[count - 1];
-    const Rows<S> weight_rows{weights, weight_scales};
+    const auto add = [&](const Factors& factors, float* sums) {
+      if constexpr (IN_TILES) {
+        const TiledPanels panels{values, next_values, end - begin, row > 0};
+        add_as_amx(TiledRows{weights, WEIGHT_STRIDE, count}, panels, cache_.value_dim,
+                   [&](long r, long column, Vector added) {
+                     const RunFactors& by = factors[size_t(r / LANES)];
+                     add_run(added, by.before[r % LANES], by.now[r % LANES], sums + r * cache_.value_dim + column);
+                   });
+      } else {
+        Products<S>::ADD[count - 1]({weights, weight_scales}, factors[0], values, next_values, end - begin,
+                                    cache_.value_dim, sums);
+      }
+    };
+    Factors factors{};
     if (is_split) {
       set_results(results, run.unit->rows, row, count, softmax);
       float* sums = results + row * cache_.value_dim;
       memset(sums, 0, sizeof(float) * count * cache_.value_dim);
-      RunFactors as_they_are{};
-      store(as_they_are.now, splat(1.0f));
-      add(weight_rows, as_they_are, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+      for (RunFactors& as_they_are : factors) store(as_they_are.now, splat(1.0f));
+      add(factors, sums);
     } else {
-      const RunFactors factors =
-          add_softmax(softmax.sums, softmax.maxima, count, softmax_.sums + row * LANES, softmax_.maxima + row);
-      float* sums = values_ + row * cache_.value_dim;
-      add(weight_rows, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+      for (long r = 0; r < count; r += LANES)
+        factors[r / LANES] = add_softmax(softmax.sums + r * LANES, softmax.maxima + r, std::min<long>(LANES, count - r),
+                                         softmax_.sums + (row + r) * LANES, softmax_.maxima + row + r);
+      add(factors, values_ + row * cache_.value_dim);
     }
   }
 
@@ -680,7 +706,7 @@ class ItemWalk {
   }
 
   // Keeps the softmax of some rows for add_results. A row that sees no key of the run has no sums of values either.
-  void set_results(float* results, long rows, long row, long count, const Softmax<REGISTER_ROWS>& softmax) const {
+  void set_results(float* results, long rows, long row, long count, const Softmax<BLOCK_ROWS>& softmax) const {
     float* sums = results + rows * cache_.value_dim;
     memcpy(sums + row * LANES, softmax.sums, sizeof(float) * count * LANES);
     memcpy(sums + rows * LANES + row, softmax.maxima, sizeof(float) * count);
@@ -728,6 +754,8 @@ class ItemWalk {
 template <class T, class S>
 void attend_item(AttentionPlan& plan, long item, const AttentionOptions& options, const PagedCache<S>& cache,
                  const T* query, long query_stride, T* out, long out_stride) {
+  [[maybe_unused]] const Tiles<std::conditional_t<IS_ATTENDED_IN_TILES<T, S>, T, float>> tiles;
+  [[maybe_unused]] const FlushedNumbers<IS_ATTENDED_IN_TILES<T, S>> flushed;
   ItemWalk<T, S>(plan, options, cache, query, query_stride, out, out_stride).run(plan.items[item]);
 }
 
