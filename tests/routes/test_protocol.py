@@ -44,7 +44,7 @@ def ignore(place: str, what: str) -> None:
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
         parsed = at_once(parse(CompletionBody, body))
-        sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed, ignore)), {})
+        sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed, ignore)), {}, ignore)
     except InvalidRequest as error:
         return error
     return None
