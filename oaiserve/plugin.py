@@ -121,6 +121,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.routes.door.backend",
     "oaiserve.routes.door.layers",
     "oaiserve.routes.door.middleware",
+    "oaiserve.routes.door.own_requests",
     "oaiserve.routes.exchange",
     "oaiserve.routes.intake.bodies",
     "oaiserve.routes.intake.body_types",

@@ -58,6 +58,15 @@ _INTEGERS = frozenset(
     }
 )
 _ROPE_FACTOR = "factor"  # elsewhere, this name may mean anything
+# Those numbers of each type of rotary embedding that its formula needs. The others may be null: programs that write
+# files give all types the same keys.
+_REQUIRED_FOR_ROPE = {
+    "linear": (_ROPE_FACTOR,),
+    "dynamic": (_ROPE_FACTOR,),
+    "yarn": ("original_max_position_embeddings",),
+    "longrope": ("original_max_position_embeddings",),
+    "llama3": (_ROPE_FACTOR, "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
@@ -162,10 +171,8 @@ def _check_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
 
 def _required(rope: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the numbers that may not be null among those of rotary embeddings."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return ("rope_theta",)
-    return ("rope_theta", _ROPE_FACTOR, "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    kind = rope.get("rope_type") or rope.get("type")
+    return ("rope_theta", *(_REQUIRED_FOR_ROPE.get(kind, ()) if isinstance(kind, str) else ()))
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -60,6 +60,10 @@ def safetensors() -> bytes:
     return described({"__metadata__": {"format": "pt"}, **{f"t{i}": tensor(i) for i in range(3)}})
 
 
+# Keys that some programs write for every type of rotary embedding
+NO_NUMBERS_OF_LLAMA_3 = dict.fromkeys(("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder whose files are sound."""
@@ -170,6 +174,11 @@ def test_a_sound_model_passes_and_so_does_a_mixture_with_pickles(folder: Path) -
         ({"text_config": {"rope_theta": True}}, "its rope_theta is true, but must be a number"),
         ({"rope_scaling": {"type": "linear", "factor": "8"}}, 'its factor is "8", but must be a number'),
         ({"rope_parameters": {"full_attention": {"rope_theta": None}}}, "its rope_theta is null, but must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, "its factor is null, but must be a number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": None}},
+            "its low_freq_factor is null, but must be ",
+        ),
         ({"rope_parameters": {"rope_theta": 2**64}}, "its rope_theta is 1.84467e+19, but can be at most "),
         ({"head_dim": "8"}, 'its head_dim is "8", but must be an integer'),
         ({"sliding_window": 2.5}, "its sliding_window is 2.5, but must be an integer"),
@@ -197,6 +206,10 @@ def test_a_config_that_lies_or_is_no_json_object_is_refused(
         {"factor": "8"},
         {"rope_theta": None, "sliding_window": None, "head_dim": None},
         {"rope_scaling": {"rope_type": "default", "factor": None}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, **NO_NUMBERS_OF_LLAMA_3}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0, **NO_NUMBERS_OF_LLAMA_3}},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 64, "factor": None}},
+        {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64, "low_freq_factor": None}},
     ],
 )
 def test_a_key_of_a_config_that_nobody_reads_may_have_any_value(folder: Path, change: dict[str, Any]) -> None:

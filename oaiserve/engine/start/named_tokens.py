@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from oaiserve.checkpoints import gguf
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.checkpoint import json_object
 from oaiserve.checkpoints.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,6 @@ def _in_settings(file: str, settings: Mapping[str, Any], beginning: str) -> Iter
 def _object(source: ModelSource, name: str) -> Mapping[str, Any]:
     """Return the object in a file of a model's folder; an empty one if it can't be read, which others report."""
     try:
-        parsed = json.loads((source.folder / name).read_bytes())
-    except (OSError, ValueError):
+        return json_object(source.folder / name)
+    except (BadFile, OSError):
         return {}
-    return parsed if isinstance(parsed, dict) else {}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-MOST_LINE_BYTES = (
-    2**16
-)  # Beyond this many bytes of one header, the rest is passed on as it is, which the parser refuses.
+# Beyond this many bytes of one header, the rest is passed on as it is, which the parser refuses.
+MOST_LINE_BYTES = 2**16
 
 
 class CrLf:

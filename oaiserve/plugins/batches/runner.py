@@ -31,7 +31,8 @@ from oaiserve.plugins.batches.objects import CANCELLED, EXPIRED, Answered, Estim
 from oaiserve.plugins.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.middleware import Errors, request_ids
+from oaiserve.routes.door.middleware import Errors
+from oaiserve.routes.door.own_requests import own_scope, receiving, send_for
 
 logger = logging.getLogger(__name__)
 
@@ -231,14 +232,6 @@ class BatchRunner:
         status = 0
         retries = False
         adapted = b""
-        is_asked = False
-
-        async def receive() -> Message:
-            nonlocal is_asked
-            if is_asked:  # No client is there that could leave.
-                await asyncio.Event().wait()
-            is_asked = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
         def cut() -> None:
             nonlocal status, retries
@@ -256,20 +249,14 @@ class BatchRunner:
                 retries = status in (Overloaded.status, Unavailable.status) and not is_final
             parts.append(message.get("body", b""))
 
-        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
-        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b""}
-        scope["extensions"] = {CONNECTION: {"cut": cut, "awaits_body": lambda: False}}
-        scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
-        ids = request_ids(scope) | {"key": None, "key_name": None, "owner": owned.owner}
-        if self.backend.keys is not None:
-            key = self.backend.keys.of_digest(bytes.fromhex(owned.owner))
-            if key is None:
-                error = Unauthorized("The API key of this batch is not valid any more.")
-                return Answered(error.status, False, ids["request_id"], msgspec.json.encode(error.body(path)))
-            ids |= {"key": key, "key_name": key.name, "client": key.name}
-        scope["state"] = ids | {"send": send, "is_background": is_background}
-        await self._answer_to(scope, receive, send)
-        return Answered(status, retries, ids["request_id"], b"".join(parts), adapted.decode("latin-1"))
+        scope = own_scope(self._app, path, extensions={CONNECTION: {"cut": cut, "awaits_body": lambda: False}})
+        request_id = scope["state"]["request_id"]
+        if not send_for(scope, owned.owner, self.backend.keys):
+            error = Unauthorized("The API key of this batch is not valid any more.")
+            return Answered(error.status, False, request_id, msgspec.json.encode(error.body(path)))
+        scope["state"] |= {"send": send, "is_background": is_background}
+        await self._answer_to(scope, receiving(body), send)
+        return Answered(status, retries, request_id, b"".join(parts), adapted.decode("latin-1"))
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
         """Return the cost of these lines. The prompts of some are counted, and the others are estimated by their

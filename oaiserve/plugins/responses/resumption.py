@@ -18,13 +18,14 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from oaiserve.errors import ModelNotFound, Overloaded, Unavailable
+from oaiserve.errors import ModelNotFound, Overloaded, Unauthorized, Unavailable
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.responses.background_store import Abandoned
 from oaiserve.plugins.responses.output import ResponseError
 from oaiserve.plugins.responses.state import State
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.middleware import Errors, request_ids
+from oaiserve.routes.door.middleware import Errors
+from oaiserve.routes.door.own_requests import own_scope, receiving, send_for
 from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import IDS_HEADER
 
@@ -36,6 +37,7 @@ MOST_DEATHS = 3  # processes that may end without notice while they make the sam
 MOST_BYTES = 32 * 2**20  # bytes of requests that are sent at once, unless there is only one
 
 _PATH = "/v1/responses"
+_KEY_IS_GONE = "The API key of this response is not valid any more."
 
 
 def ended(response: bytes, status: str, error: ResponseError | None = None) -> bytes:
@@ -129,7 +131,7 @@ class Resumption:
         if one.num_deaths >= MOST_DEATHS:
             return f"The server ended {one.num_deaths} times while it made this response."
         if not self._knows(one.owner):
-            return "The API key of this response is not valid any more."
+            return _KEY_IS_GONE
         return ""
 
     def _knows(self, owner: str) -> bool:
@@ -185,14 +187,6 @@ class Resumption:
         answered once the response has ended."""
         status = 0
         parts: list[bytes] = []
-        is_asked = False
-
-        async def receive() -> Message:
-            nonlocal is_asked
-            if is_asked:  # No client is there that could leave.
-                await asyncio.Event().wait()
-            is_asked = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Message) -> None:
             nonlocal status
@@ -201,13 +195,10 @@ class Resumption:
             elif status != 200:
                 parts.append(message["body"])
 
-        headers = [(b"content-type", b"application/json"), (IDS_HEADER.encode(), one.stream_ids.as_text.encode())]
-        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
-        scope |= {"path": _PATH, "raw_path": _PATH.encode(), "root_path": "", "query_string": b""}
-        scope |= {"headers": headers, "app": self._app, "server": None, "extensions": {}}
-        state = request_ids(scope) | {"key": None, "key_name": None, "owner": one.owner, "is_background": True}
-        if self._backend.keys is not None and (key := self._backend.keys.of_digest(bytes.fromhex(one.owner))):
-            state |= {"key": key, "key_name": key.name, "client": key.name}
-        scope["state"] = state | {"send": send}
-        await self._answer(scope, receive, send)
+        ids = (IDS_HEADER.encode(), one.stream_ids.as_text.encode())
+        scope = own_scope(self._app, _PATH, headers=[ids])
+        if not send_for(scope, one.owner, self._backend.keys):
+            return Unauthorized.status, msgspec.json.encode(Unauthorized(_KEY_IS_GONE).body(_PATH))
+        scope["state"] |= {"send": send, "is_background": True}
+        await self._answer(scope, receiving(body), send)
         return status, b"".join(parts)

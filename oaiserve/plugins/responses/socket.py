@@ -41,7 +41,7 @@ MOST_UNREAD_BYTES = 64 * 1024  # of frames; beyond that, the connection is not r
 FRAMES_AT_ONCE = 64  # before other connections have a turn
 FRAME_NS = 20_000  # CPU time to read a frame, and to answer it if it is a ping
 SKIPPED_BYTE_NS = 1.0  # additional CPU time to unmask a byte of a message that is too large
-FRAME_BYTES = 1024  # A frame of a message with so many bytes is not charged, as the body of a request is not.
+FRAME_BYTES = 1024  # Only smaller parts of a message are charged: its bytes are free, like those of a request's body.
 
 
 def socket_route(path: str) -> Route:
@@ -63,7 +63,7 @@ def socket_route(path: str) -> Route:
 class Charge:
     """Charges a client for what the socket itself refuses, and for frames that are no part of a request.
 
-    The account is that of refusals over HTTP. A socket is not read until it is paid off, but for 2 s at most.
+    The account is that of refusals over HTTP. A socket is not read until it is paid off, for at most 2 s.
     """
 
     def __init__(self, scope: Scope) -> None:
