@@ -95,14 +95,15 @@ def test_pages_show_a_time_as_logs_and_explanations_do(page: Page) -> None:
 
 
 def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -> None:
-    """One time axis shows which requests ran at the same time."""
+    """One time axis shows which requests ran at the same time. Open ones would lengthen it until they end."""
     with streams(server.url, NUM_STREAMS, max_tokens=40):
-        page.wait_for_selector("#requests a >> nth=20")
-        page.click("#pause")
         listed = page.context.new_page()
         listed.goto(f"{server.url}/requests")
         listed.wait_for_selector("#number:has-text('the newest 20 open')")
-        requests = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
+    page.wait_for_selector("#requests a >> nth=20")
+    page.wait_for_selector("#open-requests:empty", state="attached")
+    page.click("#pause")
+    requests = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
     shown = page.locator("#requests a").evaluate_all(BARS)
     assert len(shown) > 20
     entries = {entry["request_id"]: entry for entry in requests}
