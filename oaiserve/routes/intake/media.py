@@ -145,10 +145,10 @@ class MediaReader:
             )
 
     async def fetch(self, request: Request, held: HeldBytes, body: object = None) -> None:
-        """Fetch the named media, whose bytes are `held` meanwhile, and texts into the parts of `body` that name their
-        files. Raises InvalidRequest and Overloaded."""
+        """Fetch the named media, and texts into the parts of `body` that name their files. All their bytes are `held`
+        meanwhile. Raises InvalidRequest and Overloaded."""
         if body is not None:
-            self._num_file_bytes += await read_files(request, body)
+            self._num_file_bytes += await read_files(request, held, body)
         most = self._serving.body_limit
         named = {name: each for name, each in self.named.items() if each[1].is_needed or self.reads(each[0].kind)}
         for source, place in named.values():
@@ -161,7 +161,7 @@ class MediaReader:
             del named[name]
 
         def take(num_bytes: int) -> None:
-            """Count bytes like those of a body: all media that are only named may be as large as one body."""
+            """Count bytes like those of a body: all files that are only named may be as large as one body."""
             if held.number + num_bytes > most:
                 raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
             held.take(num_bytes)

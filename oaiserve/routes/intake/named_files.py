@@ -13,15 +13,17 @@ from starlette.requests import Request
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.last_turn import first_asked
+from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.serving import serving_of
 
 # The field of a part, by its type, with the object that names a file; "" if the part itself does.
 _HOLDERS = {"input_file": "", "file": "file", "document": "source"}
 
 
-async def read_files(request: Request, body: object) -> int:
-    """Put the content of each named file into its part of the body, and return their number of bytes. Raises
-    InvalidRequest if a file of the user's last turn is missing, or if all together are too large."""
+async def read_files(request: Request, held: HeldBytes, body: object) -> int:
+    """Put the content of each named file into its part of the body, and return their number of bytes, which are `held`.
+    Raises InvalidRequest if a file of the user's last turn is missing, or if all together are too large, and Overloaded
+    if clients have too many large bodies at once."""
     most_bytes = serving_of(request).body_limit
     num_bytes = 0
     where = ""
@@ -33,6 +35,7 @@ async def read_files(request: Request, body: object) -> int:
             raise invalid(
                 where.partition("[")[0], f"the files that it names have more than {most_bytes} bytes (--body-limit)"
             )
+        held.take(number)
 
     for where, part, is_asked in _naming(body):
         try:

@@ -6,7 +6,7 @@ Memory is that of Python's allocator, and nothing collects reference cycles mean
 import gc
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
@@ -18,9 +18,11 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.responses.socket_frames import Opcode
 from oaiserve.routes.intake.bodies import Bodies
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, ROUTE, Fleet
 from tests.plugins.responses.web_socket import WebSocket, masked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says, starts
@@ -189,9 +191,13 @@ def in_the_background(target: Target, hostile: bytes) -> object:
 
 
 def in_a_file(target: Target, hostile: bytes) -> object:
-    part = {"type": "input_file", "file_id": target.upload(b"{%b}" % hostile, "user_data")}
-    body = {"input": [{"role": "user", "content": [part]}], "store": False}
-    return target.post("/v1/responses", json.dumps(body).encode())
+    return target.post("/v1/responses", naming(target.upload(b"{%b}" % hostile, "user_data")))
+
+
+def naming(file_id: str) -> bytes:
+    """Return a body whose prompt is a file."""
+    part = {"type": "input_file", "file_id": file_id}
+    return json.dumps({"input": [{"role": "user", "content": [part]}], "store": False}).encode()
 
 
 def in_a_result(target: Target, hostile: bytes) -> object:
@@ -301,3 +307,34 @@ def test_hostile_body_is_refused_or_counted_by_a_gateway_and_leaves_nothing(
     gateway: Target, way: Callable[[Target, bytes], object], hostile: bytes
 ) -> None:
     check(gateway, way, hostile)
+
+
+def test_file_that_a_prompt_names_counts_like_a_body_while_it_is_read(
+    server: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = BatchStore.content
+    held_bytes = []
+
+    def noted(store: BatchStore, file: int) -> AsyncIterator[bytes]:
+        held_bytes.append(server.bodies.received.total)
+        return content(store, file)
+
+    monkeypatch.setattr(BatchStore, "content", noted)
+    assert in_a_file(server, b'"x":1' + b" " * HOSTILE_BYTES) == 200
+    assert held_bytes == [HOSTILE_BYTES + len(b'{"x":1}')]
+    wait_until(lambda: server.bodies.received.total == 0)
+
+
+def test_file_that_a_prompt_names_finds_no_room_beside_the_bodies_of_others(server: Target) -> None:
+    """The share of one client is too small for the file then, but large enough for the body that names it."""
+    body = naming(server.upload(b" " * HOSTILE_BYTES, "user_data"))
+    others = {f"other {number}": MOST_RECEIVED_BYTES // 256 for number in range(256)}
+    assert len(body) < MOST_RECEIVED_BYTES // 257 < HOSTILE_BYTES
+    for client, num_bytes in others.items():
+        server.bodies.received.add(client, num_bytes)
+    try:
+        assert server.post("/v1/responses", body) == 429
+    finally:
+        for client, num_bytes in others.items():
+            server.bodies.received.give_back(client, num_bytes)
+    assert server.post("/v1/responses", body) == 200
