@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from oaiserve.routes.dialects.calls import MOST_HEAD, MOST_TRIED_AGAIN, CallParser
-from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag
+from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag, opening_tags
 
 _SLICE = 256  # characters that are read at once
-_TOKEN = re.compile(r"<[^<>]*>")  # the first token of a tag that has several
 THINK = ("<think>", "</think>")
 # Variables of templates that turn reasoning off and on, with their values for both.
 SWITCHES: Mapping[str, tuple[object, object]] = {
@@ -121,27 +120,6 @@ class ReasoningDialect:
         return ReasoningMode(self.tags, is_open=is_open)
 
 
-def opening_tags(text: str, opening: str) -> tuple[int, bool]:
-    """Return the length of the opening tags at the beginning of a text, and whether more text can't change it.
-
-    Models sometimes repeat the tag, or the token that it begins with, as in "<|channel><|channel>thought".
-    """
-    token = _TOKEN.match(opening)
-    first = opening if token is None else token[0]
-    end = at = 0
-    while True:
-        rest = text[at:].lstrip()
-        begin = len(text) - len(rest)
-        if rest.startswith(opening):
-            at = end = begin + len(opening)
-        elif opening.startswith(rest):
-            return end, False
-        elif rest.startswith(first):
-            at = begin + len(first)
-        else:
-            return end, True
-
-
 class ThinkingParser:
     """Parses the text of one answer in pieces. White space next to the tags belongs to them, except before the last.
 
@@ -210,7 +188,7 @@ class ThinkingParser:
 
         It doesn't if there is none, so that `is_over` is true, or if more text must be read first.
         """
-        end, is_certain = opening_tags(self._held, self._opening)
+        end, is_certain = opening_tags(self._held, self._opening, is_open=self._is_open or self._has_begun)
         if end:
             self._has_begun = True
         elif not self._has_begun and (is_certain or len(self._held) >= MOST_HEAD):

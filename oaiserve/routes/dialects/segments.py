@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_FIRST_TOKEN = re.compile(r"<[^<>]*>")  # of a tag that has several
+_LAST_TOKEN = re.compile(r"<[^<>]*>\Z")
 
 
 @dataclass(slots=True)
@@ -80,6 +84,31 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
     if which:
         return (first, which)
     return (pending, "")
+
+
+def opening_tags(text: str, opening: str, *, is_open: bool = False) -> tuple[int, bool]:
+    """Return the length of the opening tags at the beginning of a text, and whether more text can't change it.
+
+    Models sometimes repeat the tag, or the token that it begins or ends with, as in "<|channel><|channel>thought". If
+    it `is_open`, the text may follow a tag.
+    """
+    first = match[0] if (match := _FIRST_TOKEN.match(opening)) else opening
+    last = match[0] if (match := _LAST_TOKEN.search(opening)) else opening
+    end = at = 0
+    while True:
+        rest = text[at:].lstrip()
+        begin = len(text) - len(rest)
+        follows_tag = at == end and (is_open or end > 0)
+        if rest.startswith(opening):
+            at = end = begin + len(opening)
+        elif follows_tag and rest.startswith(last):
+            at = end = begin + len(last)
+        elif opening.startswith(rest) or (follows_tag and last.startswith(rest)):
+            return end, False
+        elif rest.startswith(first):
+            at = begin + len(first)
+        else:
+            return end, True
 
 
 def after_blanks(text: str, at: int) -> int:

@@ -86,6 +86,13 @@ ANSWERS: list[tuple[CallFamily, bool, str, Read]] = [
     (MUSE, False, " to=self<|message|>Clock.<|eom|><|start|>assistant to=user<|message|>Wait.<|eom|><|start|>assistant "
      'to=get_time<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n<atem:parameter name="zone">utc'
      "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>", Read("Wait.", "Clock.", CALLED)),
+    (MUSE, False, " to=self<|message|><|message|>Clock.<|eom|><|start|>assistant to=user<|message|><|message|>\n"
+     "<|message|> Wait <|message|>.<|eom|><|start|>assistant to=get_time<|message|><|message|><atem:function_calls>\n"
+     '<atem:invoke name="get_time">\n<atem:parameter name="zone">utc</atem:parameter>\n</atem:invoke>\n'
+     "</atem:function_calls>", Read(" Wait <|message|>.", "Clock.", CALLED)),
+    (MUSE, False, " to=self<|message|>Clock.<|eom|><|start|>assistant to=user<|message|><|message|> <|mess",
+     Read(" <|mess", "Clock.")),
+    (MUSE, True, "<|message|>Clock.<|eom|><|start|>assistant to=user<|message|> ", Read(" ", "Clock.")),
     (SOLAR, False, "<|think|>Clock.<|end|><|begin|>assistant<|content|>It is late.<|end|>",
      Read("It is late.", "Clock.")),
     (SOLAR, False, "<|think|>Clock.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>"

@@ -217,6 +217,7 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
 START = "<|start|>assistant"
+CALL = "<|channel|>commentary to=functions.book json<|message|>"
 HARMONIES: list[tuple[str, Read]] = [
     (f"{ANALYSIS}{START}<|channel|>final<|message|>Yes.<|return|>", Read("Yes.", "Hm.")),
     (f"{ANALYSIS}{START}<|channel|>commentary to=functions.book <|constrain|>json<|message|>{{}}<|call|>",
@@ -237,6 +238,21 @@ HARMONIES: list[tuple[str, Read]] = [
      Read("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>")),
     ("<|channel|>", Read("<|channel|>")),
     (f"<|channel|>{ANALYSIS}<|start|>{START}<|channel|><|channel|>final<|message|>Yes.", Read("Yes.", "Hm.")),
+    (f"<|channel|>analysis<|message|><|message|>Hm.<|end|>{START}<|channel|>final<|message|> <|message|>\n<|message|>"
+     "\nYes.", Read("\nYes.", "Hm.")),
+    (f"<|channel|>analysis<|message|>{ANALYSIS}{START}<|channel|>final<|message|>{START}<|channel|>final<|message|>Yes.",
+     Read("Yes.", "Hm.")),
+    (f"{ANALYSIS}{START}<|channel|>final<|message|>{START}<|message|><|constrain|>json<|message|>{{}}",
+     Read("{}", "Hm.")),
+    (f"<|channel|>analysis<|message|>{START}<|channel|>final<|message|>Yes.", Read("Yes.")),
+    ("<|channel|>commentary to=functions.book json<|message|><|message|>{}<|call|>", Read("", "", [("book", "{}")])),
+    (f"{CALL}{CALL}{{}}<|call|>", Read("", "", [("book", "{}")])),
+    (f"{CALL}<|message|>no JSON<|call|>", Read(f"{CALL}<|message|>no JSON<|call|>")),
+    ("<|channel|>commentary to=python<|message|><|message|>1 + 1<|call|>", Read()),
+    ("<|channel|>final<|message|><|message|>", Read()),
+    ("<|channel|>final<|message|>\n", Read("\n")),
+    ("<|channel|>final<|message|><|message|><|mess", Read("<|mess")),
+    ("<|channel|>final<|message|><|start|> and <|message|> are tokens", Read("<|start|> and <|message|> are tokens")),
 ]  # fmt: skip
 
 
@@ -261,6 +277,28 @@ def test_reasoning_may_begin_in_the_prompt_and_a_call_may_be_plain_text() -> Non
         "", "Hm.", [("get-time", '{"input": "say \\"a\\""}')]
     )
     assert parser.num_called == 1
+
+
+@pytest.mark.parametrize(
+    ("is_raw", "arguments"),
+    [(False, '{"nights": 2}'), (True, '{"input": "{\\"nights\\": 2}"}')],
+)
+def test_repeated_tags_before_reasoning_in_the_prompt_and_before_calls_are_dropped(
+    is_raw: bool, arguments: str
+) -> None:
+    text = f'<|message|>Hm.<|end|>{START}{CALL}<|message|>{{"nights": 2}}'
+    for at in range(len(text)):
+        parser = HarmonyCalls(TOOLS, in_reasoning=True, is_raw=is_raw)
+        pieces = [text[:at], text[at:]]
+        assert read(segments_of(AnswerReader(None, parser), pieces)) == Read("", "Hm.", [("book", arguments)])
+        assert parser.num_called == 1
+
+
+def test_blanks_before_a_message_are_held_only_up_to_a_limit() -> None:
+    parser = HarmonyCalls(TOOLS)
+    blanks = " " * 10_000
+    assert parser.push(f"<|channel|>final<|message|>{blanks}")
+    assert read(parser.push(f"{blanks}<|message|>")) == Read(f"{blanks}<|message|>")
 
 
 def test_history_has_counted_ids_for_kimi() -> None:

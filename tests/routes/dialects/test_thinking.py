@@ -44,6 +44,7 @@ def test_reasoning_ends_with_its_mark(text: str, is_open: bool, reasoning: str, 
 
 
 GEMMA = ("<|channel>thought", "<channel|>")
+KIMI = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ GEMMA = ("<|channel>thought", "<channel|>")
         (THINK, "<think>\n<think>\n<b>x</think>y", "<b>x", "y"),
         (THINK, "<think><think></think>y", "", "y"),
         (("[THINK]", "[/THINK]"), "[THINK][THINK]x[/THINK]y", "x", "y"),
+        (KIMI, "<|open|><|open|>think<|sep|><|sep|>\nx <|sep|><|close|>think<|sep|>y", "x <|sep|>", "y"),
+        (KIMI, "<|sep|>x", "", "<|sep|>x"),
     ],
 )
 def test_a_repeated_opening_tag_is_neither_reasoning_nor_content(

@@ -7,7 +7,7 @@ from typing import Any
 
 import regex
 
-from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.calls import NotACall, Step
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
@@ -18,6 +18,7 @@ _START = "<|start|>"
 _CHANNEL = "<|channel|>"
 _CONSTRAIN = "<|constrain|>"
 _MESSAGE = "<|message|>"
+_IN_HEADER = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE)
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
 # The name of a tool comes before the channel or after it. Models sometimes repeat a token.
@@ -65,9 +66,18 @@ class HarmonyCalls(NamedCalls):
         self._is_raw = is_raw
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the last reasoning so far
-        self._step = self._in_analysis if in_reasoning else self._at_start
+        self._name = ""  # of the tool that the message is to
+        self._body: Step = self._in_analysis  # the step that reads the text of the message
+        self._step = self._at_body if in_reasoning else self._at_start
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
+        if self._step != self._at_body:
+            return self._finish(is_cut=is_cut)
+        self._step = self._body
+        segments = self.push("")
+        return segments + self._finish(is_cut=is_cut)
+
+    def _finish(self, *, is_cut: bool) -> list[Segment]:
         self.is_over = True
         if self._step == self._at_start:
             self._step = self._in_text
@@ -99,35 +109,62 @@ class HarmonyCalls(NamedCalls):
     def _give_up(self, segments: list[Segment]) -> None:
         if self._step == self._at_start:
             self._step = self._in_text
+        elif self._step == self._at_body:
+            self._step = self._body
         else:
             super()._give_up(segments)
 
-    def _head(self, segments: list[Segment]) -> bool:
+    def _head(self, _segments: list[Segment]) -> bool:
         match = self._match(_HEADER)
-        if match is None:
-            return False
-        if match["to"] not in (None, "assistant"):
-            name = match["to"].removeprefix("functions.")
-            if name not in self._tools:
-                self.num_unparsed += 1
-                self._text = self._text[match.end() :]
-                self._step = self._in_dropped
-                return True
-            self._begin(segments, name)
-            if self._is_raw:
-                self._take(match.end())
-                segments.append(Arguments(RAW_BEGIN))
-                self._step = self._in_raw
-            else:
-                self._begin_arguments(match.end(), match.end(), depth=0)
-            return True
-        if match["channel"] is None:
+        if match is not None:
+            self._begin_message(match)
+        return match is not None
+
+    def _begin_message(self, header: regex.Match[str]) -> None:
+        """Take a header, and choose how the text after it is read. Raises NotACall for a header without a channel and a
+        tool, and then takes nothing."""
+        if header["to"] not in (None, "assistant"):
+            self._name = header["to"].removeprefix("functions.")
+            self._body = self._at_call
+        elif header["channel"] is None:
             raise NotACall
-        self._text = self._text[match.end() :]
-        if match["channel"] == "analysis":
-            self._step = self._in_analysis
+        elif header["channel"] == "analysis":
+            self._body = self._in_analysis
         else:
-            self._step = self._in_message
+            self._body = self._in_message
+        self._take(header.end())
+        self._step = self._at_body
+
+    def _at_body(self, _segments: list[Segment]) -> bool:
+        """Take what a model repeats before the text of a message: the last tag of the header, or a whole header."""
+        rest = self._text.lstrip()
+        is_header = rest.startswith(_IN_HEADER)
+        if not is_header and any(tag.startswith(rest) for tag in _IN_HEADER):
+            return False
+        repeated = _HEADER.match(rest, partial=True) if is_header else None
+        if repeated is None:
+            self._step = self._body
+        elif repeated.partial:
+            return False
+        else:
+            self._take(len(self._text) - len(rest))
+            try:
+                self._begin_message(repeated)
+            except NotACall:  # Only tags are repeated, so the header before them holds.
+                self._take(repeated.end())
+        return True
+
+    def _at_call(self, segments: list[Segment]) -> bool:
+        if self._name not in self._tools:
+            self.num_unparsed += 1
+            self._step = self._in_dropped
+            return True
+        self._begin(segments, self._name)
+        if self._is_raw:
+            segments.append(Arguments(RAW_BEGIN))
+            self._step = self._in_raw
+        else:
+            self._begin_arguments(0, 0, depth=0)
         return True
 
     def _in_analysis(self, segments: list[Segment]) -> bool:

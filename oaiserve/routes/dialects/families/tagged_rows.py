@@ -9,7 +9,7 @@ import regex
 
 from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.segments import Segment
+from oaiserve.routes.dialects.segments import Segment, opening_tags
 from oaiserve.routes.dialects.tagged_calls import TaggedCalls, as_json
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
@@ -107,8 +107,12 @@ def _part(schema: Any, name: str) -> Any:
     return next(schemas, {})
 
 
+_MESSAGE = "<|message|>"
+
+
 class MuseCalls(TaggedCalls):
-    """Reads messages to tools. Messages to the user are content, whatever they contain."""
+    """Reads messages to tools. Messages to the user are content, whatever they contain. Models sometimes repeat the tag
+    before a message."""
 
     form = TaggedForm(
         '{name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
@@ -119,9 +123,9 @@ class MuseCalls(TaggedCalls):
     opening_tags = ("<|start|>assistant to=", " to=")
     closing_tags = ("</atem:invoke>", "</atem:function_calls>")
     hidden_tags = ("<|eot|>", "<|eom|>")
-    tags = ("<|start|>", "<|message|>", *hidden_tags)
+    tags = ("<|start|>", _MESSAGE, *hidden_tags)
     header = regex.compile(
-        r"(?:<\|start\|>assistant)? to=(?:user<\|message\|>|(?P<name>[^\s<>]++)<\|message\|>\s*"
+        r"(?:<\|start\|>assistant)? to=(?:user<\|message\|>|(?P<name>[^\s<>]++)(?:<\|message\|>\s*+)++"
         r'<atem:function_calls>\s*<atem:invoke name="(?P=name)">\n?)'
     )
 
@@ -132,8 +136,26 @@ class MuseCalls(TaggedCalls):
         if match["name"] is not None:
             return self._begin_call(segments, match)
         self._text = self._text[match.end() :]
-        self._step = self._in_text
+        self._step = self._before_content
         return True
+
+    def _before_content(self, _segments: list[Segment]) -> bool:
+        end, is_certain = opening_tags(self._text, _MESSAGE)
+        self._text = self._text[end:]
+        if is_certain:
+            self._step = self._in_text
+        return is_certain
+
+    def _give_up(self, segments: list[Segment]) -> None:
+        if self._step == self._before_content:
+            self._step = self._in_text
+        else:
+            super()._give_up(segments)
+
+    def finish(self, *, is_cut: bool) -> list[Segment]:
+        if self._step == self._before_content:
+            self._step = self._in_text
+        return super().finish(is_cut=is_cut)
 
 
 HUNYUAN_OPEN = _hunyuan(":opensource", "<tool_sep", ":opensource")
