@@ -472,4 +472,5 @@ def _tokenize_stage(parts: EngineParts, post: Post) -> TokenizeStage:
         vocab_size=model.vocab_size,
         clock=parts.clock_ns,
         media=None if model.media is None else model.media.reader,
+        runtime=parts.runtime,
     )

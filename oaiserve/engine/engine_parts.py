@@ -16,7 +16,7 @@ from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.explain.step_cost_fit import Run
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import THREADS, Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class EngineParts:
     machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
     clock_ns: Callable[[], int]
     cores_ns: Callable[[], int]  # CPU time of the process, which is divided among requests
-    learn: Run | None  # runs the fits of step costs; None: on a thread of their own
+    learn: Run | None  # runs the fits of step costs; None: a worker does
+    runtime: Runtime
 
     @classmethod
     def of(
@@ -46,9 +47,10 @@ class EngineParts:
         machine: MachineTime | None = None,
         energy: Energy | None = None,
         drafts: Drafts | None = None,
-        clock_ns: Callable[[], int] = monotonic_ns,
+        clock_ns: Callable[[], int] | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
         learn: Run | None = None,
+        runtime: Runtime = THREADS,
     ) -> EngineParts:
         """Return the parts of an engine for this model. All but the first two arguments are for tests."""
         options = options or EngineOptions()
@@ -78,7 +80,8 @@ class EngineParts:
             energy=energy,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
-            clock_ns=clock_ns,
+            clock_ns=clock_ns or runtime.clock_ns,
             cores_ns=cores_ns,
             learn=learn,
+            runtime=runtime,
         )

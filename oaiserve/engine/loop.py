@@ -1,7 +1,8 @@
 """The engine thread takes commands between two steps, and hands over events after each. No torch.
 
 The thread owns scheduler, runner and open requests. Commands come in through one inbox, events leave by one call per
-step and consumer, and numbers leave as an immutable snapshot. So there are no locks. `Stepper` has the steps.
+step and consumer, and numbers leave as an immutable snapshot. So there are no locks. `Stepper` has the steps, and the
+runtime the thread: a turn takes all commands and computes at most one step.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from oaiserve.engine.accounts.host_time import HostTime
@@ -30,18 +29,17 @@ from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
-from oaiserve.explain.step_cost_fit import FitThread, StepCostFit
+from oaiserve.explain.step_cost_fit import FitWorker, StepCostFit
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import HostPart
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.runtime import AT_ONCE, ENDED, Empty, When, Worker
 
 if TYPE_CHECKING:
     from oaiserve.engine.profiler_ranges import PhaseRanges
 
 log = logging.getLogger(__name__)
-
-MOST_WAIT_SECONDS = 3600.0  # The system refuses waits of centuries, for which a time limit may ask.
 
 
 class EngineLoop:
@@ -63,11 +61,10 @@ class EngineLoop:
         self._scheduler = scheduler
         self._give_back_later = give_back_later
         self._clock_ns = clock_ns
-        self._inbox: SimpleQueue[Command] = SimpleQueue()
-        self._is_warm = Event()
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._worker: Worker[Command] = parts.runtime.worker("engine", self.turn, self._begin)
         # owned by the engine thread
         self._draining = False
+        self._is_resting = False
         self._dropping: list[int] = []  # adapters that are dropped when their last request has ended
         self._host = HostTime(clock_ns)
         self.phases: PhaseRanges | None = None
@@ -79,14 +76,16 @@ class EngineLoop:
             self._host = RangedHostTime(clock_ns, model.ranges)
             self.phases = PhaseRanges(model.ranges)
             new_notes = partial(RangedNotes, self.phases)
-        self._fits = FitThread()
+        self._fits = FitWorker(parts.runtime)
         self.causes = None
         if parts.machine is not None:
             time_fit, cores_fit = (StepCostFit(parts.learn or self._fits.run) for _ in range(2))
             self.causes = StepCauses(parts.machine, time_fit, Shares(parts.cores_ns(), cores_fit))
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.slowed_cost)
-        self.watchdog = Watchdog(self._host, cost, options.watchdog_seconds, exits=options.exit_on_hang)
+        self.watchdog = Watchdog(
+            self._host, cost, options.watchdog_seconds, exits=options.exit_on_hang, runtime=parts.runtime
+        )
         self._account = StepAccount(self._host, self.causes, parts.cores_ns)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
@@ -127,48 +126,69 @@ class EngineLoop:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and not self.is_stopped
+        return self._worker.is_alive and not self.is_stopped
 
     def start(self) -> None:
         """Start the thread, and wait until it has warmed up the runner's resources of a thread."""
-        self._thread.start()
-        self._is_warm.wait()
+        self._worker.start()
         self.watchdog.start()
 
     def post(self, command: Command) -> None:
         """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
         if isinstance(command, Submitted):
             self.arriving[command.request.request_id] = command
-        self._inbox.put(command)
+        self._worker.post(command)
         if self.is_stopped:
             for left in self._commands_left():
                 self._refuse(left)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        if self._thread.ident is not None:  # it has been started
-            self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        return self._worker.join(timeout_seconds)
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
         try:
             self._model.warm_up()
             if self.causes is not None:
                 self.causes.begin()
-            self._is_warm.set()
-            while self._take_commands():
-                self._turn()
-        except BaseException as error:  # a panic in Rust code is no Exception
-            log.exception("The engine has stopped")
-            self.failure = error
-            self._model.failed(error)
-        finally:
-            try:
-                self._close()
-            finally:
-                self._host.enter(HostPart.IDLE)
-                self._is_warm.set()
+        except BaseException as error:
+            self._fail(error)
 
-    def _turn(self) -> None:
+    def turn(self) -> When:
+        """Take all commands, and then let go on what can go on. Return when the next turn is due."""
+        if self.is_stopped:
+            return ENDED
+        try:
+            now_ns = self._host.enter(HostPart.COMMANDS)
+            if self._is_resting:
+                self._is_resting = False
+                self._account.work_began(now_ns)
+                self.snapshot = self._account.copy(idle_since_ns=None)
+            if not self._take_commands():
+                self._close()
+                return ENDED
+            if self._is_idle:
+                next_ns = self.requests.limits.deadlines.next_ns
+                if next_ns is None or next_ns > self._clock_ns():
+                    self._rest()
+                    return next_ns
+            self._go_on()
+        except BaseException as error:  # a panic in Rust code is no Exception
+            self._fail(error)
+            return ENDED
+        return AT_ONCE
+
+    @property
+    def _is_idle(self) -> bool:
+        if self._encoder is not None and self._encoder.has_work:
+            return False
+        return not (self._stepper.has_step or self._scheduler.has_work or self.requests.has_events)
+
+    def _rest(self) -> None:
+        """Show the numbers of an engine without work, until the next turn."""
+        self._is_resting = True
+        self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
+
+    def _go_on(self) -> None:
         now_ns = self._clock_ns()
         self.requests.end_overdue(now_ns)
         self.requests.take_up()
@@ -207,18 +227,12 @@ class EngineLoop:
         return self._account.encoding(opened.account, opened.causes)
 
     def _take_commands(self) -> bool:
-        """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
-        self._host.enter(HostPart.COMMANDS)
+        """Take all commands. Return False if the thread is to end."""
         if self._dropping:
             self._drop_adapters()
         while self.requests or not self._draining:
             try:
-                is_idle = not self._stepper.has_step and not self._scheduler.has_work and not self.requests.has_events
-                is_idle &= self._encoder is None or not self._encoder.has_work
-                if is_idle:
-                    command = self._wait_for_command()
-                else:
-                    command = self._inbox.get_nowait()
+                command = self._worker.take()
             except Empty:
                 return True
             match command:
@@ -263,21 +277,6 @@ class EngineLoop:
             self._model.adapters.drop(number)
             self._give_back_later()
 
-    def _wait_for_command(self) -> Command:
-        """Wait for a command, and return it. Raises Empty if a deadline passes before."""
-        since_ns = self._host.enter(HostPart.IDLE)
-        self.snapshot = self._account.copy(since_ns)
-        next_ns = self.requests.limits.deadlines.next_ns
-        if next_ns is None:
-            timeout = None
-        else:
-            timeout = min(MOST_WAIT_SECONDS, max(0.0, (next_ns - self._clock_ns()) / 1e9))
-        try:
-            return self._inbox.get(timeout=timeout)
-        finally:
-            self._account.work_began(self._host.enter(HostPart.COMMANDS))
-            self.snapshot = self._account.copy(idle_since_ns=None)
-
     def _hand_over(self) -> None:
         self._host.enter(HostPart.HAND_OVER)
         self._publish()  # before the events: once a request has ended, the numbers are without it
@@ -297,8 +296,22 @@ class EngineLoop:
         num_open = len(requests) - requests.num_background
         self.snapshot = self._account.published(self._scheduler, self._host.since_ns, num_open)
 
+    def _fail(self, error: BaseException) -> None:
+        log.error("The engine has stopped", exc_info=error)
+        self.failure = error
+        try:
+            self._model.failed(error)
+        finally:
+            self._close()
+
     def _close(self) -> None:
         """End all open requests, after any end of the loop."""
+        try:
+            self._end_all()
+        finally:
+            self._host.enter(HostPart.IDLE)
+
+    def _end_all(self) -> None:
         self.is_stopped = True
         self.watchdog.stop()
         for command in self._commands_left():
@@ -319,7 +332,7 @@ class EngineLoop:
     def _commands_left(self) -> Iterator[Command]:
         while True:
             try:
-                yield self._inbox.get_nowait()
+                yield self._worker.take()
             except Empty:
                 return
 

@@ -9,18 +9,18 @@ The engine submits and aborts requests, and passes a callable for the results.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.text.template_text import by_template, is_written, joined
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.wire.continuation import SENT_HEADER
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ class TokenizeStage:
         vocab_size: int,
         num_workers: int = 2,
         encode_rest: float = 0.0,
-        clock: Callable[[], int] = monotonic_ns,
+        clock: Callable[[], int] | None = None,
         media: MediaReader | None = None,
+        runtime: Runtime = THREADS,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times the CPU time of
@@ -114,12 +115,13 @@ class TokenizeStage:
         self._post = post
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._clock = clock
+        self._clock = clock or runtime.clock_ns
+        self._cpu_ns = runtime.thread_cpu_ns
         self._media = media
         self._encode_rest = encode_rest
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._places: dict[str, _Place] = {}  # by request id
-        self._workers = TurnWorkers(num_workers, "tokenize", has_long=media is not None)
+        self._workers = TurnWorkers(num_workers, "tokenize", has_long=media is not None, runtime=runtime)
 
     @property
     def num_waiting(self) -> int:
@@ -139,7 +141,7 @@ class TokenizeStage:
             on_end()
             self._post(event)
 
-        cpu = CpuTime()
+        cpu = CpuTime(self._cpu_ns)
 
         def failed(error: APIError) -> None:
             error.worker_ns = cpu.ns

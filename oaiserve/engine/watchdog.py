@@ -1,6 +1,6 @@
 """The watchdog tells that the engine hangs: its thread stays in one part of its work for longer than that can take.
 
-It has a thread of its own, which counts its own looks. So a process that was stopped as a whole has not hung.
+It is a worker of its own, which counts its own looks. So a process that was stopped as a whole has not hung.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.step_record import HostPart
+from oaiserve.runtime import ENDED, THREADS, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+LOOK_NS = int(LOOK_SECONDS * 1e9)
 MULTIPLE = 20  # A step may take this many times its expected time.
 UNKNOWN_SECONDS = 300.0  # limit of a step while the cost of steps is unknown: the first ones may compile code
 EXIT_CODE = 70
@@ -33,7 +35,13 @@ class Watchdog:
     """
 
     def __init__(
-        self, host: HostTime, cost: Callable[[], StepCost | None], least_seconds: float, *, exits: bool = False
+        self,
+        host: HostTime,
+        cost: Callable[[], StepCost | None],
+        least_seconds: float,
+        *,
+        exits: bool = False,
+        runtime: Runtime = THREADS,
     ) -> None:
         self._host = host
         self._cost = cost
@@ -41,19 +49,28 @@ class Watchdog:
         self._exits = exits
         self._seen_ns = 0  # when the part began that was seen last
         self._num_looks = 0  # times that it was seen
-        self._is_over = threading.Event()
+        self._clock_ns = runtime.clock_ns
+        self._worker: Worker[None] = runtime.worker("watchdog", self._turn)
+        self._is_over = False
+        self._next_ns: int | None = None  # when the next look is due
         self.hang = ""
         self.num_hangs = 0
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        self._worker.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._is_over = True
+        self._worker.post(None)
 
-    def _run(self) -> None:
-        while not self._is_over.wait(LOOK_SECONDS):
+    def _turn(self) -> When:
+        if self._is_over:
+            return ENDED
+        now_ns = self._clock_ns()
+        if self._next_ns is not None and now_ns >= self._next_ns:
             self.look()
+        self._next_ns = now_ns + LOOK_NS
+        return self._next_ns
 
     def look(self) -> None:
         """Look once. The first look that finds a hang logs the stacks of all threads."""

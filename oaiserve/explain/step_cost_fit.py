@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from queue import SimpleQueue
-from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oaiserve.explain.step_cost import KNOTS, Load, Seen, StepCost
+from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
 
 Numbers = NDArray[np.float64]
 
@@ -64,28 +63,35 @@ def at_once(function: Callable[[], None]) -> None:
     function()
 
 
-class FitThread:
-    """The thread of the fits, one after the other. It begins with the first one.
+class FitWorker:
+    """The worker of the fits, one after the other. It starts with the first one.
 
-    Nobody waits for a fit, so it gets them by a queue: an executor takes ten times as long.
+    Nobody waits for a fit, so it gets them by an inbox: an executor takes ten times as long.
     """
 
-    def __init__(self) -> None:
-        self._fits: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = Thread(target=self._work, name="step-cost", daemon=True)
+    def __init__(self, runtime: Runtime) -> None:
+        self._worker: Worker[Callable[[], None] | None] = runtime.worker("step-cost", self._turn)
+        self._is_started = False
 
     def run(self, fit: Callable[[], None]) -> None:
         """Run a fit when those before it are done. Only one thread may call this, and not after `stop`."""
-        if self._thread.ident is None:
-            self._thread.start()
-        self._fits.put(fit)
+        if not self._is_started:
+            self._is_started = True
+            self._worker.start()
+        self._worker.post(fit)
 
     def stop(self) -> None:
-        self._fits.put(None)
+        self._worker.post(None)
 
-    def _work(self) -> None:
-        while (fit := self._fits.get()) is not None:
-            fit()
+    def _turn(self) -> When:
+        try:
+            fit = self._worker.take()
+        except Empty:
+            return None
+        if fit is None:
+            return ENDED
+        fit()
+        return AT_ONCE
 
 
 class StepCostFit:

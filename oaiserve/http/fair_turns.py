@@ -1,4 +1,4 @@
-"""Worker threads for pieces of work, in turns by client, large work apart from small. Stdlib only.
+"""Workers for pieces of work, in turns by client, large work apart from small. Stdlib only.
 
 A piece is done within milliseconds, so nobody waits long for a turn. Work announces pieces that take longer, such as
 the decoding of an image. These have threads of their own, so that nothing else waits for them. Large work is done by
@@ -13,18 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
 from oaiserve.system_memory import give_back, take
 
 logger = logging.getLogger(__name__)
@@ -55,20 +54,22 @@ def at_once(work: Work[Result]) -> Result:
 class CpuTime:
     """The CPU time of work, which any thread may do."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_ns: Callable[[], int] = thread_time_ns) -> None:
+        """`cpu_ns` returns the CPU time of the calling thread."""
+        self._cpu_ns = cpu_ns
         self.ns = 0
 
     def of(self, work: Work[Result]) -> Work[Result]:
         """Do the work, and add the time of each piece."""
         while True:
-            began_ns = thread_time_ns()
+            began_ns = self._cpu_ns()
             try:
                 kind = next(work)
             except StopIteration as stop:
                 result: Result = stop.value
                 return result
             finally:
-                self.ns += thread_time_ns() - began_ns
+                self.ns += self._cpu_ns() - began_ns
             yield kind
 
 
@@ -130,13 +131,20 @@ class Task:
 
 
 class _Lane:
-    def __init__(self, lock: threading.Lock) -> None:
+    """Tasks that wait for the same workers. The owner brings the lock."""
+
+    def __init__(self) -> None:
         self.turns: Turns[Task] = Turns()
-        self.changed = threading.Condition(lock)
+        self.workers: list[Worker[None]] = []
+        self.idle: list[Worker[None]] = []  # those that have found nothing to do
+
+    def wake(self) -> None:
+        if self.idle:
+            self.idle.pop().post(None)
 
 
 class TurnWorkers:
-    """The threads. Every added task ends, also when the threads stop."""
+    """The workers. Every added task ends, also when the workers stop."""
 
     def __init__(
         self,
@@ -146,26 +154,31 @@ class TurnWorkers:
         has_long: bool = False,
         give_back: Callable[[], None] = give_back,
         give_back_seconds: float = GIVE_BACK_SECONDS,
+        runtime: Runtime = THREADS,
     ) -> None:
         """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many threads
         again do long pieces. With 0 threads, `add` does all work itself."""
         self._give_back = give_back
         self._give_back_ns = int(give_back_seconds * 1e9)
-        self._lock = threading.Lock()  # guards all that follows. Nothing else is called while it is held.
-        self._small, self._large, self._long = (_Lane(self._lock) for _ in range(3))
+        self._runtime = runtime
+        self._lock = Lock()  # guards all that follows. Only workers are woken while it is held.
+        self._small, self._large, self._long = (_Lane() for _ in range(3))
         self._num_waiting = 0
         self._is_stopped = False
         self._give_back_at_ns: int | None = None
-        lanes = [(f"{name}-{number}", self._small) for number in range(num_threads)]
+        for number in range(num_threads):
+            self._employ(self._small, f"{name}-{number}")
         if num_threads:
-            lanes.append((f"{name}-large", self._large))
+            self._employ(self._large, f"{name}-large")
         if has_long:
-            lanes += [(f"{name}-long-{number}", self._long) for number in range((num_threads + 1) // 2)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(lane,), name=thread, daemon=True) for thread, lane in lanes
-        ]
-        for thread in self._threads:
-            thread.start()
+            for number in range((num_threads + 1) // 2):
+                self._employ(self._long, f"{name}-long-{number}")
+
+    def _employ(self, lane: _Lane, name: str) -> None:
+        begin = _be_nice if lane is self._long else lambda: None
+        worker: Worker[None] = self._runtime.worker(name, lambda: self._turn(lane, worker), begin)
+        lane.workers.append(worker)
+        worker.start()
 
     @property
     def num_waiting(self) -> int:
@@ -178,9 +191,9 @@ class TurnWorkers:
         with self._lock:
             self._num_waiting += 1
             is_stopped = self._is_stopped
-            if self._threads and not is_stopped:
+            if self._small.workers and not is_stopped:
                 lane.turns.add(task.client, task)
-                lane.changed.notify()
+                lane.wake()
                 return
         if is_stopped:
             self._refuse(task)
@@ -227,8 +240,8 @@ class TurnWorkers:
     def give_back_later(self) -> None:
         """Give freed memory back to the system once no large work has ended for a moment."""
         with self._lock:
-            self._give_back_at_ns = monotonic_ns() + self._give_back_ns
-            self._large.changed.notify()
+            self._give_back_at_ns = self._runtime.clock_ns() + self._give_back_ns
+            self._large.wake()
 
     def stop(self) -> None:
         """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
@@ -238,31 +251,51 @@ class TurnWorkers:
             for lane in (self._small, self._large, self._long):
                 while lane.turns:
                     waiting.append(lane.turns.take())
-                lane.changed.notify_all()
         for task in waiting:
             self._refuse(task)
-        for thread in self._threads:
-            thread.join()
+        workers = [*self._small.workers, *self._large.workers, *self._long.workers]
+        for worker in workers:
+            worker.post(None)
+        for worker in workers:
+            worker.join()
 
-    def _work(self, lane: _Lane) -> None:
-        if lane is self._long and sys.platform == "linux":  # elsewhere, this would be the whole process
-            with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
-                os.nice(LONG_NICENESS)
-        while (task := self._take(lane)) is not None:
-            rest = task.rest if lane is self._large else 0
-            began_ns = thread_time_ns()  # not the time of the clock, which passes while other threads have the core
-            if not self._run_piece(task):
-                following = self._lane_of(task)
-                with self._lock:
-                    is_stopped = self._is_stopped
-                    if not is_stopped:
-                        (following.turns.put_back if following is lane else following.turns.add)(task.client, task)
-                        following.changed.notify()
-                if is_stopped:
-                    self._refuse(task)
-            del task  # or else its prompts would be kept until the next one comes
-            if rest:
-                time.sleep(rest * (thread_time_ns() - began_ns) / 1e9)
+    def _turn(self, lane: _Lane, worker: Worker[None]) -> When:
+        """Do a piece of the next task of the lane, and rest after it if it was large."""
+        with suppress(Empty):
+            while True:
+                worker.take()
+        with self._lock:
+            if worker in lane.idle:
+                lane.idle.remove(worker)
+            # Only large work leaves memory worth giving back.
+            at_ns = self._give_back_at_ns if lane is self._large else None
+            if at_ns is not None and at_ns <= self._runtime.clock_ns():
+                self._give_back_at_ns = None
+                task = None
+            elif lane.turns:
+                task = lane.turns.take()
+            elif self._is_stopped:
+                return ENDED
+            else:
+                lane.idle.append(worker)
+                return at_ns
+        if task is None:
+            self._give_back()
+            return AT_ONCE
+        cpu_ns = self._runtime.thread_cpu_ns  # not the clock, which goes on while other threads have the core
+        began_ns = cpu_ns()
+        if not self._run_piece(task):
+            following = self._lane_of(task)
+            with self._lock:
+                is_stopped = self._is_stopped
+                if not is_stopped:
+                    (following.turns.put_back if following is lane else following.turns.add)(task.client, task)
+                    following.wake()
+            if is_stopped:
+                self._refuse(task)
+        if lane is self._large and task.rest:
+            return self._runtime.clock_ns() + int(task.rest * (cpu_ns() - began_ns))
+        return AT_ONCE
 
     def _lane_of(self, task: Task) -> _Lane:
         if task.is_long:
@@ -270,24 +303,6 @@ class TurnWorkers:
         if task.num_bytes > LARGE_BYTES:
             return self._large
         return self._small
-
-    def _take(self, lane: _Lane) -> Task | None:
-        """Wait for the next turn. Return None once the workers have stopped."""
-        while True:
-            with self._lock:
-                # Only large work leaves memory worth giving back.
-                at_ns = self._give_back_at_ns if lane is self._large else None
-                is_due = at_ns is not None and at_ns <= monotonic_ns()
-                if is_due:
-                    self._give_back_at_ns = None
-                elif lane.turns:
-                    return lane.turns.take()
-                elif self._is_stopped:
-                    return None
-                else:
-                    lane.changed.wait(None if at_ns is None else (at_ns - monotonic_ns()) / 1e9)
-            if is_due:
-                self._give_back()
 
     def _run_piece(self, task: Task) -> bool:
         """Run the work of a task up to its next stop. Return whether it has ended."""
@@ -332,3 +347,10 @@ class TurnWorkers:
         if task.num_bytes >= MUCH_BYTES or task.has_been_long:
             self.give_back_later()
         end()
+
+
+def _be_nice() -> None:
+    """Let other threads have the core before this one."""
+    if sys.platform == "linux":  # elsewhere, this would be the whole process
+        with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
+            os.nice(LONG_NICENESS)

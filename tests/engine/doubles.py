@@ -37,6 +37,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import THREADS
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 
@@ -272,11 +273,12 @@ def make_engine(
     runner: ScriptedRunner | None = None,
     *,
     kind: type[Engine] = Engine,
-    clock_ns: Callable[[], int] = monotonic_ns,
+    clock_ns: Callable[[], int] | None = None,
     machine: MachineTime | None = None,
     cores_ns: Callable[[], int] = time.process_time_ns,
     drafter: Any = None,
     kv_blocks: int = 64,
+    runtime: Any = THREADS,
     **options: Any,
 ) -> Any:
     """Return an engine with blocks of 4 tokens. Options are those of the engine, or fields of the model.
@@ -298,6 +300,7 @@ def make_engine(
     }
     engine_options = EngineOptions(**{**of_engine, **options})
     of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafts": drafter, "clock_ns": clock_ns}
+    of_test["runtime"] = runtime
     return kind(EngineParts.of(ServedModel(**{**model, **of_model}), engine_options, **of_test))
 
 

@@ -244,7 +244,9 @@ def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> Non
     with stepping(request(max_tokens=200), tokenize_workers=0) as (engine, runner, inbox):
         stopper = threading.Thread(target=engine.stop)
         stopper.start()
-        wait_until(lambda: engine._loop._inbox.qsize() == 2)  # Both commands of the stop wait for the end of the step.
+        wait_until(
+            lambda: engine._loop._worker.num_waiting() == 2
+        )  # Both commands of the stop wait for the end of the step.
         runner.permit(1)
         assert inbox.wait_terminal("r")["r"].error.status == 503
         stopper.join(TIMEOUT_SECONDS)

@@ -1,11 +1,9 @@
-"""Clients take turns, small and large work have threads of their own, and freed memory is given back."""
+"""Clients take turns, small and large work have workers of their own, and freed memory is given back."""
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -13,150 +11,165 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.http.fair_turns import LARGE_BYTES, LONG, LONG_NICENESS, MUCH_BYTES, Task, Turns, TurnWorkers
-from tests.engine.doubles import Clock
-
-TIMEOUT_SECONDS = 60
-
-
-@contextmanager
-def running(num_threads: int = 1, **options: Any) -> Iterator[TurnWorkers]:
-    workers = TurnWorkers(num_threads, "test", **options)
-    try:
-        yield workers
-    finally:
-        workers.stop()
+from tests.world.loop import World
+from tests.world.schedules import schedules
 
 
-def add(
-    workers: TurnWorkers, call: Callable[[], object], *, num_bytes: int = 0, rest: float = 0
-) -> SimpleQueue[object]:
-    """Add work of one piece. Return where its result will be."""
-    ends: SimpleQueue[object] = SimpleQueue()
+class Workers:
+    """Workers in a world, and how work has ended: when, and with what."""
 
-    def work() -> Generator[None, None, object]:
-        yield from ()
-        return call()
+    def __init__(self, world: World, num_threads: int = 1, **options: Any) -> None:
+        self.world = world
+        self.workers = TurnWorkers(num_threads, "test", runtime=world, **options)
+        self.ended: dict[str, tuple[float, object]] = {}
 
-    ended = {"done": ends.put, "failed": ends.put, "dropped": lambda: None}
-    workers.add(Task("", num_bytes, work(), **ended, is_unwanted=bool, name="test", rest=rest))
-    return ends
+    def add(self, name: str, work: Generator[bool | None, None, object], num_bytes: int = 0, **more: Any) -> None:
+        def ends(result: object = "dropped") -> None:
+            self.ended[name] = (round(self.world.now + self.world.ahead - began, 3), result)
+
+        began = self.world.now
+        client = more.pop("client", "")
+        is_unwanted = more.pop("is_unwanted", bool)
+        self.workers.add(
+            Task(
+                client,
+                num_bytes,
+                work,
+                done=ends,
+                failed=ends,
+                dropped=ends,
+                is_unwanted=is_unwanted,
+                name=name,
+                **more,
+            )
+        )
+
+    def takes(self, *seconds: float, kind: bool | None = None) -> Generator[bool | None, None, str]:
+        """Work in pieces that take so long. Before each piece it yields the kind."""
+        for each in seconds:
+            yield kind
+            self.world.sleep(each)
+        return "done"
 
 
-def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
+@schedules(20, is_late=False)
+def test_small_work_does_not_wait_for_large_work_nor_large_for_small(world: World) -> None:
     for held_bytes, other_bytes in ((LARGE_BYTES + 1, LARGE_BYTES), (LARGE_BYTES, LARGE_BYTES + 1)):
-        go = threading.Event()
-        with running() as workers:
-            held = add(workers, lambda go=go: go.wait(TIMEOUT_SECONDS), num_bytes=held_bytes)
-            other = add(workers, lambda: "other", num_bytes=other_bytes)
-            assert other.get(timeout=TIMEOUT_SECONDS) == "other"
-            assert held.empty()
-            go.set()
-            assert held.get(timeout=TIMEOUT_SECONDS) is True
+        workers = Workers(world)
+        workers.add("held", workers.takes(60.0), held_bytes)
+        workers.add("other", workers.takes(0.001), other_bytes)
+        world.run_until()
+        assert workers.ended == {"held": (60.0, "done"), "other": (0.001, "done")}
 
 
-def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns() -> None:
-    go = threading.Event()
-    order = list[str]()
-    ends = SimpleQueue[object]()
-
-    def in_two_long_pieces(client: str) -> Generator[bool | None, None, str]:
-        for number in range(2):
-            yield LONG
-            go.wait(TIMEOUT_SECONDS)
-            order.append(f"{client}{number}")
-        yield None
-        return threading.current_thread().name
-
-    def add_long(client: str, num_bytes: int = 0, is_unwanted: Callable[[], bool] = bool) -> None:
-        ended = {"done": ends.put, "failed": ends.put, "dropped": lambda: ends.put(f"{client} dropped")}
-        workers.add(Task(client, num_bytes, in_two_long_pieces(client), **ended, is_unwanted=is_unwanted, name="test"))
-
-    with running(2, has_long=True) as workers:
-        add_long("a")
-        others = [add(workers, lambda: "other", num_bytes=LARGE_BYTES * number) for number in range(3)]
-        add_long("a", LARGE_BYTES + 1)
-        add_long("b", is_unwanted=order.__len__)
-        assert [end.get(timeout=TIMEOUT_SECONDS) for end in others] == ["other"] * 3
-        assert order == []
-        go.set()
-        result = {ends.get(timeout=TIMEOUT_SECONDS) for _ in range(3)}
-    assert order[0] == "a0"
-    assert order.count("a0") == order.count("a1") == 2
-    assert {"b dropped", "test-large"} < result
-    assert all(str(each).startswith(("test-", "b")) and "long" not in str(each) for each in result)
+@schedules(50, is_late=False)
+def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns(world: World) -> None:
+    workers = Workers(world, 2, has_long=True)
+    workers.add("a", workers.takes(10.0, 10.0, kind=LONG), client="a")
+    for number in range(3):
+        workers.add(f"other {number}", workers.takes(0.001), LARGE_BYTES * number)
+    workers.add("large a", workers.takes(10.0, 10.0, kind=LONG), LARGE_BYTES + 1, client="a")
+    is_unwanted = []
+    workers.add("b", workers.takes(10.0, 10.0, kind=LONG), client="b", is_unwanted=lambda: bool(is_unwanted))
+    world.run_until(most_seconds=5.0)
+    assert sorted(workers.ended) == ["other 0", "other 1", "other 2"]
+    assert all(seconds < 0.01 for seconds, _ in workers.ended.values())
+    is_unwanted.append(True)
+    world.run_until()
+    assert workers.ended["b"][1] == "dropped"
+    assert {name: workers.ended[name] for name in ("a", "large a")} in (
+        {"a": (20.0, "done"), "large a": (40.0, "done")},
+        {"a": (40.0, "done"), "large a": (20.0, "done")},
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, threads have no niceness of their own")
 def test_pieces_that_take_long_yield_the_cores_to_the_model() -> None:
-    ends = SimpleQueue[int]()
+    """The threads are real ones: niceness is the system's."""
 
-    def work() -> Generator[bool | None, None, int]:
+    def work() -> Generator[bool | None, None, None]:
         before = os.getpriority(os.PRIO_PROCESS, 0)
         yield LONG
-        return min(before + LONG_NICENESS, 19) - os.getpriority(os.PRIO_PROCESS, 0)
+        found.append(min(before + LONG_NICENESS, 19) - os.getpriority(os.PRIO_PROCESS, 0))
+        has_ended.set()
 
-    with running(has_long=True) as workers:
-        workers.add(Task("", 0, work(), ends.put, ends.put, lambda: None, bool, "test"))
-        assert ends.get(timeout=TIMEOUT_SECONDS) == 0
-
-
-def test_only_the_thread_for_large_work_rests_in_proportion_to_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: SimpleQueue[tuple[str, float]] = SimpleQueue()
-    monkeypatch.setattr(
-        "oaiserve.http.fair_turns.time.sleep", lambda seconds: rests.put((threading.current_thread().name, seconds))
-    )
-    cpu_ns = 0
-    monkeypatch.setattr("oaiserve.http.fair_turns.thread_time_ns", lambda: cpu_ns)
-
-    def work() -> str:
-        nonlocal cpu_ns
-        cpu_ns += 10_000_000
-        return "rests"
-
-    with running() as workers:
-        add(workers, lambda: "small", rest=2.0).get(timeout=TIMEOUT_SECONDS)
-        add(workers, lambda: "large", num_bytes=LARGE_BYTES + 1).get(timeout=TIMEOUT_SECONDS)
-        add(workers, work, num_bytes=LARGE_BYTES + 1, rest=2.0).get(timeout=TIMEOUT_SECONDS)
-        assert rests.get(timeout=TIMEOUT_SECONDS) == ("test-large", 0.02)
-    assert rests.empty()
+    found: list[int] = []
+    has_ended = threading.Event()
+    workers = TurnWorkers(1, "test", has_long=True)
+    workers.add(Task("", 0, work(), lambda _: None, lambda _: None, lambda: None, bool, "test"))
+    assert has_ended.wait(60)
+    workers.stop()
+    assert found == [0]
 
 
-def test_memory_for_a_large_body_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@schedules(20, is_late=False)
+def test_only_the_worker_for_large_work_rests_in_proportion_to_its_cpu_time(world: World) -> None:
+    def busy_seconds(num_bytes: int, **rest: float) -> float:
+        """Return when the second of two pieces of work ends, each of which takes 10 ms."""
+        workers = Workers(world)
+        for name in ("first", "second"):
+            workers.add(name, workers.takes(0.01), num_bytes, **rest)
+        world.run_until()
+        return workers.ended["second"][0]
+
+    assert busy_seconds(0, rest=2.0) == 0.02
+    assert busy_seconds(LARGE_BYTES + 1) == 0.02
+    assert busy_seconds(LARGE_BYTES + 1, rest=2.0) == 0.04
+
+
+@schedules(5)
+def test_memory_for_a_large_body_is_taken_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr("oaiserve.http.fair_turns.take", taken.append)
-    ends: SimpleQueue[object] = SimpleQueue()
-
-    def work() -> Generator[None, None, str]:
-        for _ in range(3):
-            yield
-        return "done"
-
-    with running() as workers:
-        for num_bytes in (MUCH_BYTES - 1, MUCH_BYTES):
-            workers.add(Task("", num_bytes, work(), ends.put, ends.put, lambda: None, bool, "test"))
-            assert ends.get(timeout=TIMEOUT_SECONDS) == "done"
+    workers = Workers(world)
+    for num_bytes in (MUCH_BYTES - 1, MUCH_BYTES):
+        workers.add(str(num_bytes), workers.takes(0.001, 0.001, 0.001), num_bytes)
+    world.run_until()
+    assert len(workers.ended) == 2
     assert taken == [MUCH_BYTES]
 
 
-def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("oaiserve.http.fair_turns.monotonic_ns", clock)
-    returned: SimpleQueue[int] = SimpleQueue()
-    with running(give_back=lambda: returned.put(1), give_back_seconds=0.01) as workers:
-        ends = [add(workers, lambda: "a", num_bytes=MUCH_BYTES) for _ in range(3)]
-        assert [end.get(timeout=TIMEOUT_SECONDS) for end in ends] == ["a"] * 3
-        assert returned.empty()
-        clock.move(1)
-        returned.get(timeout=TIMEOUT_SECONDS)
-        add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)
-        assert returned.empty()
-        workers.give_back_later()
-        clock.move(1)
-        returned.get(timeout=TIMEOUT_SECONDS)
-    with running(give_back=lambda: returned.put(1), give_back_seconds=0) as workers:
-        for _ in range(3):  # whatever is due is given back before the next work
-            add(workers, lambda: "a", num_bytes=MUCH_BYTES - 1).get(timeout=TIMEOUT_SECONDS)
-    assert returned.empty()
+@schedules(20, is_late=False)
+def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies(world: World) -> None:
+    def give_back() -> None:
+        returned.append(round(world.now - began, 3))
+
+    returned: list[float] = []
+    began = world.now
+    workers = Workers(world, give_back=give_back, give_back_seconds=1.0)
+    for name in "abc":
+        workers.add(name, workers.takes(0.5), MUCH_BYTES)
+    world.run_until(most_seconds=10.0)
+    assert returned == [2.5]
+    workers.add("small", workers.takes(0.5), MUCH_BYTES - 1)
+    world.run_until(most_seconds=10.0)
+    assert returned == [2.5]
+    began = world.now
+    workers.workers.give_back_later()
+    world.run_until(most_seconds=10.0)
+    assert returned == [2.5, 1.0]
+
+
+@schedules(200)
+def test_each_task_has_one_end_whenever_the_workers_stop(world: World) -> None:
+    draw = world.random
+    workers = Workers(world, 2, has_long=True)
+    calls: list[str] = []
+    for number in range(12):
+        name = f"{number}"
+        work = workers.takes(*(draw.random() for _ in range(draw.randint(0, 3))), kind=draw.choice([None, LONG]))
+        num_bytes = draw.choice([0, LARGE_BYTES + 1, MUCH_BYTES])
+        is_unwanted = draw.choice([False, False, True])
+        ends = {end: lambda *_, name=name: calls.append(name) for end in ("done", "failed", "dropped")}
+        task = Task(
+            draw.choice("ab"), num_bytes, work, **ends, is_unwanted=lambda no=is_unwanted: no, name=name, rest=3.0
+        )
+        world.call_later(3 * draw.random(), workers.workers.add, task)
+    world.run_until(most_seconds=4 * draw.random())
+    workers.workers.stop()
+    world.run_until()
+    assert sorted(calls) == sorted(map(str, range(12)))
+    assert workers.workers.num_waiting == 0
 
 
 CLIENTS = st.sampled_from("abcd")

@@ -17,6 +17,7 @@ import pytest
 
 from tests.world.clients import CASES, RESPONSES, Judge, ask, process_of, references
 from tests.world.loop import Process, State, World, clocks
+from tests.world.model import GONE
 from tests.world.network import Network
 from tests.world.servers import GATEWAY_IP, POISON, GatewayHost, Replica, put_in_place
 
@@ -219,7 +220,7 @@ class Life:
                 network.heal(GATEWAY_IP, host.ip)
             case "stuck":
                 host.model.stuck_seconds = 0.0
-                await asyncio.sleep(max(0.0, host.engine.loop.free_at - world.now))
+                await asyncio.sleep(max(0.0, host.engine.worker.free_at - world.now))
             case "fails":
                 host.fails = False
             case "slow disk":
@@ -236,9 +237,9 @@ class Life:
 
     def _check_now(self) -> None:
         for replica in self.replicas:
-            if replica.is_up and replica.server is not None and replica.engine.loop.has_begun:
+            if replica.is_up and replica.server is not None and replica.engine.worker.has_begun:
                 try:
-                    replica.engine.loop.scheduler.pool.check_integrity()
+                    replica.engine.scheduler.pool.check_integrity()
                 except AssertionError as error:
                     self.world.blame(f"{replica.name}: {error}")
 
@@ -248,7 +249,7 @@ class Life:
             engine = replica.engine
             loop = engine.loop
             serving = replica.app.state.serving
-            scheduler = loop.scheduler
+            scheduler = engine.scheduler
             requests = loop.requests
             self._must_be_zero(
                 replica.name,
@@ -308,8 +309,9 @@ class _Errors(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.getMessage().startswith(EXPECTED_ERRORS):
-            self._world.blame(f"the log has: {record.getMessage()} {(record.exc_info or [None, None])[1]!r}")
+        error = (record.exc_info or [None, None])[1]
+        if not record.getMessage().startswith(EXPECTED_ERRORS) or (error is not None and str(error) != GONE):
+            self._world.blame(f"the log has: {record.getMessage()} {error!r}")
 
 
 @contextmanager

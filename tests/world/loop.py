@@ -1,4 +1,4 @@
-"""An event loop in simulated time, the processes whose callbacks it runs, and the clocks of oaiserve that it moves.
+"""An event loop in simulated time, which is the runtime of the world's processes, and the clocks that it moves.
 
 The clock leaps to the next timer. All that happens follows from the seed, so a second run has the same trace.
 """
@@ -16,6 +16,7 @@ from enum import Enum
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any
 
 import anyio.to_thread
@@ -24,7 +25,9 @@ import pytest
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
+from oaiserve.runtime import Turn
 from tests.clocks import put_on_clock
+from tests.world.runtime import WorldPool, WorldWorker
 
 START_SECONDS = 1000.0
 UNIX_SECONDS = 1_700_000_000.0
@@ -113,9 +116,11 @@ class World(asyncio.BaseEventLoop):
         self.numbers = count()
         self.ready: deque[Callback] = deque()
         self.processes: dict[Process, None] = {}
+        self.workers: list[WorldWorker[Any]] = []
         self.wrong: list[str] = []
         self.counts = Counter[str]()
         self.lines: list[str] | None = [] if keeps_trace else None
+        self.most_late_seconds = 0.0  # A worker may wake up this much later than it could.
         self._trace = blake2b(digest_size=8)
         self._timers: list[tuple[float, int, Timer]] = []
         self.set_task_factory(lambda loop, work, **named: WorldTask(work, loop=loop, **named))
@@ -143,6 +148,48 @@ class World(asyncio.BaseEventLoop):
         process = _process.get()
         if process is None or process.state is not State.DEAD:
             self.blame(f"an error in the event loop: {context.get('message')} {context.get('exception')!r}")
+
+    def run_until(self, is_reached: Callable[[], bool] = bool, most_seconds: float = inf) -> bool:
+        """Let happen what happens, from outside of callbacks. Return whether it is reached before everything is at rest
+        and before that much time has passed."""
+        end = self.now + most_seconds
+        while not is_reached():
+            while self._timers and self._timers[0][2].cancelled():
+                heappop(self._timers)
+            if not self.ready and not (self._timers and self._timers[0][0] <= end):
+                if end < inf:
+                    self.now = end
+                return False
+            self._run_once()
+        return True
+
+    # -- what parts ask of their runtime ------------------------------------------------------------------------------
+
+    def clock_ns(self) -> int:
+        return self.now_ns
+
+    def unix_ns(self) -> int:
+        return int(UNIX_SECONDS * 1e9) + self.now_ns
+
+    thread_cpu_ns = clock_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+
+    def token_hex(self, num_bytes: int) -> str:
+        return f"{self.random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
+
+    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> WorldWorker[Any]:
+        worker = WorldWorker[Any](self, name, turn, begin)
+        self.workers.append(worker)
+        return worker
+
+    def pool(self, num_threads: int, name: str) -> WorldPool:
+        return WorldPool(self, name)
+
+    def lateness(self, worker: WorldWorker[Any]) -> float:
+        """Return how much later than it could the worker wakes up."""
+        return self.random.random() ** 3 * self.most_late_seconds if self.most_late_seconds else 0.0
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from queue import Empty
-from traceback import format_exception
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +14,12 @@ import pytest
 from oaiserve import app as app_module
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.requests.commands import Command
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequences.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.step_record import HostPart
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.plugin_loading import own_plugins
@@ -37,168 +32,37 @@ from oaiserve.storage import store as store_module
 from oaiserve.storage.store_options import StoreLimits
 from oaiserve.wire.address import Address
 from tests.databases import opened_databases
-from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
+from tests.engine.doubles import EOS, TOKENIZER, make_engine
 from tests.routes.doubles import FakeTelemetry
 from tests.world.loop import Process, State, World
+from tests.world.model import Model
 from tests.world.network import End, Network
+from tests.world.runtime import WorldWorker
 
 PORT = 8000
 GATEWAY_IP = "10.0.9.1"
-NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of these
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 POISON = b"poison"  # a query at which each server fails
 PACE = Pace(report_seconds=10.0, resolve_seconds=60.0)
 _GRAMMARS = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
-_E_ACUTE = TOKENIZER.backend.token_to_id("Ã"), TOKENIZER.backend.token_to_id("©")  # the two bytes of é
-_MASK = (1 << 64) - 1
 # A machine that keeps no thread waiting.
 _MACHINE: Any = SimpleNamespace(num_threads=1, parallelism=1.0, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
-
-
-def _mixed(before: int, number: int) -> int:
-    bits = (before ^ number + 1) * 0x9E3779B97F4A7C15 & _MASK
-    return bits ^ bits >> 29
-
-
-class Model:
-    """A model whose token follows from all tokens before, as it finds them in the blocks of the KV cache.
-
-    A slot of a block has a digest of the tokens up to its own. A step takes simulated time."""
-
-    is_exact = True
-    is_asynchronous = False
-
-    def __init__(self, world: World, block_size: int, step_seconds: float) -> None:
-        self._world = world
-        self._size = block_size
-        self._slots: dict[int, list[int]] = {}
-        self.step_seconds = step_seconds
-        self.stuck_seconds = 0.0  # extra time of the next step
-        self.is_gone = False  # as a device that has fallen off its bus
-
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        for source, target in copies:
-            self._slots[target] = [*self._slots.get(source, [0] * self._size)]
-
-    def launch(self, step: Step) -> tuple[Step, StepResult]:
-        if self.is_gone:
-            raise RuntimeError("the device is gone")
-        return step, StepResult([self._computed(chunk) for chunk in step.chunks])
-
-    def draw(self, launched: tuple[Step, StepResult], masks: Masks | None) -> None:
-        pass
-
-    def collect(self, launched: tuple[Step, StepResult]) -> StepResult:
-        self._world.ahead += self.step_seconds + 0.0002 * launched[0].num_tokens + self.stuck_seconds
-        self.stuck_seconds = 0.0
-        return launched[1]
-
-    def _computed(self, chunk: Chunk) -> ChunkResult:
-        sequence = chunk.sequence
-        size = self._size
-        ids = sequence.token_ids
-        blocks = sequence.blocks
-        result = self._slots[blocks[(chunk.start - 1) // size]][(chunk.start - 1) % size] if chunk.start else 0
-        for position in range(chunk.start, chunk.end):
-            result = _mixed(result, ids[position])
-            self._slots.setdefault(blocks[position // size], [0] * size)[position % size] = result
-        if not chunk.max_draws:
-            return ChunkResult()
-        for block in blocks[: (chunk.end - 1) // size]:  # attention reads them all
-            result ^= self._slots[block][-1]
-        return ChunkResult([self._token(ids[chunk.end - 1], _mixed(result, sequence.draw_key % NUM_KEYS))])
-
-    def _token(self, last: int, drawn: int) -> int:
-        if last == _E_ACUTE[0]:
-            return _E_ACUTE[1]
-        if drawn % 97 == 0:
-            return EOS
-        return _E_ACUTE[0] if drawn % 11 == 0 else LETTERS[drawn % 26]
-
-
-class Loop(EngineLoop):
-    """The loop of an engine, a turn of which is a callback. Its thread's clock goes on by what a step takes."""
-
-    has_begun = _is_queued = False
-    free_at = 0.0  # when the thread has done its step
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
-
-    def start(self) -> None:
-        self._world: World = asyncio.get_running_loop()
-        self._model.warm_up()
-        if self.causes is not None:
-            self.causes.begin()
-        self._is_warm.set()
-        self.has_begun = True
-        self._look_for_hangs()
-        self._wake(self._world.now)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.has_begun and not self.is_stopped
-
-    def post(self, command: Command) -> None:
-        super().post(command)
-        if self.has_begun and not self._is_queued:
-            self._wake(max(self._world.now, self.free_at))
-
-    def join(self, timeout_seconds: float | None = None) -> bool:
-        while timeout_seconds is None and not self.is_stopped:
-            self._drive()
-        return self.is_stopped
-
-    def _look_for_hangs(self) -> None:
-        if not self.is_stopped:
-            self.watchdog.look()
-            self._world.call_later(1.0, self._look_for_hangs)
-
-    def _wake(self, when: float) -> None:
-        if not self._is_queued:
-            self._is_queued = True
-            self._world.call_at(when, self._queued)
-
-    def _queued(self) -> None:
-        self._is_queued = False
-        self._drive()
-
-    def _drive(self) -> None:
-        if self.is_stopped:
-            return
-        world = self._world
-        try:
-            if self._take_commands():
-                self._turn()
-            else:
-                self._close()
-        except Exception as error:
-            if str(error) != "the device is gone":
-                world.blame(f"the engine has stopped: {''.join(format_exception(error))}")
-            self.failure = error
-            self._close()
-        self.free_at = world.now + world.ahead
-        if not self.is_stopped:
-            is_busy = self._stepper.has_step or self._scheduler.has_work or self.requests.has_events
-            if is_busy or world.ahead or not self._inbox.empty():
-                self._wake(max(self.free_at, world.now + 0.01))
-            else:
-                self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
-        world.ahead = 0.0
-
-    def _wait_for_command(self) -> Command:
-        if self._inbox.empty():
-            raise Empty
-        return super()._wait_for_command()
 
 
 class WorldEngine(Engine):
     """An engine that shows its loop, and the bytes and requests before it."""
 
     @property
-    def loop(self) -> Loop:
+    def loop(self) -> EngineLoop:
         return self._loop
+
+    @property
+    def worker(self) -> WorldWorker[Command]:
+        return self._loop._worker
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._loop._scheduler
 
     def before_the_loop(self) -> dict[str, int]:
         return {"body_bytes": self._body_bytes.total, "tokenizing": len(self._tokenize._places)}
@@ -373,7 +237,7 @@ class Replica(Host):
         self.engine = make_engine(
             self.model,
             kind=WorldEngine,
-            clock_ns=lambda: world.now_ns,
+            runtime=world,
             machine=_MACHINE,
             block_size=size,
             max_model_len=512,
@@ -416,6 +280,7 @@ class Replica(Host):
     def kill(self, how: str) -> None:
         if self.process is not None and self.process.state is not State.DEAD:
             super().kill(how)
+            self.engine.worker.end()
             self.engine.loop.is_stopped = True
 
 
@@ -442,13 +307,12 @@ class GatewayHost(Host):
 async def _in_thread(work: Any, *given: Any) -> Any:
     """Run work at once, except the end of an engine, which waits for its step."""
     if isinstance(engine := getattr(work, "__self__", None), WorldEngine):
-        await asyncio.sleep(max(0.0, engine.loop.free_at - asyncio.get_running_loop().time()))
+        await asyncio.sleep(max(0.0, engine.worker.free_at - asyncio.get_running_loop().time()))
     return work(*given)
 
 
 def put_in_place(patch: pytest.MonkeyPatch) -> None:
-    """Let engines have loops without threads. The schema of the API is made once: it takes as long as ten requests."""
-    patch.setattr(engine_module, "EngineLoop", Loop)
+    """Let engines stop without a thread. The schema of the API is made once: it takes as long as ten requests."""
     patch.setattr(app_module, "run_in_threadpool", _in_thread)
     publish = app_module.published
     published = cache(lambda **named: publish([], **named))

@@ -130,7 +130,7 @@ def count_hand_overs(make_engine: Callable[[], Engine], requests: Sequence[Reque
     with counting() as counts, make_engine() as engine:
         counts.clear()
         num_tokens = asyncio.run(_read_all(engine, requests))
-        thread = engine._loop._thread.ident
+        (thread,) = (thread.ident for thread in threading.enumerate() if thread.name == "engine")
         did = {what: number for (what, ident), number in counts.items() if ident == thread}
         return HandOvers(
             engine.snapshot().num_steps,

@@ -1,0 +1,171 @@
+"""Time, threads and chance: what a program cannot repeat by itself.
+
+Parts get a `Runtime` passed in. `THREADS` is the real one, in which each worker is a thread. Tests have a simulated
+one, in which one thread takes the turns of all workers, in an order that follows from a seed, and the clock leaps to
+the next moment at which something happens.
+
+A worker has an inbox and a turn. A turn takes what has come, does one piece of work without waiting for anybody, and
+returns when it is to be called again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+__all__ = ["AT_ONCE", "ENDED", "THREADS", "Empty", "Executor", "Runtime", "Threads", "Turn", "When", "Worker"]
+
+Item = TypeVar("Item")
+
+# What a turn returns: a time of the clock in ns, before which it has nothing to do unless an item comes; or None, if
+# there is no such time.
+When: TypeAlias = int | None
+AT_ONCE = 0
+ENDED = -1  # This was the last turn.
+Turn: TypeAlias = Callable[[], When]
+
+MOST_WAIT_SECONDS = 3600.0  # The system refuses waits of centuries, for which a time limit may ask.
+
+
+class Worker(Protocol[Item]):
+    """What takes turns. Items may be posted before it starts and after its end, when nobody takes them."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has been started and has not ended."""
+        ...
+
+    def start(self) -> None:
+        """Start it, and wait until it has called its `begin`."""
+        ...
+
+    def post(self, item: Item, /) -> None:
+        """Put an item into the inbox, from any thread. The next turn comes at once."""
+        ...
+
+    def take(self) -> Item:
+        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, and after the last one
+        anybody."""
+        ...
+
+    def num_waiting(self) -> int:
+        """Return how many items are in the inbox, about."""
+        ...
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until it has ended, or was never started. Return False if the timeout comes first."""
+        ...
+
+
+class Runtime(Protocol):
+    """The time, the threads and the chance of a process."""
+
+    def clock_ns(self) -> int:
+        """Return the time of the monotonic clock."""
+        ...
+
+    def unix_ns(self) -> int:
+        """Return the time since 1970, of a clock that people may set."""
+        ...
+
+    def thread_cpu_ns(self) -> int:
+        """Return the CPU time of the calling thread."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let the calling worker rest. Nothing else of it runs meanwhile."""
+        ...
+
+    def token_hex(self, num_bytes: int) -> str:
+        """Return as many random bytes in hexadecimal, which nobody can guess."""
+        ...
+
+    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> Worker[Any]:
+        """Make a worker, which is not started yet. `begin` is called before its first turn, on its thread; an error of
+        it ends the worker, and is raised by `start`. An error of a turn ends the worker, too."""
+        ...
+
+    def pool(self, num_threads: int, name: str) -> Executor:
+        """Return an executor for calls that wait, such as for a disk. Its first thread is there already: later, the
+        system may have none left."""
+        ...
+
+
+class _ThreadWorker(Generic[Item]):
+    """A worker on a thread of its own, which sleeps between its turns."""
+
+    def __init__(self, name: str, turn: Turn, begin: Callable[[], None]) -> None:
+        self._turn = turn
+        self._begin = begin
+        self._inbox: SimpleQueue[Item] = SimpleQueue()
+        self._first: list[Item] = []  # the item that ended the last sleep, unless it has been taken
+        self._begun = Event()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self.post = self._inbox.put
+        self.num_waiting = self._inbox.qsize
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
+
+    def take(self) -> Item:
+        if self._first:
+            return self._first.pop()
+        return self._inbox.get_nowait()
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        if self._thread.ident is not None:  # it has been started
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._error = error
+            return
+        finally:
+            self._begun.set()
+        while (when := self._turn()) != ENDED:
+            if when == AT_ONCE or self._first:
+                continue
+            if when is None:
+                seconds = None
+            else:
+                seconds = min(MOST_WAIT_SECONDS, max(0.0, (when - time.monotonic_ns()) / 1e9))
+            with suppress(Empty):
+                self._first.append(self._inbox.get(timeout=seconds))
+
+
+class Threads:
+    """The real runtime."""
+
+    clock_ns = staticmethod(time.monotonic_ns)
+    unix_ns = staticmethod(time.time_ns)
+    thread_cpu_ns = staticmethod(time.thread_time_ns)
+    sleep = staticmethod(time.sleep)
+    token_hex = staticmethod(secrets.token_hex)
+
+    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> Worker[Any]:
+        return _ThreadWorker(name, turn, begin)
+
+    def pool(self, num_threads: int, name: str) -> Executor:
+        pool = ThreadPoolExecutor(num_threads, name)
+        pool.submit(bool)
+        return pool
+
+
+THREADS = Threads()
