@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -91,6 +91,10 @@ class Runtime(Protocol):
         it ends the worker, and is raised by `start`. An error of a turn ends the worker, too."""
         ...
 
+    def future(self) -> Future[Any]:
+        """Return a future, which threads may wait for."""
+        ...
+
     def pool(self, num_threads: int, name: str) -> Executor:
         """Return an executor for calls that wait, such as for a disk. Its first thread is there already: later, the
         system may have none left."""
@@ -161,6 +165,9 @@ class Threads:
 
     def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> Worker[Any]:
         return _ThreadWorker(name, turn, begin)
+
+    def future(self) -> Future[Any]:
+        return Future()
 
     def pool(self, num_threads: int, name: str) -> Executor:
         pool = ThreadPoolExecutor(num_threads, name)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import EpochOffset, WallClock, monotonic_ns
+from oaiserve.facts.times import EpochOffset, WallClock
 from oaiserve.facts.trace import TraceContext
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
@@ -73,15 +74,17 @@ class Telemetry:
         recording: Callable[[EpochOffset], Recording] | None = None,
         observers: Mapping[str, Consumer] | None = None,
         environ: Mapping[str, str] = os.environ,
+        runtime: Runtime = THREADS,
     ) -> None:
-        epoch_offset_ns = WallClock()
+        self._clock_ns = runtime.clock_ns
+        epoch_offset_ns = WallClock(runtime.unix_ns, runtime.clock_ns)
         self._read_meters = measured.read_meters
         self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests, measured.targets)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
             elsewhere[names.LOG_MESSAGES] = log_limit.counts
         measured = replace(measured, elsewhere=elsewhere)
-        self._metrics = Metrics(measured, epoch_offset_ns=epoch_offset_ns)
+        self._metrics = Metrics(measured, epoch_offset_ns=epoch_offset_ns, runtime=runtime)
         self._log_limit = log_limit
         self.live = self._metrics.live
         self.render = self._metrics.render
@@ -105,6 +108,7 @@ class Telemetry:
             epoch_offset_ns=epoch_offset_ns,
             version=measured.version,
             count_spans=partial(self._metrics.count, names.SPANS),
+            runtime=runtime,
         )
         if self._tracing is not None:
             consumers["tracing"] = self._tracing.record
@@ -112,7 +116,8 @@ class Telemetry:
                 self._metrics.count(names.SPANS, result, 0)  # PromQL's `rate` then sees the first increment.
         for name, observe in (observers or {}).items():
             consumers[f"plugin {name}"] = observe
-        self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)
+        count_error = partial(self._metrics.count, names.TELEMETRY_ERRORS)
+        self._recorder = Recorder(consumers, count_error, self._tick, runtime=runtime)
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
@@ -135,10 +140,10 @@ class Telemetry:
 
     def close(self, timeout_seconds: float) -> bool:
         """Process the queued records and make the last exports within the timeout. Return False if data may be lost."""
-        deadline_ns = monotonic_ns() + int(timeout_seconds * 1e9)
+        deadline_ns = self._clock_ns() + int(timeout_seconds * 1e9)
 
         def remaining_seconds() -> float:
-            return max(0.0, (deadline_ns - monotonic_ns()) / 1e9)
+            return max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
 
         drained = self._recorder.close(timeout_seconds)
         if drained and self._recording is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.times import EpochOffset, monotonic_ns
+from oaiserve.facts.times import EpochOffset
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND
@@ -41,7 +42,7 @@ class Live:
     """
 
     def __init__(
-        self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int] = monotonic_ns
+        self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int] = THREADS.clock_ns
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._clock_ns = clock_ns

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.step_record import StepRecord
-from oaiserve.facts.times import EpochOffset, monotonic_ns
+from oaiserve.facts.times import EpochOffset
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.system_memory import limit_bytes
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
@@ -68,13 +68,14 @@ class Measured:
 class Metrics:
     """All metrics of the server. Only the telemetry thread calls `observe` and `update`; any may call the rest."""
 
-    def __init__(self, measured: Measured, *, epoch_offset_ns: EpochOffset) -> None:
+    def __init__(self, measured: Measured, *, epoch_offset_ns: EpochOffset, runtime: Runtime = THREADS) -> None:
         self._snapshot = measured.snapshot
         self._take_steps = measured.take_steps
+        self._clock_ns = runtime.clock_ns
         self._now = EngineNumbers()  # those of the page that is being rendered
         observed = Observations(measured.model, epoch_offset_ns, measured.targets)
         self._observed = observed
-        self.live = Live(observed, epoch_offset_ns)
+        self.live = Live(observed, epoch_offset_ns, runtime.clock_ns)
         self._constants = {
             "model_name": measured.model,
             "engine": vllm_names.ENGINE_INDEX,
@@ -95,7 +96,7 @@ class Metrics:
             },
             vllm_names.WAITING_BY_REASON: lambda: _waiting(measured.model, self._now),
             vllm_names.ACCEPTED_BY_POSITION: lambda: _accepted_by_position(measured.model, self._now),
-            vllm_names.LORA_REQUESTS: lambda: _lora_requests(measured.model, self._now),
+            vllm_names.LORA_REQUESTS: lambda: _lora_requests(measured.model, self._now, runtime.unix_ns()),
             vllm_names.CACHE_CONFIG: lambda: {(*cache_config, str(self._now.blocks_total)): 1},
             **measured.elsewhere,
         }
@@ -104,7 +105,7 @@ class Metrics:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        self._page = Page([*self._families, *aliases], registry)
+        self._page = Page([*self._families, *aliases], registry, runtime.clock_ns)
         self._lock = Lock()
         self._num_pages = 0  # pages whose rendering has begun
         self._pages: dict[Form, tuple[int, bytes]] = {}  # the latest page in each format, and its number
@@ -185,12 +186,12 @@ class Metrics:
         with self._lock:
             number, page = self._pages.get(form, (0, b""))
             if number <= num_before:  # The stored page was begun before this call.
-                started_ns = monotonic_ns()
+                started_ns = self._clock_ns()
                 self._num_pages += 1
                 self._read()
                 page = self._page.render(form)
                 self._pages[form] = (self._num_pages, page)
-                self._observed.add(names.SCRAPE_DURATION_SECONDS, (), monotonic_ns() - started_ns)
+                self._observed.add(names.SCRAPE_DURATION_SECONDS, (), self._clock_ns() - started_ns)
         return page, str(form)
 
     def _read(self) -> None:
@@ -243,11 +244,11 @@ def _blocks(now: EngineNumbers) -> Numbers:
     return {("used",): used, ("cached",): cached, ("free",): now.blocks_total - used - cached}
 
 
-def _lora_requests(model: str, now: EngineNumbers) -> Numbers:
+def _lora_requests(model: str, now: EngineNumbers, unix_ns: int) -> Numbers:
     """Return one sample, whose labels name the running and the waiting adapters; none if no adapter is loaded."""
     if not now.adapters:
         return {}
     running, waiting = (
         ",".join(sorted(name for name, numbers in now.adapters.items() if numbers[state])) for state in (0, 1)
     )
-    return {(model, vllm_names.ENGINE_INDEX, str(vllm_names.MOST_ADAPTERS), running, waiting): time.time()}
+    return {(model, vllm_names.ENGINE_INDEX, str(vllm_names.MOST_ADAPTERS), running, waiting): unix_ns / 1e9}

@@ -6,7 +6,7 @@ previous one. So each histogram keeps its rendered lines. This module is not thr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
 from oaiserve.facts.metric import Metric
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -54,7 +54,13 @@ REGISTRY_SECONDS = 1.0
 class Page:
     """Renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
-    def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        families: Iterable[Family],
+        registry: CollectorRegistry,
+        clock_ns: Callable[[], int] = THREADS.clock_ns,
+    ) -> None:
+        self._clock_ns = clock_ns
         self._blocks: list[_Histograms | _Numbers] = [_block(family) for family in families]
         self._registry = registry
         self._collected_ns: int | None = None
@@ -65,7 +71,7 @@ class Page:
         self._blocks.append(_block(family))
 
     def render(self, form: Form) -> bytes:
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
             self._blocks_of_registry = [

@@ -5,21 +5,21 @@ It does not know what the consumers do. A consumer that raises is logged and cou
 The thread has a low priority, but not by a nice value: while it holds the GIL, all other threads wait for it, and a
 niced thread that the system takes off its core keeps the GIL. On two cores, next to two busy processes, a thread that
 worked for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of
-10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and sleeps briefly after each record.
+10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and rests briefly after each record.
 The delay is then 2 to 10 ms, at any load.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
 
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
 
 Consumer = Callable[[RequestRecord], None]
 
@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.03  # the first record of a batch waits for others: requests often end in the same step
 TICK_SECONDS = 1.0  # the longest time between two calls of `tick`
-YIELD_SECONDS = 0.0002  # the sleep after a record
-YIELD_MAX_QUEUED = 1000  # with this many records in the queue, the thread does not sleep
+YIELD_NS = 200_000  # the rest after a record
+YIELD_MAX_QUEUED = 1000  # with this many records in the queue, the thread does not rest
 
 _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line a minute, not one per request
 
 
 class Recorder:
-    """A queue of records, and the thread for the consumers.
+    """A queue of records, and the worker for the consumers.
 
-    The thread also calls `tick`: after each batch of records, and at least once a second.
-    `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped
-    because `max_queued` records are waiting.
+    The worker also calls `tick`: after each batch of records, and at least once a second.
+    `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped:
+    `max_queued` records are waiting, or the recorder is closed.
     """
 
     def __init__(
@@ -50,65 +50,95 @@ class Recorder:
         max_queued: int = 100_000,
         batch_seconds: float = BATCH_SECONDS,
         tick_seconds: float = TICK_SECONDS,
-        clock_ns: Callable[[], int] = monotonic_ns,
+        runtime: Runtime = THREADS,
     ) -> None:
         self._consumers = dict(consumers)
         self._count_error = count_error
         self._tick = tick
         self._max_queued = max_queued
-        self._batch_seconds = batch_seconds
-        self._tick_seconds = tick_seconds
-        self._clock_ns = clock_ns
-        self._queue: SimpleQueue[RequestRecord | Event | None] = SimpleQueue()  # an event is set in its turn
-        self._urgent = Event()  # set by close, so that the thread does not wait for batches
+        self._batch_ns = int(batch_seconds * 1e9)
+        self._tick_ns = int(tick_seconds * 1e9)
+        self._runtime = runtime
+        self._clock_ns = runtime.clock_ns
+        # The worker's inbox only wakes it up, and only if it waits for the first record of a batch: the other records
+        # must not, and neither must any during a rest. A future in the queue is done in its turn.
+        self._queue: deque[RequestRecord | Future[None]] = deque()
+        self._waits_for_first = False
+        self._batch_at_ns: int | None = None  # when the first record of the current batch need not wait any more
+        self._tick_at_ns = 0
+        self._is_closed = False
         self._logged_ns: dict[str, int] = {}
-        self._thread = Thread(target=self._run, name="telemetry", daemon=True)
-        self._thread.start()
+        self._worker: Worker[None] = runtime.worker("telemetry", self._turn, self._plan_tick)
+        self._worker.start()
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
-        if self._queue.qsize() < self._max_queued:
-            self._queue.put(record)
+        if len(self._queue) < self._max_queued:
+            self._queue.append(record)
+            if self._waits_for_first:
+                self._wake()
         else:
             self._count_error("queue")
 
     def wait_for_queued(self, timeout_seconds: float) -> None:
         """Wait until the records that are queued now have been passed on, or the timeout comes."""
-        passed = Event()
-        self._queue.put(passed)
-        passed.wait(timeout_seconds)
+        passed: Future[None] = self._runtime.future()
+        self._queue.append(passed)
+        self._wake()
+        with suppress(TimeoutError):
+            passed.result(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
         """Pass the queued records to the consumers, and accept no later ones. Return False if the timeout comes
         first."""
-        self._urgent.set()
-        self._queue.put(None)
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        self._max_queued = 0
+        self._is_closed = True
+        self._worker.post(None)
+        return self._worker.join(timeout_seconds)
 
-    def _run(self) -> None:
-        """Pass one batch of records after the other to the consumers, until the recorder is closed."""
-        item: RequestRecord | Event | None
-        is_closed = False
-        while not is_closed:
-            with suppress(Empty):
-                item = self._queue.get(timeout=self._tick_seconds)
-                if item is not None:
-                    self._urgent.wait(self._batch_seconds)
-                while item is not None:
-                    if isinstance(item, Event):
-                        item.set()
-                    else:
-                        self._pass_on(item)
-                    item = self._queue.get_nowait()
-                is_closed = True
+    def _wake(self) -> None:
+        self._waits_for_first = False
+        self._worker.post(None)
+
+    def _plan_tick(self) -> None:
+        self._tick_at_ns = self._clock_ns() + self._tick_ns
+
+    def _turn(self) -> When:
+        """Pass on the next record of the batch. After its last one, or if it is time, call `tick`."""
+        with suppress(Empty):
+            while True:
+                self._worker.take()
+        self._waits_for_first = False
+        now_ns = self._clock_ns()
+        if self._queue:
+            if self._batch_at_ns is None:
+                self._batch_at_ns = now_ns + self._batch_ns
+            if now_ns < self._batch_at_ns and not self._is_closed:
+                return self._batch_at_ns
+            return self._pass_on(self._queue.popleft())
+        is_closed = self._is_closed  # read before the tick, after which a closed recorder ends
+        if self._batch_at_ns is not None or is_closed or now_ns >= self._tick_at_ns:
+            self._batch_at_ns = None
             self._call("tick", self._tick, "at the end of a batch")
+            self._plan_tick()
+        if is_closed and not self._queue:
+            return ENDED
+        # This is set before the last look at the queue. So the worker sees a record now, or is woken up for it.
+        self._waits_for_first = True
+        if self._queue:
+            return AT_ONCE
+        return self._tick_at_ns
 
-    def _pass_on(self, record: RequestRecord) -> None:
+    def _pass_on(self, item: RequestRecord | Future[None]) -> When:
+        """Pass an item on, and return when the next one may follow."""
+        if isinstance(item, Future):
+            item.set_result(None)
+            return AT_ONCE
         for name, consumer in self._consumers.items():
-            self._call(name, partial(consumer, record), f"on request {record.request_id}")
-        if self._queue.qsize() < YIELD_MAX_QUEUED:
-            self._urgent.wait(YIELD_SECONDS)
+            self._call(name, partial(consumer, item), f"on request {item.request_id}")
+        if self._is_closed or len(self._queue) >= YIELD_MAX_QUEUED:
+            return AT_ONCE
+        return self._clock_ns() + YIELD_NS
 
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.

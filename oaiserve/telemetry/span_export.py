@@ -13,7 +13,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from threading import Condition, Thread
+from contextlib import suppress
+from threading import Lock
 from typing import NamedTuple
 
 from opentelemetry.sdk.environment_variables import (
@@ -25,7 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
 from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,11 @@ class BatchLimits(NamedTuple):
 
 
 class SpanExport:
-    """A bounded queue of spans and the thread that exports them.
+    """A bounded queue of spans and the worker that exports them.
 
     `count_spans(result, number)` is called twice for each span: with "ended", and then with "exported", "failed" (the
-    collector did not accept it) or "dropped" (the queue was full, or the time of `close` too short), by both threads.
+    collector did not accept it) or "dropped" (the queue was full, the time of `close` too short, or the span ended
+    after it), by both threads.
     One line is logged when spans begin to be lost, and one when no span was lost for RECOVERY_NS.
     """
 
@@ -69,7 +71,7 @@ class SpanExport:
         exporter: SpanExporter,
         count_spans: CountSpans,
         limits: BatchLimits | None = None,
-        clock_ns: Callable[[], int] = monotonic_ns,
+        runtime: Runtime = THREADS,
     ) -> None:
         self._exporter = exporter
         self._first_warning = ""  # first warning of the exporter in the last export
@@ -78,39 +80,48 @@ class SpanExport:
         self._exporters_logger.addFilter(self._filter)
         self._count_spans = count_spans
         self._limits = limits or BatchLimits.from_environment()
-        self._clock_ns = clock_ns
-        self._changed = Condition()
+        self._delay_ns = int(self._limits.delay_seconds * 1e9)
+        self._clock_ns = runtime.clock_ns
+        self._lock = Lock()  # guards all that follows
         self._queue: deque[Sequence[ReadableSpan]] = deque()  # the spans of one request each, the oldest first
         self._num_queued = 0  # spans in the queue
         self._num_lost = 0  # spans lost since the warning; 0 if there is none to recover from
         self._lost_ns = 0  # when a span was last lost
+        self._due_ns = 0  # when the next batch need not wait any more to become full
+        self._waits = False  # The worker has found nothing to do.
         self._is_closing = False
-        self._thread = Thread(target=self._run, name="span-export", daemon=True)
-        self._thread.start()
+        self._is_closed = False  # Nothing takes spans from the queue any more.
+        self._worker: Worker[None] = runtime.worker("span-export", self._turn, self._plan)
+        self._worker.start()
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
         """Queue the spans of one request without blocking. If the queue is full, those of the oldest are dropped."""
         self._count_spans("ended", len(spans))
         num_dropped = 0
-        with self._changed:
-            while self._queue and self._num_queued + len(spans) > self._limits.queue_size:
-                num_dropped += len(self._take())
-            self._queue.append(spans)
-            self._num_queued += len(spans)
-            if self._num_queued >= self._limits.batch_size:
-                self._changed.notify()
+        why = "they end faster than the collector accepts them"
+        with self._lock:
+            if self._is_closed:
+                num_dropped = len(spans)
+                why = "they ended after the last export"
+            else:
+                while self._queue and self._num_queued + len(spans) > self._limits.queue_size:
+                    num_dropped += len(self._take())
+                self._queue.append(spans)
+                self._num_queued += len(spans)
+                if self._num_queued >= self._limits.batch_size:
+                    self._wake()
         if num_dropped:
-            self._lose("dropped", num_dropped, "they end faster than the collector accepts them")
+            self._lose("dropped", num_dropped, why)
 
     def close(self, timeout_seconds: float) -> bool:
         """Export the queued spans, the last ones. If the timeout comes first, drop the rest and return False."""
-        with self._changed:
+        with self._lock:
             self._is_closing = True
-            self._changed.notify()
-        self._thread.join(timeout_seconds)
-        has_ended = not self._thread.is_alive()
+            self._wake()
+        has_ended = self._worker.join(timeout_seconds)
         if not has_ended:
-            with self._changed:
+            with self._lock:
+                self._is_closed = True
                 num_left = self._num_queued
                 self._num_queued = 0
                 self._queue.clear()
@@ -125,25 +136,41 @@ class SpanExport:
             self._exporters_logger.removeFilter(self._filter)
         return has_ended
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._is_closing or self._num_queued >= self._limits.batch_size, self._limits.delay_seconds
-                )
-                batch: list[ReadableSpan] = []
-                while self._queue and (not batch or len(batch) + len(self._queue[0]) <= self._limits.batch_size):
-                    batch += self._take()
-                if not batch and self._is_closing:
-                    return
-            if batch:
-                num_failed, reason = self._export(batch)
-                if num_failed < len(batch):
-                    self._count_spans("exported", len(batch) - num_failed)
-                if num_failed:
-                    self._lose("failed", num_failed, reason)
-                else:
-                    self._recover()
+    def _wake(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._worker.post(None)
+
+    def _plan(self) -> None:
+        self._due_ns = self._clock_ns() + self._delay_ns
+
+    def _turn(self) -> When:
+        """Export the next batch, if it is full or its delay is over."""
+        with suppress(Empty):
+            while True:
+                self._worker.take()
+        with self._lock:
+            self._waits = False
+            is_due = self._num_queued >= self._limits.batch_size or self._clock_ns() >= self._due_ns
+            if not is_due and not self._is_closing:
+                self._waits = True
+                return self._due_ns
+            batch: list[ReadableSpan] = []
+            while self._queue and (not batch or len(batch) + len(self._queue[0]) <= self._limits.batch_size):
+                batch += self._take()
+            if not batch and self._is_closing:
+                self._is_closed = True
+                return ENDED
+        if batch:
+            num_failed, reason = self._export(batch)
+            if num_failed < len(batch):
+                self._count_spans("exported", len(batch) - num_failed)
+            if num_failed:
+                self._lose("failed", num_failed, reason)
+            else:
+                self._recover()
+        self._plan()
+        return AT_ONCE
 
     def _export(self, batch: list[ReadableSpan]) -> tuple[int, str]:
         """Export spans. Return how many of them failed, and the reason."""
@@ -170,7 +197,7 @@ class SpanExport:
 
     def _lose(self, result: str, number: int, why: str) -> None:
         self._count_spans(result, number)
-        with self._changed:
+        with self._lock:
             is_first = self._num_lost == 0
             self._num_lost += number
             self._lost_ns = self._clock_ns()
@@ -178,7 +205,7 @@ class SpanExport:
             logger.warning("Spans are being lost: %s. They are counted in /metrics.", why)
 
     def _recover(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._num_lost == 0 or self._clock_ns() - self._lost_ns < RECOVERY_NS:
                 return
             num_lost = self._num_lost

@@ -28,6 +28,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord
 from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel import resource
 from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
@@ -96,6 +97,7 @@ class Tracing:
         count_spans: CountSpans,
         sampler: Sampler | None = None,
         service: str = names.SERVICE_NAME,
+        runtime: Runtime = THREADS,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._offset_ns = 0  # The offset of the request whose spans are made.
@@ -105,7 +107,7 @@ class Tracing:
         self._sampling = TraceSampling(self._resource, sampler)
         self._turns: OrderedDict[tuple[str, str], otel.SpanContext] = OrderedDict()  # the last ones of runs and agents
         self.is_sampled = self._sampling.is_sampled
-        self._export = SpanExport(exporter, count_spans)
+        self._export = SpanExport(exporter, count_spans, runtime=runtime)
 
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""

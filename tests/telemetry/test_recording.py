@@ -20,7 +20,8 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
 from oaiserve.wire.recordings import BLOCK_TOKENS, block_hashes
-from tests.waiting import wait_until
+from tests.world.loop import World
+from tests.world.schedules import schedules
 
 COST = {"rows_ns": [5.0, 6.0]}
 EPOCH_NS = 1_000_000_000_000
@@ -136,20 +137,27 @@ def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path, end
 
 
 @pytest.mark.parametrize("rotates", [False, True], ids=["within a file", "at the beginning of one"])
+@schedules(1)
 def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rotates: bool, ended
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rotates: bool,
+    ended,
 ) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path, most_bytes=0 if rotates else 10**6)
     errors: list[str] = []
-    telemetry = Recorder({"recording": recording.add}, errors.append, batch_seconds=0)
+    telemetry = Recorder({"recording": recording.add}, errors.append, runtime=world)
     write = os.write
     caplog.set_level("INFO")
     with monkeypatch.context() as patch:
         for number, room in enumerate((10, 0)):  # bytes; half a line is taken back
             patch.setattr(os, "write", full if room == 0 else lambda file, content: write(file, content[:10]))
             telemetry.record(ended([1] * number))
-            wait_until(lambda tried=number + 1: len(errors) == tried)
+            telemetry.wait_for_queued(60)
+            assert len(errors) == number + 1
     telemetry.record(ended([2, 3]))
     assert telemetry.close(60)
     recording.close()

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from socket import SO_SNDBUF, SOL_SOCKET, socket
-from threading import Lock
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext
@@ -23,49 +21,43 @@ from opentelemetry.trace import SpanContext
 from oaiserve.errors import StartupError
 from oaiserve.telemetry.collector import CollectorExporter
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
-from tests.engine.doubles import Clock
 from tests.plain_http import Handler, running_http
 from tests.telemetry.collector import running_collector
+from tests.world.loop import START_SECONDS, World
+from tests.world.schedules import schedules
 
 LOST = "WARNING Spans are being lost:"
+NO_RESOURCE = Resource.get_empty()  # To find out one takes longer than all the rest.
 AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
+SUCCESS = SpanExportResult.SUCCESS
+FAILURE = SpanExportResult.FAILURE
 
 
 def spans(name: str, number: int) -> list[ReadableSpan]:
-    return [ReadableSpan(name, SpanContext(1, 1, is_remote=False)) for _ in range(number)]
+    context = SpanContext(1, 1, is_remote=False)
+    return [ReadableSpan(name, context, resource=NO_RESOURCE) for _ in range(number)]
 
 
 def partial(**fields: int | str) -> ExportTraceServiceResponse:
     return ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(**fields))
 
 
-class Counts:
-    """Counts spans by result. Like the real counter, any thread may call it."""
+class Collector(SpanExporter):
+    """An exporter whose exports take `seconds` each, and have these results in order, and then success."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.by_result: Counter[str] = Counter()
-
-    def __call__(self, result: str, number: int) -> None:
-        with self._lock:
-            self.by_result[result] += number
-
-    @property
-    def settled(self) -> int:
-        return sum(self.by_result[result] for result in ("exported", "failed", "dropped"))
-
-
-class Gate(SpanExporter):
-    """An exporter that waits for the test to provide the result of each export."""
-
-    def __init__(self) -> None:
-        self.came: SimpleQueue[list[str]] = SimpleQueue()
-        self.results: SimpleQueue[SpanExportResult | Exception] = SimpleQueue()
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.batches: list[list[str]] = []  # names of the spans
+        self.at_seconds: list[float] = []  # when they came
+        self.results: list[SpanExportResult | Exception] = []
+        self.seconds = 0.0
         self.is_shut_down = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.came.put([span.name for span in spans])
-        result = self.results.get(timeout=60)
+        self.batches.append([span.name for span in spans])
+        self.at_seconds.append(round(self._world.now - START_SECONDS, 3))
+        self._world.sleep(self.seconds)
+        result = self.results.pop(0) if self.results else SUCCESS
         if isinstance(result, Exception):
             raise result
         return result
@@ -74,100 +66,126 @@ class Gate(SpanExporter):
         self.is_shut_down = True
 
 
-def exporting(limits: BatchLimits = AT_ONCE, clock: Clock | None = None) -> tuple[Gate, Counts, SpanExport]:
-    gate = Gate()
-    counts = Counts()
-    return gate, counts, SpanExport(gate, counts, limits, clock or Clock())
+class Counts:
+    """Counts spans by result, in a world when they are counted by its clock."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self._world = world
+        self.by_result: Counter[str] = Counter()
+
+    def __call__(self, result: str, number: int) -> None:
+        if self._world is None or not self._world.ahead:
+            self._add(result, number)
+        else:  # on a thread that is busy until then
+            self._world.call_soon_threadsafe(self._add, result, number)
+
+    def _add(self, result: str, number: int) -> None:
+        self.by_result[result] += number
+
+    @property
+    def settled(self) -> int:
+        return sum(self.by_result[result] for result in ("exported", "failed", "dropped"))
+
+
+def exporting(world: World, limits: BatchLimits = AT_ONCE) -> tuple[Collector, Counts, SpanExport]:
+    collector = Collector(world)
+    counts = Counts(world)
+    return collector, counts, SpanExport(collector, counts, limits, world)
 
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return a function that returns the lines since its last call."""
     caplog.set_level(logging.INFO)
-    return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+    def logged() -> list[str]:
+        found = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+        caplog.clear()
+        return found
+
+    return logged
 
 
-def test_a_full_batch_is_exported_at_once_and_another_after_the_delay() -> None:
-    for batch_size, delay_seconds in ((4, 60), (50, 0.001)):
-        gate, counts, export = exporting(BatchLimits(100, batch_size, delay_seconds))
+@schedules(20, is_late=False)
+def test_a_full_batch_is_exported_at_once_and_another_after_the_delay(world: World) -> None:
+    for batch_size, delay_seconds, waited_seconds in ((4, 60.0, 0.0), (50, 3.0, 3.0)):
+        began = world.now - START_SECONDS
+        collector, counts, export = exporting(world, BatchLimits(100, batch_size, delay_seconds))
         export.put(spans("a", 4))
-        assert gate.came.get(timeout=60) == ["a"] * 4
-        gate.results.put(SpanExportResult.SUCCESS)
+        world.run_until(most_seconds=5.0)
+        assert collector.batches == [["a"] * 4]
+        assert collector.at_seconds == [pytest.approx(began + waited_seconds, abs=0.01)]
         assert export.close(60)
         assert counts.by_result == {"ended": 4, "exported": 4}
-        assert gate.is_shut_down
+        assert collector.is_shut_down
 
 
-def test_the_spans_of_a_request_stay_together() -> None:
-    gate, _, export = exporting(BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
+@schedules(20)
+def test_the_spans_of_a_request_stay_together(world: World) -> None:
+    collector, _, export = exporting(world, BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
     for name, number in (("a", 3), ("b", 3), ("c", 9)):
         export.put(spans(name, number))
-    for _ in range(3):
-        gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(60)
-    assert [gate.came.get(timeout=60) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
+    assert collector.batches == [["a"] * 3, ["b"] * 3, ["c"] * 9]
 
 
-def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
-    gate, counts, export = exporting()
+@schedules(20)
+def test_a_full_queue_drops_the_oldest_requests_and_counts_them(world: World, lines) -> None:
+    collector, counts, export = exporting(world)
+    collector.seconds = 3.0
     export.put(spans("under way", 1))
-    assert gate.came.get(timeout=60) == ["under way"]
+    world.run_until(most_seconds=1.0)
+    assert collector.batches == [["under way"]]
     for name in ("a", "b", "c", "d"):
         export.put(spans(name, 3))
     assert counts.by_result == {"ended": 13, "dropped": 6}
-    for _ in range(3):
-        gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(60)
-    assert [gate.came.get(timeout=60) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
+    assert collector.batches[1:] == [["c"] * 3, ["d"] * 3]
     assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
     (line,) = lines()
     assert line.startswith(f"{LOST} they end faster than the collector accepts them.")
 
 
-@given(
-    st.lists(st.integers(1, 12), max_size=60),
-    st.lists(st.sampled_from([*SpanExportResult, RuntimeError()]), min_size=60, max_size=60),
-    st.integers(1, 30),
-    st.data(),
-)
-def test_every_span_that_ended_has_one_result_and_no_trace_is_cut(
-    numbers: list[int], results: list[SpanExportResult | Exception], queue_size: int, data: st.DataObject
-) -> None:
-    gate, counts, export = exporting(BatchLimits(queue_size, data.draw(st.integers(1, queue_size)), 60))
-    for trace, (number, result) in enumerate(zip(numbers, results, strict=False)):
-        export.put(spans(f"{trace}", number))
-        gate.results.put(result)
-    assert export.close(60)
+@schedules(400)
+def test_every_span_that_ended_has_one_result_and_no_trace_is_cut(world: World) -> None:
+    draw = world.random
+    queue_size = draw.randint(1, 30)
+    collector, counts, export = exporting(world, BatchLimits(queue_size, draw.randint(1, queue_size), draw.random()))
+    collector.results = draw.choices([SUCCESS, FAILURE, RuntimeError()], k=60)
+    collector.seconds = draw.choice([0.0, 0.01, 0.3])
+    numbers = [draw.randint(1, 12) for _ in range(draw.randint(0, 60))]
+    for trace, number in enumerate(numbers):
+        world.call_later(2 * draw.random(), export.put, spans(f"{trace}", number))
+    world.run_until(most_seconds=3 * draw.random())  # Some may end when it is closed.
+    timeout_seconds = draw.choice([0.0, 0.1, 60.0])
+    assert export.close(timeout_seconds) or timeout_seconds < 60.0
+    world.run_until()
     assert counts.by_result["ended"] == sum(numbers) == counts.settled
-    batches = [gate.came.get() for _ in range(gate.came.qsize())]
-    came = Counter(name for batch in batches for name in batch)
+    came = Counter(name for batch in collector.batches for name in batch)
     assert all(number == numbers[int(trace)] for trace, number in came.items())
-    assert sum(len({*batch}) for batch in batches) == len(came), "a trace is in two batches"
+    assert sum(len({*batch}) for batch in collector.batches) == len(came), "a trace is in two batches"
 
 
-def test_repeated_failures_cause_one_warning(lines) -> None:
-    gate, counts, export = exporting()
-    failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
-    for result in (SpanExportResult.SUCCESS, *failures, SpanExportResult.SUCCESS, SpanExportResult.FAILURE):
+@schedules(5)
+def test_repeated_failures_cause_one_warning(world: World, lines) -> None:
+    collector, counts, export = exporting(world)
+    collector.results = [SUCCESS, RuntimeError("no route"), FAILURE, FAILURE, SUCCESS, FAILURE]
+    for _ in range(6):
         export.put(spans("a", 2))
-        gate.came.get(timeout=60)
-        gate.results.put(result)
+        world.run_until(most_seconds=1.0)
+    assert len(collector.batches) == 6
     assert export.close(60)
     assert lines() == [f"{LOST} RuntimeError('no route'). They are counted in /metrics."]
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
 
-def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None:
-    gate, _, export = exporting(clock=(clock := Clock()))
-    for now_ns, result in (
-        (0, SpanExportResult.FAILURE),
-        (RECOVERY_NS - 1, SpanExportResult.SUCCESS),
-        (RECOVERY_NS, SpanExportResult.SUCCESS),
-        (RECOVERY_NS, SpanExportResult.FAILURE),
-    ):
+@schedules(5, is_late=False)
+def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(world: World, lines) -> None:
+    collector, _, export = exporting(world)
+    collector.results = [FAILURE, SUCCESS, SUCCESS, FAILURE]
+    for gap_seconds in (RECOVERY_NS / 1e9 - 0.001, 0.002, 0.001, 0.001):
         export.put(spans("a", 3))
-        gate.came.get(timeout=60)
-        clock.now_ns = now_ns
-        gate.results.put(result)
+        world.run_until(most_seconds=gap_seconds)
     assert export.close(60)
     lost, recovered, lost_again = lines()
     assert recovered == "INFO Spans reach the collector again; 3 were lost."
@@ -175,18 +193,30 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None
     assert lost_again == lost
 
 
-def test_close_drops_and_counts_spans_after_its_timeout(lines) -> None:
-    gate, counts, export = exporting()
+@schedules(20, is_late=False)
+def test_close_drops_and_counts_spans_after_its_timeout(world: World, lines) -> None:
+    collector, counts, export = exporting(world)
+    collector.seconds = 60.0
     export.put(spans("hangs", 2))
-    gate.came.get(timeout=60)
+    world.run_until(lambda: bool(collector.batches))
     export.put(spans("left", 5))
     assert not export.close(0.01)
-    assert gate.is_shut_down
+    assert collector.is_shut_down
     assert counts.by_result == {"ended": 7, "dropped": 5}
     assert lines() == [
         "WARNING Trace export did not finish within 0.01 s; 5 spans are dropped, besides those being sent."
     ]
-    gate.results.put(SpanExportResult.SUCCESS)
+    world.run_until()
+    assert counts.by_result == {"ended": 7, "dropped": 5, "exported": 2}
+
+
+@schedules(5)
+def test_spans_that_end_after_the_last_export_are_dropped_and_counted(world: World, lines) -> None:
+    _, counts, export = exporting(world)
+    assert export.close(60)
+    export.put(spans("late", 3))
+    assert counts.by_result == {"ended": 3, "dropped": 3}
+    assert lines() == [f"{LOST} they ended after the last export. They are counted in /metrics."]
 
 
 @pytest.fixture

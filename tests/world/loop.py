@@ -27,7 +27,7 @@ from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
 from oaiserve.runtime import Turn
 from tests.clocks import put_on_clock
-from tests.world.runtime import WorldPool, WorldWorker
+from tests.world.runtime import WorldFuture, WorldPool, WorldWorker
 
 START_SECONDS = 1000.0
 UNIX_SECONDS = 1_700_000_000.0
@@ -163,6 +163,11 @@ class World(asyncio.BaseEventLoop):
             self._run_once()
         return True
 
+    def wait_for(self, is_reached: Callable[[], bool], most_seconds: float | None = None) -> None:
+        """Wait as a thread does. Within a callback, nothing else can run meanwhile."""
+        if not self.is_running():
+            self.run_until(is_reached, inf if most_seconds is None else most_seconds)
+
     # -- what parts ask of their runtime ------------------------------------------------------------------------------
 
     def clock_ns(self) -> int:
@@ -183,6 +188,9 @@ class World(asyncio.BaseEventLoop):
         worker = WorldWorker[Any](self, name, turn, begin)
         self.workers.append(worker)
         return worker
+
+    def future(self) -> WorldFuture:
+        return WorldFuture(self)
 
     def pool(self, num_threads: int, name: str) -> WorldPool:
         return WorldPool(self, name)

@@ -61,10 +61,7 @@ class WorldWorker(Generic[Item]):
 
     def join(self, timeout_seconds: float | None = None) -> bool:
         """Let it take its turns until it has ended. Within a callback, nothing else can run meanwhile."""
-        world = self._world
-        if not world.is_running():
-            end = inf if timeout_seconds is None else world.now + timeout_seconds
-            world.run_until(lambda: not self.is_alive or world.now >= end)
+        self._world.wait_for(lambda: not self.is_alive, timeout_seconds)
         while timeout_seconds is None and self.is_alive:
             self.take_turn()
         return not self.is_alive
@@ -111,6 +108,18 @@ class WorldWorker(Generic[Item]):
         self.take_turn()
 
 
+class WorldFuture(Future[Any]):
+    """A future whose result can be waited for: other things happen meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._world.wait_for(self.done, timeout)
+        return super().result(0)
+
+
 class WorldPool(Executor):
     """A pool of threads, whose calls take no time unless they move the clock ahead."""
 
@@ -121,7 +130,7 @@ class WorldPool(Executor):
         self._worker.start()
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+        future = self._world.future()
         self._calls.append((future, lambda: call(*given, **named)))
         self._worker.post(None)
         return future
