@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from oaiserve import system_cpus
+from tests import durations
 from tests.missing_plugins import ignored_without_plugins, skip_without_plugins
 
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
@@ -43,7 +43,6 @@ settings.load_profile("oaiserve")
 
 
 collect_ignore = ignored_without_plugins()
-ROOT = Path(__file__).parents[1]
 # What commands and servers set up for their whole process; "" is the root.
 LOGGERS = (
     *("", "oaiserve", "oaiserve.checkpoints.progress", "opentelemetry.trace.span"),
@@ -90,32 +89,13 @@ GROUPS = (
 )
 
 
-# The files that take longest. All tests of a file run in one process, so these come first: the last one of them would
-# run while the other processes have nothing left to do.
-LONGEST = (
-    "tests/real/test_answers.py",
-    "tests/real/test_starts.py",
-    "tests/real/test_templates.py",
-    "tests/engine/executors/cuda/test_triton_compile.py",
-    "tests/plugins/pages/test_live_page.py",
-    "tests/plugins/pages/test_chat.py",
-    "tests/e2e/test_snippets.py",
-    "tests/engine/test_scheduler_machines.py",
-    "tests/engine/executors/native/test_same_numbers.py",
-    "tests/engine/executors/cuda/test_attention.py",
-    "tests/tools/test_gpu_sections.py",
-    "tests/engine/executors/native/test_native_families.py",
-    "tests/engine/model/transformers_files/test_wrappers.py",
-    "tests/plugins/responses/test_live.py",
-    "tests/e2e/test_prometheus.py",
-)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sort the tests by the seconds that their files took."""
+    config.pluginmanager.register(durations.Durations(config))
 
 
-@pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests whose plug-ins are missing or programs not installed, and let the longest files come first."""
-    places = {str(ROOT / name): place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(str(item.path), len(places)))
+    """Skip the tests whose plug-ins are missing or programs not installed."""
     skip_without_plugins(items)
     for group in GROUPS:
         if group.missing:
