@@ -20,7 +20,7 @@ def model(request: pytest.FixtureRequest) -> RealModel:
 
 
 def test_the_right_description_differs_by_much_less_than_is_allowed(model: RealModel) -> None:
-    result = model.differences(lambda decoder: decoder)
+    result = [*model.differences(lambda decoder: decoder)]
     assert len(result) == len(model.described.decoder.layers) + 1
     assert max(part.apart for part in result) < LIMIT / 5
 

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from tools.gpu.compiling import SHARED_BYTES, Resources, compiled
+from tools.gpu.compiling import HOPPER, SHARED_BYTES, Resources, compiled
 from tools.gpu.launches import Variant
 from tools.gpu.shapes import card, launched
 
@@ -29,7 +29,7 @@ def main(capabilities: list[int]) -> None:
     rows = []
     for capability in capabilities:
         shapes = launched(capability)
-        found = dict(compiled(shapes, capability, disassembles=True))
+        found = dict(compiled(shapes, capability, disassembles=capability == HOPPER))
         rows += [row_of(name, variant, capability, found[variant]) for variant, name in shapes.items()]
     print(json.dumps({"triton": triton.__version__, "rows": rows}))
 

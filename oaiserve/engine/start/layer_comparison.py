@@ -6,7 +6,7 @@ computations of a layer differ in their last digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +55,8 @@ def compare_layers(source: ModelSource) -> Iterator[Comparison]:
     """
     described = describe_model(source, OPTIONS)
     ids = token_ids(source, described)
-    own = own_states(described, ids)
-    yield from compared(own, transformers_states(source, ids, len(own) - 2))
+    expected = transformers_states(source, ids, len(described.decoder.layers))
+    yield from compared(own_states(described, ids), expected)
 
 
 def token_ids(source: ModelSource, described: Described) -> list[int]:
@@ -71,12 +71,14 @@ def token_ids(source: ModelSource, described: Described) -> list[int]:
     return [token_id for token_id in ids if token_id < spec.vocab_size][: min(number, spec.max_model_len)]
 
 
-def compared(own: list[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
-    *states, logits = own
-    names = ["embedding", *(f"layer {number}" for number in range(len(states) - 1))]
+def compared(own: Iterable[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
+    """Compare each state as soon as it is computed, so that a caller can stop at the first difference."""
+    remaining = iter(own)
     # What a layer of transformers returns, the next one reads. After the last one come the logits.
-    for name, state, other in zip(names, states, others[:-1], strict=False):
-        yield Comparison(name, difference_by_row(state, other))
+    for number, other in enumerate(others[:-1]):
+        name = f"layer {number - 1}" if number else "embedding"
+        yield Comparison(name, difference_by_row(next(remaining), other))
+    *_, logits = remaining
     yield Comparison("logits", difference_by_row(logits, others[-1]))
 
 
@@ -97,8 +99,8 @@ def transformers_states(source: ModelSource, ids: list[int], num_layers: int) ->
     return [*states, logits]
 
 
-def own_states(described: Described, ids: list[int]) -> list[Tensor]:
-    """Return the hidden states of all tokens before the first layer and after each one, and the logits."""
+def own_states(described: Described, ids: list[int]) -> Iterator[Tensor]:
+    """Compute and yield the hidden states of all tokens, before the first layer and after each one, and the logits."""
     spec = described.spec
     num_blocks = -(-len(ids) // _BLOCK_SIZE)
     executor = ReferenceExecutor(
@@ -108,4 +110,4 @@ def own_states(described: Described, ids: list[int]) -> list[Tensor]:
     batch.logits_rows = torch.arange(len(ids))
     if spec.state_shapes:
         batch.states = States(spec.state_shapes, 1, spec.device).of_step([StateChunk(0, 0, len(ids))])
-    return list(executor.steps(batch))
+    yield from executor.steps(batch)
