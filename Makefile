@@ -26,6 +26,9 @@ PORT ?= 8000
 MODEL ?= demo
 ARGS ?=
 
+# Each process of tests would compile Hypothesis again, whose assertions pytest rewrites.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := $(VENV)/bin
 # One process more than cores, because tests with browsers and servers also wait.
 PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

@@ -63,6 +63,22 @@ def restored_logging() -> Iterator[None]:
         logger.disabled = disabled
 
 
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    """Restore the number of torch's threads after each test, so that no test slows down the tests after it."""
+    before = torch_threads()
+    yield
+    if before != torch_threads():
+        sys.modules["torch"].set_num_threads(before)
+
+
+def torch_threads() -> int:
+    """Return the number of threads that torch uses, or will use once a test imports it."""
+    torch = sys.modules.get("torch")
+    threads: int = int(os.environ["OMP_NUM_THREADS"]) if torch is None else torch.get_num_threads()
+    return threads
+
+
 class Group(NamedTuple):
     """The tests with a marker, which need programs that may not be installed."""
 

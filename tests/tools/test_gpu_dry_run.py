@@ -48,7 +48,7 @@ def launched(head_dim, **settings):
 
 
 def run(code: str, folder: Path) -> str:
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder)}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     script = folder / "start.py"
     script.write_text(f"{START}\n\nif __name__ == '__main__':\n    {code}\n")
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)

@@ -79,7 +79,7 @@ def names_of(target: Target) -> list[str]:
 
 def check_family(target: Target, name: str) -> dict[str, Any]:
     """Compare a small model's answers with those of transformers' code on the CPU, in float32."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(min(2, torch.get_num_threads()))  # since several processes compare families at once
     with model_folder() as folder:
         if name in PACKED:
             family, packing = PACKED[name]

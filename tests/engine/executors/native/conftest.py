@@ -1,13 +1,13 @@
 """Fixtures of tests of the native code: functions that tests call directly, and a script in place of the compiler."""
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from oaiserve.engine.executors.native import build
+from tests.engine.executors.native.compiled import HERE, compiled
 
 
 @pytest.fixture
@@ -32,10 +32,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def exports() -> ctypes.CDLL:
     """Compile exports.cpp as a library and load it."""
-    library = tmp_path_factory.mktemp("exports") / "exports.so"
     flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]
-    source = Path(__file__).parent / "exports.cpp"
-    subprocess.run(["g++", *flags, f"-I{build.SOURCES}", str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(compiled("g++", flags, HERE / "exports.cpp")))

@@ -195,7 +195,8 @@ def emulated_amx() -> Iterator[None]:
     digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
     with pytest.MonkeyPatch.context() as patch:
         flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]  # compiles in half the time
-        patch.setattr(build, "FLAGS", [*flags, variants.AMX_FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
+        patch.setattr(build, "FLAGS", [*flags, variants.AMX_FLAG, f"-DEMULATOR={digest}", "-include", EMULATOR.name])
+        patch.setenv("CPLUS_INCLUDE_PATH", str(EMULATOR.parent))  # A flag would compile it again in each checkout.
         yield
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks
 from oaiserve.engine.executors.native import variants
+from tests.engine.executors.native.compiled import HERE, compiled
 from tests.engine.executors.native.test_blocks import KINDS, N, in_integers, inputs, random_matrix
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
@@ -44,26 +45,23 @@ Floats = NDArray[np.float32]
 
 
 @cache
-def program(variant_name: str, folder: Path) -> Path:
+def program(variant_name: str) -> Path:
     for needed, package in ((COMPILER, "g++-aarch64-linux-gnu"), (EMULATOR, "qemu-user")):
         if not shutil.which(needed):
             pytest.skip(f"{needed} is missing: install {package}")
     (variant,) = (variant for variant in variants.VARIANTS if variant.name == variant_name)
-    path = folder / variant_name
     flags = [flag for flag in variants.FLAGS if flag not in ("-O3", "-fPIC", "-shared")]
-    sources = [str(Path(__file__).parent / name) for name in ("aarch64_products.cpp", "aarch64_layers.cpp")]
-    command = [COMPILER, *flags, "-O1", "-static", *variant.flags, f"-I{variants.SOURCES}", *sources]
-    subprocess.run([*command, "-o", str(path)], check=True)
-    return path
+    sources = (HERE / "aarch64_products.cpp", HERE / "aarch64_layers.cpp")
+    return compiled(COMPILER, [*flags, "-O1", "-static", *variant.flags], *sources)
 
 
 class Machine:
     """A CPU whose emulator answers requests."""
 
-    def __init__(self, cpu: str, variant: str, folder: Path, scratch: Path) -> None:
+    def __init__(self, cpu: str, variant: str, scratch: Path) -> None:
         # pointer authentication, which libraries use, takes most of an emulator's time unless it is simplified
         options = ",pauth-impdef=on" if cpu == "max" else ""
-        self._command = [EMULATOR, "-cpu", cpu + options, str(program(variant, folder))]
+        self._command = [EMULATOR, "-cpu", cpu + options, str(program(variant))]
         self._scratch = scratch
         self.variant = variant
 
@@ -90,15 +88,10 @@ class Machine:
         return together
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("programs")
-
-
 @pytest.fixture(params=MACHINES, ids=" for ".join)
-def machine(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Machine:
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     cpu, variant = request.param
-    return Machine(cpu, variant, folder, tmp_path)
+    return Machine(cpu, variant, tmp_path)
 
 
 def bytes_of(matrix: Blocks) -> NDArray[np.uint8]:
@@ -369,9 +362,9 @@ def test_an_adapter_adds_what_the_reference_does_to_its_own_rows(
     assert (alone == found[2]).all()
 
 
-def test_each_variant_has_the_instructions_that_it_is_for(machine: Machine, folder: Path) -> None:
+def test_each_variant_has_the_instructions_that_it_is_for(machine: Machine) -> None:
     code = subprocess.run(
-        [COMPILER.replace("g++", "objdump"), "-d", "--no-show-raw-insn", str(program(machine.variant, folder))],
+        [COMPILER.replace("g++", "objdump"), "-d", "--no-show-raw-insn", str(program(machine.variant))],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     for instruction, least in (("sdot", DOT), ("smmla", MATRIX), ("bfdot", MATRIX)):

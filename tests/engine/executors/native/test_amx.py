@@ -7,7 +7,6 @@ in test_same_numbers.py.
 import ctypes
 import logging
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.executors.native import build, prebuilt, variants
+from tests.engine.executors.native.compiled import HERE, CompilerError, compiled
 from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for
 
 pytestmark = pytest.mark.kernels
@@ -26,15 +26,13 @@ WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def emulated() -> ctypes.CDLL:
     with compiled_for(EMULATED_AMX):
-        return exports(tmp_path_factory.mktemp("amx") / "emulated.so", build.FLAGS)
+        return exports(build.FLAGS)
 
 
-def exports(library: Path, flags: list[str]) -> ctypes.CDLL:
-    source = Path(__file__).parent / "amx_exports.cpp"
-    subprocess.run(["g++", *flags, f"-I{build.SOURCES}", str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+def exports(flags: list[str]) -> ctypes.CDLL:
+    return ctypes.CDLL(str(compiled("g++", flags, HERE / "amx_exports.cpp")))
 
 
 def add_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
@@ -88,12 +86,12 @@ def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctype
 
 
 @pytest.mark.compiler
-def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CDLL, tmp_path: Path) -> None:
+def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CDLL) -> None:
     if not prebuilt.usable_features() >= variants.AMX_FEATURES:
         # Only a CPU with AMX (Intel's since Sapphire Rapids) can say what its instructions give. For all others the
         # emulator is compared with Intel's manual, above, and everything else with the emulator.
         pytest.skip("this CPU has no AMX, or its system does not allow it: run it on a Sapphire Rapids")
-    real = exports(tmp_path / "real.so", [*build.FLAGS, variants.AMX_FLAG])
+    real = exports([*build.FLAGS, variants.AMX_FLAG])
     generator = torch.Generator().manual_seed(2)
     for scale in (1.0, 2.0**-64, 2.0**-100):
         a, b = ((torch.randn(shape, generator=generator) * scale).bfloat16() for shape in ((16, 32), (32, 16)))
@@ -105,13 +103,13 @@ def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CD
 
 
 @pytest.fixture(scope="module", params=["emulated", "real"])
-def amx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def amx(request: pytest.FixtureRequest) -> ctypes.CDLL:
     if request.param == "emulated":
         library: ctypes.CDLL = request.getfixturevalue("emulated")
         return library
     if not prebuilt.usable_features() >= variants.AMX_FEATURES:
         pytest.skip("this CPU has no AMX, or its system does not allow it: run it on a Sapphire Rapids")
-    return exports(tmp_path_factory.mktemp("amx") / "real.so", [*build.FLAGS, variants.AMX_FLAG])
+    return exports([*build.FLAGS, variants.AMX_FLAG])
 
 
 @pytest.mark.compiler
@@ -158,7 +156,6 @@ def test_the_emulator_adds_products_of_integers(emulated: ctypes.CDLL, of_b: tor
 def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
     (variant,) = (variant for variant in variants.VARIANTS if variant.features >= variants.AMX_FEATURES)
     source = tmp_path / "product.cpp"
-    assembly = tmp_path / "product.s"
     source.write_text(
         '#include "block_product.h"\nusing namespace oaiserve;\n'
         "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"
@@ -166,13 +163,14 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
         "void blocks(const BlockLinear& w, const RowLine* x, float* out) {\n"
         "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
     )
-    flags = [*variants.FLAGS, *variant.flags, "-O1", f"-I{build.SOURCES}"]
-    run = subprocess.run(["g++", *flags, "-S", str(source), "-o", str(assembly)], capture_output=True, text=True)
-    if "unrecognized" in run.stderr:
+    try:
+        assembly = compiled("g++", [*variants.FLAGS, *variant.flags, "-O1", "-S"], source)
+    except CompilerError as error:
+        if "unrecognized" not in str(error):
+            raise
         # g++ knows AMX since version 11, on x86-64 only. An older one makes none of its code for anyone, and no wheel
         # for x86-64: `make wheel` fails with its message.
         pytest.skip("this g++ has no AMX: version 11 has it, for x86-64")
-    assert run.returncode == 0, run.stderr
     result = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
     assert result.keys() >= {"ldtilecfg", "tileloadd", "tileloaddt1", "tilestored", "tilerelease"}
     assert result.keys() >= {"tdpbf16ps", "tdpbssd", "tdpbsud"}

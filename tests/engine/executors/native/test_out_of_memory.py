@@ -44,7 +44,8 @@ def fail_allocation() -> Iterator[FailAllocation]:
     digest = hashlib.sha256(hook.read_bytes()).hexdigest()  # so that a changed hook makes another library
     flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", [*flags, f"-DHOOK={digest}", "-include", str(hook), "-Wl,-Bsymbolic"])
+        patch.setattr(build, "FLAGS", [*flags, f"-DHOOK={digest}", "-include", hook.name, "-Wl,-Bsymbolic"])
+        patch.setenv("CPLUS_INCLUDE_PATH", str(hook.parent))  # A flag would compile it again in each checkout.
         library = build.load(torch.float32)
         patch.setattr(build, "load", lambda *_, **__: library)
         yield library.fail_allocation
