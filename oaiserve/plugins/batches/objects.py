@@ -238,12 +238,14 @@ class Answered(NamedTuple):
     request_id: str
     body: bytes
     adapted: str = ""  # how the request was adapted, as the header says it
+    client: str = ""  # the client that sent the request, as in its state
+    cpu_ns: int = 0  # CPU time of the work on its body
 
 
 def result(batch: BatchObject, line: Line, answered: Answered) -> bytes:
     """Return the line of the output with the answer to a request. It has a header of the answer, which would be lost
     otherwise."""
-    status, _, request_id, body, adapted = answered
+    status, _, request_id, body, adapted, *_ = answered
     text = msgspec.Raw(body)
     headers = {HEADER: adapted} if adapted else UNSET
     if batch.is_of_messages:

@@ -2,7 +2,8 @@
 gateway.
 
 It keeps enough lines under way to fill the engine, and some more. The outcome of a line is stored before the next line
-takes its place, so a runner in another process continues where a killed one stopped.
+takes its place, so a runner in another process continues where a killed one stopped. After refused lines, those of the
+same owner wait (refused_lines.py).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.fair_turns import LARGE_BYTES
 from oaiserve.plugins.batches.objects import CANCELLED, EXPIRED, Answered, Estimate, Line, request_of, result, usage_of
+from oaiserve.plugins.batches.refused_lines import RefusedLines
 from oaiserve.plugins.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.middleware import Errors
+from oaiserve.routes.door.middleware import Errors, is_refusal
 from oaiserve.routes.door.own_requests import own_scope, receiving, send_for
 
 logger = logging.getLogger(__name__)
@@ -72,17 +74,21 @@ class BatchRunner:
         backend: Backend,
         store: BatchStore,
         clock: Callable[[], float] = time.time,
+        clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """`backend` answers the lines, for `app`."""
+        """`backend` answers the lines, for `app`. Batches expire by `clock`, and lines wait by `clock_ns`."""
         self._app = app
         self._answer_to = Errors(backend.answer)
         self._engine = backend.engine
         self.backend = backend
         self.store = store
         self._clock = clock
-        self._open: dict[str, _Open] = {}
+        self._clock_ns = clock_ns
+        self._open: dict[str, _Open] = {}  # The batch whose turn is next comes first.
         self._changed = asyncio.Event()
         self._look_ns = 0  # when to look for batches in the store again
+        self._refused = RefusedLines(clock_ns)
+        self._fill_ns = 0  # when lines may begin that wait because others were refused
         self._under_way_bytes = 0
         self.readers = asyncio.Semaphore(MOST_READERS)
 
@@ -91,8 +97,9 @@ class BatchRunner:
             while True:
                 self._changed.clear()
                 try:
-                    if monotonic_ns() >= self._look_ns:
+                    if self._clock_ns() >= self._look_ns:
                         await self._look()
+                    self._fill_ns = self._look_ns
                     if self._open:
                         await self._fill()
                 except Unavailable:
@@ -100,7 +107,8 @@ class BatchRunner:
                 except Exception:  # Other batches, and the next look, must not suffer from this.
                     logger.exception("Batches stop until the next look at them")
                 with suppress(TimeoutError):  # A batch may expire during that time.
-                    async with asyncio.timeout(max(0.0, (self._look_ns - monotonic_ns()) / 1e9)):
+                    wait_ns = min(self._look_ns, self._fill_ns) - self._clock_ns()
+                    async with asyncio.timeout(max(0.0, wait_ns / 1e9)):
                         await self._changed.wait()
         finally:
             for one in self._open.values():
@@ -108,14 +116,15 @@ class BatchRunner:
 
     async def _look(self) -> None:
         """Take the batches that this process now computes, and drop those that another process has ended."""
-        self._look_ns = monotonic_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
+        self._look_ns = self._clock_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
         if not self.store.may_compute():
             return
         open_batches = {owned.batch.id: owned for owned in await self.store.open_batches()}
         for batch_id in self._open.keys() - open_batches.keys():
             await self._drop(self._open.pop(batch_id))
-        for batch_id in open_batches.keys() - self._open.keys():
-            self._open[batch_id] = _Open(open_batches[batch_id])
+        for batch_id, owned in open_batches.items():
+            if batch_id not in self._open:
+                self._open[batch_id] = _Open(owned)
 
     def added(self) -> None:
         """Take a batch that was just added to the store, if this process computes batches."""
@@ -147,13 +156,17 @@ class BatchRunner:
                 is_open = self._open.get(one.owned.batch.id) is one and not one.ending.locked()
                 if not one.lines or not is_open or room <= 0:
                     continue
+                if wait_ns := self._refused.wait_ns(one.owned.owner):
+                    self._fill_ns = min(self._fill_ns, self._clock_ns() + wait_ns)
+                    continue
                 line = one.lines[0]
                 if self._under_way_bytes and self._under_way_bytes + line.num_bytes > MOST_UNDER_WAY_BYTES:
                     continue
+                self._open[one.owned.batch.id] = self._open.pop(one.owned.batch.id)
                 one.lines.popleft()
                 one.read = line.number
                 self._under_way_bytes += line.num_bytes
-                task = asyncio.create_task(self._answer(one, line))
+                task = asyncio.create_task(self._answer(one, line, self._refused.begin(one.owned.owner)))
                 one.under_way.add(task)
                 task.add_done_callback(partial(self._ended, one, line))
                 has_begun = True
@@ -188,7 +201,8 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _answer(self, one: _Open, line: Line) -> None:
+    async def _answer(self, one: _Open, line: Line, charged_ns: int) -> None:
+        """Answer a line, which has been charged with `charged_ns` when it began, and store the answer."""
         batch = one.owned.batch
         owned = one.owned
         task = asyncio.current_task()
@@ -205,6 +219,9 @@ class BatchRunner:
             num_unavailable += answered.status == Unavailable.status and self._engine.is_ready
             num_refused += 1
             await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2 ** min(num_refused, 10)))
+        # Alone, a wrong batch harms nobody, and its owner wants to know of it soon.
+        if is_refusal(answered.status) and self.backend.has_others(answered.client):
+            self._refused.refuse(owned.owner, answered.cpu_ns, charged_ns)
         usage = usage_of(answered.body) if answered.status == 200 else None
         done = Result(line.number, result(batch, line, answered), usage)
         while True:
@@ -250,13 +267,15 @@ class BatchRunner:
             parts.append(message.get("body", b""))
 
         scope = own_scope(self._app, path, extensions={CONNECTION: {"cut": cut, "awaits_body": lambda: False}})
-        request_id = scope["state"]["request_id"]
+        state = scope["state"]
+        request_id = state["request_id"]
         if not send_for(scope, owned.owner, self.backend.keys):
             error = Unauthorized("The API key of this batch is not valid any more.")
             return Answered(error.status, False, request_id, msgspec.json.encode(error.body(path)))
-        scope["state"] |= {"send": send, "is_background": is_background}
+        state |= {"send": send, "is_background": is_background}
         await self._answer_to(scope, receiving(body), send)
-        return Answered(status, retries, request_id, b"".join(parts), adapted.decode("latin-1"))
+        noted = adapted.decode("latin-1")
+        return Answered(status, retries, request_id, b"".join(parts), noted, state["client"], state["cpu"].ns)
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
         """Return the cost of these lines. The prompts of some are counted, and the others are estimated by their

@@ -20,5 +20,4 @@ class ModelsCapacity:
         return self._gateway.is_ready
 
     def has_others(self, client: str) -> bool:
-        """Return whether there are open requests of any client. A gateway does not count them by client."""
-        return self._gateway.has_open_requests
+        return self._gateway.has_others(client)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,7 @@ class Gateway:
         self._workers: TurnWorkers | None = None
         self._continues = options.continue_streams
         self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
+        self._open: Counter[str] = Counter()  # requests to the models of child processes, by client
         self._listing = asyncio.Semaphore(MOST_LISTS)
         self._has_warned_of_loop = False
         self.is_draining = False
@@ -118,9 +120,19 @@ class Gateway:
         has_replicas = self._models is not None or bool(self.watch.joined - self.watch.silent)
         return has_replicas and not self.is_draining
 
-    @property
-    def has_open_requests(self) -> bool:
-        return any(upstream.num_open for upstream in self.watch.upstreams.values())
+    def has_others(self, client: str) -> bool:
+        """Return whether clients other than this one have open requests to the models of child processes."""
+        return bool(self._open.keys() - {client})
+
+    @contextmanager
+    def _counted(self, client: str) -> Iterator[None]:
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]
 
     def drain(self) -> None:
         """Accept no further requests. A signal handler may call this."""
@@ -204,6 +216,7 @@ class Gateway:
                     if self._models is not None and path in ADAPTER_PATHS:
                         request.prompt = request.prompt._replace(model=_model_of_adapter(self._models, request))
                     if self._models is not None and not path.startswith(INSIDE):
+                        stack.enter_context(self._counted(client))
                         await self._have_model(request, scope["state"]["key"], self._models, stack, left)
                     begun = await self._begin(request, left)
                     if path in ADAPTER_PATHS:  # the next request may name the adapter

@@ -35,7 +35,7 @@ from oaiserve.wire.address import Address
 from tests.batching import answers, begin, ended, line
 from tests.plugins.gateway.doubles import OPTIONS, quick
 from tests.routes.asking import bearer
-from tests.routes.doubles import FakeEngine, FakeTelemetry, says
+from tests.routes.doubles import FakeEngine, FakeTelemetry, says, starts
 from tests.serving import RunningServer
 from tests.waiting import wait_until
 
@@ -275,6 +275,26 @@ def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
         batch = ended(sdk, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 1)
         assert children["a"] is not first
+
+
+@pytest.mark.plugin("batches")
+def test_refused_line_is_charged_only_while_another_client_has_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oaiserve.plugins.batches.refused_lines import RefusedLines
+
+    charged_ns: list[int] = []
+    monkeypatch.setattr(RefusedLines, "refuse", lambda _, owner, cpu_ns, before_ns: charged_ns.append(cpu_ns))
+    with running(monkeypatch, "a") as (http, children):
+        sdk = sdk_of(http)
+        wrong = [line(number, model="a", temperature=-3) for number in range(8)]
+        assert ended(sdk, begin(sdk, *wrong)).request_counts.failed == 8
+        assert charged_ns == [], "the other lines of a batch are no other client's"
+        children["a"].engine.script = starts("One")
+        with http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}) as stream:
+            parts = stream.iter_bytes()  # Without this name, the stream would end with its first part.
+            assert b"One" in next(parts)
+            ended(sdk, begin(sdk, wrong[0]))
+        assert len(charged_ns) == 1
+        assert charged_ns[0] >= RECORDED_NS, "its process says what it took"
 
 
 def test_metrics_of_all_models_come_although_one_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
