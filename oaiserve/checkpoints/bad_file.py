@@ -10,6 +10,7 @@ from typing import Any
 
 _MOST_POSITIONS = 2**24  # Some tables have a row for each position.
 _MOST_COUNT = 2**14  # experts, for example: as many as Doge's configuration has
+_MOST_LABELS = 2**17  # Names are made for them.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
@@ -94,6 +95,8 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
             most = 8 * num_bytes
         elif last.endswith(("_positions", "position_embeddings", "context_length")):
             most = _MOST_POSITIONS
+        elif last == "num_labels":
+            most = _MOST_LABELS
         elif isinstance(value, int) and _ID.search(last):
             most = MOST_INTEGER
         if most is not None and value > most:

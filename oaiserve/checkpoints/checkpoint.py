@@ -57,6 +57,7 @@ _INTEGERS = frozenset(
         *("head_dim", "vocab_size", "sliding_window", "max_position_embeddings"),
     }
 )
+_MAPS = ("id2label", "label2id", "vocabulary_map")  # objects whose keys are labels or tokens
 _ROPE_FACTOR = "factor"  # elsewhere, this name may mean anything
 # Those numbers of each type of rotary embedding that its formula needs. The others may be null: programs that write
 # files give all types the same keys.
@@ -163,9 +164,11 @@ def _check_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
             if not is_number and not (value is None and may_be_null):
                 raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be a number")
             refuse_too_large(key, value)
-        if key in _INTEGERS and not isinstance(value, int | list | None):  # Lists have a number for each layer.
-            raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be an integer")
-        if isinstance(value, dict):
+        if key in _INTEGERS and value is not None:
+            each = value if isinstance(value, list) else [value]  # Lists have a number for each layer.
+            if not all(isinstance(number, int) for number in each):
+                raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be an integer")
+        if isinstance(value, dict) and key not in _MAPS:
             _check_types(value, is_rope=is_rope or key in ("rope_scaling", "rope_parameters"))
 
 

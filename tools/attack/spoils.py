@@ -117,6 +117,7 @@ MORE_KEYS: dict[str, tuple[str, ...]] = {
         *("layers_to_transform", "modules_to_save", "peft_type", "r", "rank_pattern", "target_modules", "use_dora"),
     ),
 }
+_ABSENT = object()  # the value of a key that is not in a file
 NESTED: Any = 7
 for _ in range(400):  # about as deep as JSON can be read and written
     NESTED = [NESTED]
@@ -126,17 +127,15 @@ KINDS: tuple[Any, ...] = (None, True, 77, -1, 0.5, 10**30, "", "x", "load", [], 
 def with_other_kinds(file: str, content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield a configuration with each value in turn replaced by each kind of JSON, with what was replaced."""
     tree = json.loads(content)
-    for key in MORE_KEYS.get(Path(file).name, ()):
-        tree.setdefault(key, None)
+    tree = dict.fromkeys(MORE_KEYS.get(Path(file).name, ()), _ABSENT) | tree
     for parent in [node for node in _nodes(tree) if isinstance(node, dict | list)]:
         for place in list(parent) if isinstance(parent, dict) else range(min(1, len(parent))):
             before = parent[place]
             for kind in KINDS:
                 if kind != before:
                     parent[place] = kind
-                    added = {key for key in tree.keys() - json.loads(content).keys() if tree[key] is None}
-                    others = {key: value for key, value in tree.items() if key not in added or key == place}
-                    yield f"{file}: {place} = {json.dumps(kind)[:20]}", json.dumps(others).encode()
+                    present = {key: value for key, value in tree.items() if value is not _ABSENT}
+                    yield f"{file}: {place} = {json.dumps(kind)[:20]}", json.dumps(present).encode()
             parent[place] = before
     for kind in KINDS:
         yield f"{file} = {json.dumps(kind)[:20]}", json.dumps(kind).encode()

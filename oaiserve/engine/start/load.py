@@ -29,6 +29,7 @@ from oaiserve.checkpoints.gguf import architecture, read_values, shard_paths
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.progress import counted
 from oaiserve.checkpoints.quantization import Quantization, refuse_costly_patterns
+from oaiserve.checkpoints.setting_types import CONFIG, settings_named
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
@@ -69,10 +70,12 @@ class Checkpoint(NamedTuple):
 
 
 def config_of(source: ModelSource) -> PreTrainedConfig:
-    """Read the configuration in a model's files. Raises what transformers raises."""
+    """Read the configuration in a model's files. Raises StartupError that names a setting of the wrong type, and what
+    transformers raises."""
     if source.gguf_file is not None:
         return read_config(source.path)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
+    with settings_named(Path(source.location), (CONFIG,)):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
     for setting in fields(config):
         refuse_too_large(setting.name, getattr(config, setting.name, None))
     return config
@@ -102,7 +105,12 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
-    with reported(failure), tensors_named(allows_unread=is_wrapped), _unknown_value_named(config):
+    with (
+        reported(failure),
+        settings_named(folder, (CONFIG,)),
+        tensors_named(allows_unread=is_wrapped),
+        _unknown_value_named(config),
+    ):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, report = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,7 @@ from oaiserve.checkpoints.hub import fetched
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.model_defaults import ModelDefaults, model_defaults
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
+from oaiserve.checkpoints.wrong_settings import wrong_setting
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.reserved import packed_bytes, reserve
@@ -77,7 +79,7 @@ def start_model(
     source = find_model(model)
     if not source.is_local:
         source = times.run("files of the hub", lambda: fetched(source, with_media=options.media))
-    with reported(f"No model could be loaded from {source.shown}"):
+    with reported(f"No model could be loaded from {source.shown}"), _wrong_setting_named(source):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
         warn_of_other_weights(source)
@@ -88,6 +90,26 @@ def start_model(
         from oaiserve.engine.model.torch_ranges import ranges_on
 
         return replace(served, ranges=ranges_on(served.device))
+
+
+@contextmanager
+def _wrong_setting_named(source: ModelSource) -> Iterator[None]:
+    """Raise the refusal of a setting by transformers in place of another error in the `with` block, if there is one.
+
+    A description doesn't check the types of all settings."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StartupError) or source.gguf_file is not None:
+            raise
+        from oaiserve.engine.start.load import config_of
+
+        try:
+            config_of(source)
+        except Exception as refusal:
+            if isinstance(refusal, StartupError) or wrong_setting(refusal) is not None:
+                raise
+        raise
 
 
 def _started(

@@ -5,19 +5,18 @@ It must not know HTTP, torch, the scheduler, or how long a prompt may be.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from importlib.util import find_spec
 from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.checkpoints.load_errors import reported
+from oaiserve.checkpoints.setting_types import settings_named
 from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import (
     ChatPrompt,
@@ -45,6 +44,7 @@ from oaiserve.engine.text.stored_tokenizer import (
     tokenizer_subject,
 )
 from oaiserve.engine.text.template_text import by_template, joined, outside, plain
+from oaiserve.engine.text.tokenizer_files import load_tokenizer
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
 from oaiserve.storage.start_cache import NotRemembered, later
@@ -140,7 +140,7 @@ class Tokenizer:
         model = Path(path)
         if not model.exists():
             raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
-        with reported(f"Could not load a tokenizer from '{path}'"):
+        with reported(f"Could not load a tokenizer from '{path}'"), settings_named(model):
             subject = tokenizer_subject(model)
             tokenizer: StoredTokenizer | None = None
             if subject is not None and not recheck:
@@ -151,7 +151,7 @@ class Tokenizer:
             if tokenizer is not None:
                 return cls(tokenizer, chat_template)
             with collected_warnings() as warnings:
-                made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
+                made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else load_tokenizer(model)
             usable = cls(made, chat_template)
             if subject is not None:
                 later(partial(remember_tokenizer, subject, made, warnings))
@@ -431,30 +431,6 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
         return text_of(self._table.bytes_alone(token_id))
-
-
-def _load(folder: Path) -> StoredTokenizer:
-    from transformers import AutoTokenizer  # This takes seconds to import.
-
-    kind: Any = AutoTokenizer
-    try:
-        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except ValueError as error:
-        models = [path.name for path in folder.glob("*.model")]
-        if "tiktoken" not in str(error) or not models or find_spec("sentencepiece") is not None:
-            raise
-        raise ImportError(  # transformers takes a file that it can't read for one of tiktoken
-            f"it is only in sentencepiece's format ({models[0]}). Add the tokenizer.json of the model, or install the "
-            "package that reads this format: pip install sentencepiece"
-        ) from error
-    path = folder / "chat_template.json"  # in older multimodal checkpoints
-    if getattr(tokenizer, "chat_template", None) is None and path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            tokenizer.chat_template = content.get("chat_template")
-        else:
-            tokenizer.chat_template = None
-    return stored(tokenizer)
 
 
 def _refuse_long(added: Iterable[AddedToken]) -> None:
