@@ -1,6 +1,6 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
-# make quick   runs the tests that a change can break, the nearest first, for at most 90 s (ARGS= for changed files)
+# make quick   runs the tests that a change can break, the nearest first, for at most 60 s (ARGS= for changed files)
 # make growth   checks that reading what clients and models write takes linear time; make test leaves this out
 # make fuzz    gives spoiled files and bodies to their readers, for a minute each
 # make schedules    runs the tests of simulated schedules in 50 times as many schedules (SCHEDULES= for another number)

@@ -1,4 +1,4 @@
-"""Runs the tests that a change can break, for at most 90 seconds: python -m tools.quick
+"""Runs the tests that a change can break, for at most 60 seconds: python -m tools.quick
 
 A test file can break if it imports a changed file, directly or through other files. The files that differ from main
 count as changed, or those that are named. The nearest tests run first: the fewer imports lead from a test to a change,
@@ -27,7 +27,7 @@ import pytest
 from tools import style
 from tools.changes import ROOT, changed_files
 
-MAX_SECONDS = 90.0
+MAX_SECONDS = 60.0
 LAST_TESTS_SECONDS = 15.0  # time to finish the tests that have begun
 MAX_FILES = 50  # each costs time when tests are collected, also if there is none left to run it
 NUM_NAMED = 8  # names printed of the files left out
