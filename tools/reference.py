@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from cyclopts import ArgumentCollection
 from starlette.routing import Route
 
 from oaiserve.app import routes
@@ -100,17 +102,20 @@ FLAGS_OF_PLUGINS = {  # by their markers
 Groups = Iterable[tuple[str, str, str]]
 
 
+@cache
+def _arguments_of(command: str) -> ArgumentCollection:
+    """Return the arguments of a command. Assembling them takes seconds, and several tables need those of `serve`."""
+    app = command_line(lambda config, sock: 0, own_plugins())
+    return app[command].assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
+
+
 def flags(groups: Groups, above: Groups) -> str:
     """Return a table for each group of flags, without the rows of those that are `above`."""
-    app = command_line(lambda config, sock: 0, own_plugins())
 
     def rows_of(command: str, group: str) -> list[list[str]]:
-        arguments = app[command].assemble_argument_collection(
-            default_parameter=app.default_parameter, parse_docstring=True
-        )
         return [
             _flag(argument)
-            for argument in arguments
+            for argument in _arguments_of(command)
             if argument.parse and argument.names[0].startswith("--") and argument.parameter.group[0].name == group
         ]
 
