@@ -10,16 +10,32 @@ returns when it is to be called again.
 
 from __future__ import annotations
 
+import os
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-__all__ = ["AT_ONCE", "ENDED", "THREADS", "Empty", "Executor", "Runtime", "Threads", "Turn", "When", "Worker"]
+__all__ = [
+    "AT_ONCE",
+    "ENDED",
+    "THREADS",
+    "Empty",
+    "Executor",
+    "Priority",
+    "Runtime",
+    "Threads",
+    "Turn",
+    "When",
+    "Worker",
+]
 
 Item = TypeVar("Item")
 
@@ -30,7 +46,16 @@ AT_ONCE = 0
 ENDED = -1  # This was the last turn.
 Turn: TypeAlias = Callable[[], When]
 
+NICENESS = 8  # Added for Priority.LOW.
 MOST_WAIT_SECONDS = 3600.0  # The system refuses waits of centuries, for which a time limit may ask.
+
+
+class Priority(Enum):
+    """Which workers get the cores, where there are too few."""
+
+    NORMAL = auto()
+    LOW = auto()  # A seventh of a core that the model needs as well.
+    IDLE = auto()  # What no other thread of the machine needs.
 
 
 class Worker(Protocol[Item]):
@@ -86,7 +111,14 @@ class Runtime(Protocol):
         """Return as many random bytes in hexadecimal, which nobody can guess."""
         ...
 
-    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> Worker[Any]:
+    def worker(
+        self,
+        name: str,
+        turn: Turn,
+        begin: Callable[[], None] = lambda: None,
+        *,
+        priority: Priority = Priority.NORMAL,
+    ) -> Worker[Any]:
         """Make a worker, which is not started yet. `begin` is called before its first turn, on its thread; an error of
         it ends the worker, and is raised by `start`. An error of a turn ends the worker, too."""
         ...
@@ -104,9 +136,10 @@ class Runtime(Protocol):
 class _ThreadWorker(Generic[Item]):
     """A worker on a thread of its own, which sleeps between its turns."""
 
-    def __init__(self, name: str, turn: Turn, begin: Callable[[], None]) -> None:
+    def __init__(self, name: str, turn: Turn, begin: Callable[[], None], priority: Priority) -> None:
         self._turn = turn
         self._begin = begin
+        self._priority = priority
         self._inbox: SimpleQueue[Item] = SimpleQueue()
         self._first: list[Item] = []  # the item that ended the last sleep, unless it has been taken
         self._begun = Event()
@@ -137,6 +170,7 @@ class _ThreadWorker(Generic[Item]):
 
     def _run(self) -> None:
         try:
+            _give_priority(self._priority)
             self._begin()
         except BaseException as error:
             self._error = error
@@ -154,6 +188,16 @@ class _ThreadWorker(Generic[Item]):
                 self._first.append(self._inbox.get(timeout=seconds))
 
 
+def _give_priority(priority: Priority) -> None:
+    """Give the calling thread a priority."""
+    if sys.platform == "linux":  # Elsewhere, this would be the whole process.
+        with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
+            if priority is Priority.LOW:
+                os.nice(NICENESS)
+            elif priority is Priority.IDLE:
+                os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+
+
 class Threads:
     """The real runtime."""
 
@@ -163,8 +207,15 @@ class Threads:
     sleep = staticmethod(time.sleep)
     token_hex = staticmethod(secrets.token_hex)
 
-    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> Worker[Any]:
-        return _ThreadWorker(name, turn, begin)
+    def worker(
+        self,
+        name: str,
+        turn: Turn,
+        begin: Callable[[], None] = lambda: None,
+        *,
+        priority: Priority = Priority.NORMAL,
+    ) -> Worker[Any]:
+        return _ThreadWorker(name, turn, begin, priority)
 
     def future(self) -> Future[Any]:
         return Future()

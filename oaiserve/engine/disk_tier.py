@@ -1,22 +1,18 @@
 """The disk tier beneath the prefix cache: blocks are written behind the steps, and read when a prompt begins with them.
 
-A thread of low priority copies blocks that have been published and writes them. Another one reads blocks that a
+A worker of low priority copies blocks that have been published and writes them. Another one reads blocks that a
 sequence lacks, while that waits; the engine thread puts them into the prefix cache, where the sequence then finds them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +22,14 @@ from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
+from oaiserve.runtime import AT_ONCE, ENDED, Empty, Priority, Runtime, When, Worker
 from oaiserve.storage.block_files import BlockFiles
 
 log = logging.getLogger(__name__)
 
 LEAST_READ = 64  # tokens: fewer are computed sooner than read
 PIECE_BYTES = 4 << 20  # bytes copied to the cache in one go: some milliseconds between two steps
-MOST_PIECES = 2  # on their way from the reading thread to the engine thread
+MOST_PIECES = 2  # on their way from the reader to the engine thread
 STOP_SECONDS = 5.0  # to write what waits for it at the end
 
 
@@ -49,7 +46,8 @@ class Reading:
 
     before: list[BlockHash]
     hashes: list[BlockHash]
-    is_over: bool = False
+    num_sent: int = 0  # how many of the hashes the reader has done with
+    is_over: bool = False  # set by the engine thread
 
 
 class BlocksRead(NamedTuple):
@@ -71,28 +69,36 @@ class _ToWrite(NamedTuple):
 class DiskTier:
     """Writes and reads the blocks of a pool. The engine thread calls all methods but `stop`.
 
-    `arrived` is called on the reading thread. It is to have the engine thread call `take`.
+    `arrived` is called on the reader's thread. It is to have the engine thread call `take`.
     """
 
     reason = WaitReason.PREFIX_READ
 
-    def __init__(self, storage: KeptBlocks, pool: BlockPool, arrived: Callable[[BlocksRead], None]) -> None:
+    def __init__(
+        self,
+        storage: KeptBlocks,
+        pool: BlockPool,
+        arrived: Callable[[BlocksRead], None],
+        runtime: Runtime,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self._files, self._arrays = storage
         self._pool = pool
         self._arrived = arrived
+        self._clock_ns = runtime.clock_ns
         ends = np.cumsum([array.shape[1] for array in self._arrays])
         self._places = [slice(end - array.shape[1], end) for end, array in zip(ends, self._arrays, strict=True)]
         self._block_bytes = int(ends[-1])
-        self._piece = max(1, PIECE_BYTES // self._block_bytes)  # blocks
+        self._piece = max(1, piece_bytes // self._block_bytes)  # blocks
         self.on_their_way: dict[BlockHash, Reading] = {}  # under way, by each of their hashes
-        self._to_read: SimpleQueue[Reading | None] = SimpleQueue()
-        self._to_write: SimpleQueue[_ToWrite | None] = SimpleQueue()
-        self._room: SimpleQueue[np.ndarray] = SimpleQueue()  # for pieces
-        for _ in range(MOST_PIECES):
-            self._room.put(np.empty((self._piece, self._block_bytes), np.uint8))
-        self._reader = threading.Thread(target=self._read, name="read blocks", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="write blocks", daemon=True)
+        # Readings, and the rows of pieces that the engine thread has taken.
+        self._reader: Worker[Reading | np.ndarray | None] = runtime.worker("read blocks", self._read)
+        self._writer: Worker[_ToWrite | None] = runtime.worker("write blocks", self._write, priority=Priority.IDLE)
         self._is_stopping = False
+        # Owned by the reader.
+        self._readings: deque[Reading] = deque()  # The first one is under way.
+        self._room = [np.empty((self._piece, self._block_bytes), np.uint8) for _ in range(MOST_PIECES)]
         self.num_read = self.num_written = self.num_skipped = 0  # blocks so far
 
     def start(self) -> None:
@@ -100,18 +106,19 @@ class DiskTier:
         self._writer.start()
 
     def stop(self) -> None:
-        """End both threads, after what waits to be written, or some seconds."""
-        give_up = time.monotonic() + STOP_SECONDS
+        """End both workers, after what waits to be written, or some seconds."""
+        give_up_ns = self._clock_ns() + int(STOP_SECONDS * 1e9)
         self._is_stopping = True
-        self._to_read.put(None)
-        self._to_write.put(None)
-        self._writer.join(STOP_SECONDS)
+        self._reader.post(None)
+        self._writer.post(None)
         # The writer ends after its block: at its priority, it would write nothing on a busy machine. There are no more
         # steps to delay, so this thread writes the rest.
-        with suppress(Empty):
-            while not self._writer.is_alive() and time.monotonic() < give_up:
-                if (job := self._to_write.get_nowait()) is not None:
-                    self._write_block(job)
+        if self._writer.join(STOP_SECONDS):
+            with suppress(Empty):
+                while self._clock_ns() < give_up_ns:
+                    if (job := self._writer.take()) is not None:
+                        self._write_block(job)
+        self._reader.join(max(0.0, (give_up_ns - self._clock_ns()) / 1e9))
 
     @property
     def held(self) -> list[int]:
@@ -133,8 +140,8 @@ class DiskTier:
         """Have a full and computed block written, unless it is on disk, or too many wait for it."""
         if block_hash in self._files:
             return
-        if self._to_write.qsize() < self._pool.num_blocks:  # more cannot all be in memory still
-            self._to_write.put(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
+        if self._writer.num_waiting() < self._pool.num_blocks:  # more cannot all be in memory still
+            self._writer.post(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
         else:
             self.num_skipped += 1
 
@@ -148,34 +155,36 @@ class DiskTier:
             return under_way.hashes[-1]
         if sequence.has_asked_tier:
             return None
-        on_disk = list(takewhile(self._files.__contains__, missing))
+        # A reading that began while the blocks before it were in memory may already bring the later ones.
+        on_disk = list(takewhile(lambda one: one in self._files and one not in self.on_their_way, missing))
         if len(on_disk) * self._pool.block_size < LEAST_READ:
             return None
         sequence.has_asked_tier = True
         reading = Reading(hashes[:num_in_memory], on_disk)
         self.on_their_way.update(dict.fromkeys(on_disk, reading))
-        self._to_read.put(reading)
+        self._reader.post(reading)
         return on_disk[-1]
 
     def take(self, read: BlocksRead) -> BlockHash | None:
         """Put blocks into the prefix cache. Return the hash that was waited for, if this was the last of them."""
         awaited = None if read.reading.is_over else self._put(read)
-        self._room.put(read.rows)
+        self._reader.post(read.rows)
         return awaited
 
     def _put(self, read: BlocksRead) -> BlockHash | None:
         reading = read.reading
         pool = self._pool
-        new = [(row, one) for row, one in enumerate(read.hashes) if pool.find(one) is None]
-        # The blocks before are used, too, so that they are not the ones that make room.
-        in_pool = [block for one in reading.before if (block := pool.find(one)) is not None]
+        new = [(i, one) for i, one in enumerate(read.hashes) if pool.find(one) is None]
+        # Those that are in memory are used, too, so that they are not the ones that make room.
+        row = [*reading.before, *read.hashes]
+        in_pool = [block for one in row if (block := pool.find(one)) is not None]
         blocks = pool.allocate(len(new), in_pool)
         if blocks is not None:
             added = blocks[len(in_pool) :]
             if len(new) == len(read.hashes):
                 rows = read.rows[: len(new)]
             else:
-                rows = read.rows[[row for row, _ in new]]
+                rows = read.rows[[i for i, _ in new]]
             for array, place in zip(self._arrays, self._places, strict=True):
                 array[added] = rows[:, place]
             for block, (_, block_hash) in zip(added, new, strict=True):
@@ -190,29 +199,53 @@ class DiskTier:
             del self.on_their_way[block_hash]
         return reading.hashes[-1]
 
-    def _read(self) -> None:
-        while (reading := self._to_read.get()) is not None:
+    def _read(self) -> When:
+        """Read the next piece of the first reading, if there is room for it."""
+        with suppress(Empty):
+            while True:
+                item = self._reader.take()
+                if isinstance(item, Reading):
+                    self._readings.append(item)
+                elif item is not None:
+                    self._room.append(item)
+        if self._is_stopping:
+            return ENDED
+        if not self._readings or not self._room:
+            return None
+        reading = self._readings[0]
+        if reading.num_sent == 0:
             self._files.use([*reading.before, *reading.hashes])
-            for start in range(0, len(reading.hashes), self._piece):
-                rows = self._room.get()
-                hashes = reading.hashes[start : start + self._piece]
-                num_good = 0
-                try:
-                    while num_good < len(hashes) and self._files.read(hashes[num_good], rows[num_good].data):
-                        num_good += 1
-                except Exception:  # Otherwise the waiting requests would never end.
-                    log.exception("Blocks of the prefix cache could not be read")
-                is_last = num_good < len(hashes) or start + self._piece >= len(reading.hashes)
-                self._arrived(BlocksRead(reading, hashes[:num_good], rows, is_last))
-                if is_last or reading.is_over:
-                    break
+        is_last = reading.is_over or self._read_piece(reading)
+        if is_last:
+            self._readings.popleft()
+        return AT_ONCE
 
-    def _write(self) -> None:
-        if sys.platform == "linux":
-            with suppress(OSError):  # A sandbox may forbid it.
-                os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-        while not self._is_stopping and (job := self._to_write.get()) is not None:
+    def _read_piece(self, reading: Reading) -> bool:
+        """Read the next piece of a reading, and send it to the engine thread. Return whether it was the last one."""
+        rows = self._room.pop()
+        hashes = reading.hashes[reading.num_sent : reading.num_sent + self._piece]
+        num_good = 0
+        try:
+            while num_good < len(hashes) and self._files.read(hashes[num_good], rows[num_good].data):
+                num_good += 1
+        except Exception:  # Otherwise the waiting requests would never end.
+            log.exception("Blocks of the prefix cache could not be read")
+        reading.num_sent += len(hashes)
+        is_last = num_good < len(hashes) or reading.num_sent >= len(reading.hashes)
+        self._arrived(BlocksRead(reading, hashes[:num_good], rows, is_last))
+        return is_last
+
+    def _write(self) -> When:
+        """Write the next block."""
+        if self._is_stopping:
+            return ENDED
+        try:
+            job = self._writer.take()
+        except Empty:
+            return None
+        if job is not None:
             self._write_block(job)
+        return AT_ONCE
 
     def _write_block(self, job: _ToWrite) -> None:
         content = np.concatenate([array[job.block] for array in self._arrays]).data
@@ -227,8 +260,8 @@ class DiskTier:
 def disk_tier(storage: KeptBlocks) -> MakeTier:
     """Return a function that makes the disk tier of a pool."""
 
-    def make(pool: BlockPool, post: Callable[[BlocksArrived], None]) -> DiskTier:
-        tier = DiskTier(storage, pool, lambda read: post(BlocksArrived(partial(tier.take, read))))
+    def make(pool: BlockPool, post: Callable[[BlocksArrived], None], runtime: Runtime) -> DiskTier:
+        tier = DiskTier(storage, pool, lambda read: post(BlocksArrived(partial(tier.take, read))), runtime)
         return tier
 
     return make

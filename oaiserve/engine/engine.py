@@ -92,7 +92,9 @@ class Engine:
         self._waiting = SharedLimit(self._max_waiting)  # choices, and other work for the tokenizer
         self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
         pool = BlockPool(model.num_blocks, parts.options.block_size)
-        self._tier = model.make_tier and model.make_tier(pool, lambda arrived: self._loop.post(arrived))
+        self._tier: LowerTier | None = None
+        if model.make_tier is not None:
+            self._tier = model.make_tier(pool, lambda arrived: self._loop.post(arrived), parts.runtime)
         self._loop = EngineLoop(
             parts,
             _scheduler(parts, pool, self._tier, lambda: self.step_cost),

@@ -7,13 +7,11 @@ No torch.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 from oaiserve.engine.lower_tier import BlocksArrived
@@ -21,6 +19,7 @@ from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
+from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
 
 LEAST_RESTORED = 64  # tokens: fewer are computed sooner than restored
 # To begin a copy takes the host as long for many blocks as for one. So the next ones to be evicted are saved as well.
@@ -75,7 +74,9 @@ class HostPool:
 
     reason = WaitReason.PREFIX_RESTORED
 
-    def __init__(self, copies: Copies, pool: BlockPool, post: Callable[[BlocksArrived], None]) -> None:
+    def __init__(
+        self, copies: Copies, pool: BlockPool, post: Callable[[BlocksArrived], None], runtime: Runtime
+    ) -> None:
         self._copies = copies
         self._pool = pool
         self._post = post
@@ -87,8 +88,7 @@ class HostPool:
         self._launched = copies.launched()
         self._fresh: set[int] = set()  # blocks published since then
         self._restoring: dict[BlockHash, Restoring] = {}  # by each of their hashes
-        self._under_way: SimpleQueue[tuple[Restoring, Done] | None] = SimpleQueue()
-        self._waiter = threading.Thread(target=self._wait, name="restore blocks", daemon=True)
+        self._waiter: Worker[tuple[Restoring, Done] | None] = runtime.worker("restore blocks", self._wait)
         self._num_saved = self._num_restored = self._num_hits = 0
         pool.on_eviction = self._save
 
@@ -107,7 +107,7 @@ class HostPool:
         self._waiter.start()
 
     def stop(self) -> None:
-        self._under_way.put(None)
+        self._waiter.post(None)
         self._waiter.join(STOP_SECONDS)
 
     def offer(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
@@ -138,7 +138,7 @@ class HostPool:
         self._restoring.update(dict.fromkeys(found, restoring))
         self.flush()  # A block may have been evicted for one that comes back.
         done = self._copies.restore([*zip(slots, restoring.targets, strict=True)], self._launched)
-        self._under_way.put((restoring, done))
+        self._waiter.post((restoring, done))
         self._num_hits += 1
         return found[-1]
 
@@ -189,18 +189,18 @@ class HostPool:
             self._slots[block_hash] = slot
             self._saves.append((block, slot))
 
-    def wait_for_next(self) -> bool:
-        """Wait until the next blocks are back, and post them. Return False after `stop`. Any thread may call this."""
-        if (under_way := self._under_way.get()) is None:
-            return False
+    def _wait(self) -> When:
+        """Wait until the next blocks are back, and post them. Only the device is waited for."""
+        try:
+            under_way = self._waiter.take()
+        except Empty:
+            return None
+        if under_way is None:
+            return ENDED
         restoring, done = under_way
         try:
             done.synchronize()
         except Exception as error:  # The engine thread raises it.
             restoring.error = error
         self._post(BlocksArrived(partial(self.take, restoring)))
-        return True
-
-    def _wait(self) -> None:
-        while self.wait_for_next():
-            pass
+        return AT_ONCE

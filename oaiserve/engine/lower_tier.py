@@ -9,6 +9,7 @@ from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
+from oaiserve.runtime import Runtime
 
 
 class BlocksArrived(NamedTuple):
@@ -52,4 +53,4 @@ class LowerTier(Protocol):
 
 
 # Makes the tier of a pool. The second argument posts a command to the engine thread, from any thread.
-MakeTier = Callable[[BlockPool, Callable[[BlocksArrived], None]], LowerTier]
+MakeTier = Callable[[BlockPool, Callable[[BlocksArrived], None], Runtime], LowerTier]

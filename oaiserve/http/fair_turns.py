@@ -11,8 +11,6 @@ It must not know the content of the work.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -23,7 +21,7 @@ from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Priority, Runtime, When, Worker
 from oaiserve.system_memory import give_back, take
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,6 @@ Result = TypeVar("Result")
 Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
-LONG_NICENESS = 8  # Threads of long pieces get a seventh of a core that the model needs as well.
 LONG = True  # what work yields if its next piece takes more than milliseconds
 MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
 # How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
@@ -175,8 +172,9 @@ class TurnWorkers:
                 self._employ(self._long, f"{name}-long-{number}")
 
     def _employ(self, lane: _Lane, name: str) -> None:
-        begin = _be_nice if lane is self._long else lambda: None
-        worker: Worker[None] = self._runtime.worker(name, lambda: self._turn(lane, worker), begin)
+        # While a long piece is computed, the model needs the cores more.
+        priority = Priority.LOW if lane is self._long else Priority.NORMAL
+        worker: Worker[None] = self._runtime.worker(name, lambda: self._turn(lane, worker), priority=priority)
         lane.workers.append(worker)
         worker.start()
 
@@ -347,10 +345,3 @@ class TurnWorkers:
         if task.num_bytes >= MUCH_BYTES or task.has_been_long:
             self.give_back_later()
         end()
-
-
-def _be_nice() -> None:
-    """Let other threads have the core before this one."""
-    if sys.platform == "linux":  # elsewhere, this would be the whole process
-        with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
-            os.nice(LONG_NICENESS)

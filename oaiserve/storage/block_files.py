@@ -14,16 +14,18 @@ import stat
 import statistics
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 from zlib import crc32
 
 from oaiserve.storage import private
 
 log = logging.getLogger(__name__)
 
+Buffer: TypeAlias = bytearray | memoryview
 _HEAD_BYTES = 32  # a checksum in 4 bytes, the hash in 16, and the rest is 0
 
 
@@ -46,9 +48,21 @@ class BlockFiles:
     and other processes may use the same folder: a file that they have removed is missing, which is no failure.
     """
 
-    def __init__(self, folder: Path, content_bytes: int, most_bytes: int) -> None:
-        """Find the files, and remove those that are too many or cannot be used. Raises OSError."""
+    def __init__(
+        self,
+        folder: Path,
+        content_bytes: int,
+        most_bytes: int,
+        *,
+        writev: Callable[[int, Sequence[Buffer]], int] = os.writev,
+        preadv: Callable[[int, Sequence[Buffer], int], int] = os.preadv,
+    ) -> None:
+        """Find the files, and remove those that are too many or cannot be used. Raises OSError.
+
+        Tests pass other functions of the system, for example those of a full disk."""
         self._folder = folder
+        self._writev = writev
+        self._preadv = preadv
         self._content_bytes = content_bytes
         self._most_blocks = max(0, most_bytes // (_HEAD_BYTES + content_bytes))
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
@@ -77,7 +91,7 @@ class BlockFiles:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                num_bytes = os.preadv(descriptor, [head, content], 0)
+                num_bytes = self._preadv(descriptor, [head, content], 0)
             finally:
                 os.close(descriptor)
             os.utime(path)  # for the order of use after the next start
@@ -111,7 +125,7 @@ class BlockFiles:
         try:
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
             try:
-                if os.writev(descriptor, [_head(block_hash, content), content]) < _HEAD_BYTES + len(content):
+                if self._writev(descriptor, [_head(block_hash, content), content]) < _HEAD_BYTES + len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # The disk had room for a part.
             finally:
                 os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 
 from oaiserve.config import Bytes, EngineOptions, OptionError
 from oaiserve.engine import host_pool
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.host_pool import HostPool
 from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.model import block_copies
@@ -29,16 +29,19 @@ from oaiserve.engine.sequences.step import Step, StepResult
 from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
-from tests.engine.answers import collect
+from oaiserve.runtime import Runtime
 from tests.engine.device import Device, check_answers, some_requests
 from tests.engine.doubles import Launched
 from tests.engine.executors.fake_gpu import GPU, watched
 from tests.engine.executors.native.small_models import FAMILIES, make_model
+from tests.engine.in_world import collect_in, greedy_answers_in, started_in
 from tests.engine.late_device import LateCache
 from tests.engine.memory import Memory, make, sequence
-from tests.engine.model.runners import greedy, greedy_answers
+from tests.engine.model.runners import greedy
 from tests.engine.remembered import save, started
 from tests.engine.test_scheduler_machines import LAST_TOKEN, SEVERAL, SchedulerMachine
+from tests.world.loop import World
+from tests.world.schedules import schedules
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 3 * 8 * BLOCK_SIZE  # those of a LateCache
@@ -58,13 +61,16 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class LateMemory(Memory):
     """A device with late streams, and a host pool below its blocks."""
 
-    def __init__(self, num_slots: int, last_token: int | None = None, **options: Any) -> None:
+    def __init__(self, world: World, num_slots: int, last_token: int | None = None, **options: Any) -> None:
+        self.world = world
+        self.arrived: deque[BlocksArrived] = deque()  # The engine thread has not taken these yet.
         scheduler = make(**options, make_tier=lambda pool: self._make_tier(num_slots, pool))
         super().__init__(scheduler, last_token=last_token, cache=self.cache)
 
     def _make_tier(self, num_slots: int, pool: Any) -> HostPool:
         self.cache = LateCache(pool.num_blocks, pool.block_size, num_slots)
-        self.tier = HostPool(self.cache.copies, pool, lambda arrived: self.scheduler.take_arrived(arrived))
+        self.tier = HostPool(self.cache.copies, pool, self.arrived.append, self.world)
+        self.tier.start()
         return self.tier
 
     def _commit(self, step: Step, drawn: Any) -> None:
@@ -72,8 +78,11 @@ class LateMemory(Memory):
         super()._commit(step, drawn)
 
     def come_back(self) -> bool:
-        """Wait for the blocks that come back next. Return False if there are none."""
-        return bool(self.tier.on_their_way) and self.tier.wait_for_next()
+        """Take the blocks that come back next. Return False if there are none."""
+        if not self.world.run_until(lambda: bool(self.arrived)):
+            return False
+        self.scheduler.take_arrived(self.arrived.popleft())
+        return True
 
     def run_to_the_end(self) -> None:
         self.run_out()
@@ -88,7 +97,8 @@ class HostPoolMachine(SchedulerMachine):
     num_hits = 0
 
     def make_memory(self, **options: Any) -> Memory:
-        self.device = LateMemory(self.num_slots, LAST_TOKEN, **options)
+        self.world = World(0)
+        self.device = LateMemory(self.world, self.num_slots, LAST_TOKEN, **options)
         return self.device
 
     def blocks_come_back(self) -> bool:
@@ -107,6 +117,10 @@ class HostPoolMachine(SchedulerMachine):
     @invariant()
     def no_slot_is_lost(self) -> None:
         self.device.tier.check_integrity()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.world.close()
 
 
 MACHINES: dict[str, dict[str, object]] = {
@@ -150,8 +164,10 @@ def test_clients_get_the_same_under_evictions_preemptions_and_cancellations() ->
     """The reference is a device with so much memory that nothing is evicted."""
     tiers: list[HostPool] = []
 
-    def make_tier(copies: BlockCopies, pool: BlockPool, post: Callable[[BlocksArrived], None]) -> HostPool:
-        tiers.append(HostPool(copies, pool, post))
+    def make_tier(
+        copies: BlockCopies, pool: BlockPool, post: Callable[[BlocksArrived], None], runtime: Runtime
+    ) -> HostPool:
+        tiers.append(HostPool(copies, pool, post, runtime))
         return tiers[-1]
 
     for seed in range(4):
@@ -164,14 +180,44 @@ def test_clients_get_the_same_under_evictions_preemptions_and_cancellations() ->
     assert sum(shown(tier).num_offload_hits for tier in tiers) > 4
 
 
+@schedules(40)
+def test_whenever_blocks_come_back_or_the_pool_stops_each_sequence_reads_its_own_keys(world: World) -> None:
+    draw = world.random
+    memory = memory_with(world, num_slots=draw.choice([2, 6, 30]), kv_blocks=10)
+    prompts = [list(range(first, first + 17)) for first in (40, 60, 80)]
+
+    def go_on() -> None:
+        draw.choice(memory.cache.streams).go_on()
+
+    for number in range(12):
+        memory.add(sequence(f"{number}", draw.choice(prompts)[: draw.randint(5, 17)], draw.randint(1, 4)))
+        for _ in range(draw.randrange(8)):
+            memory.run()
+            world.call_later(0.01 * draw.random(), go_on)
+            world.run_until(most_seconds=0.01 * draw.random())
+            if memory.arrived and draw.random() < 0.5:
+                memory.scheduler.take_arrived(memory.arrived.popleft())
+            memory.tier.check_integrity()
+    if draw.random() < 0.5:
+        memory.run_to_the_end()
+        assert not memory.tier.on_their_way
+        assert memory.scheduler.pool.num_used == 0
+    memory.tier.stop()
+    assert not memory.tier._waiter.is_alive
+    assert not memory.tier._waiter.num_waiting()
+    memory.tier.check_integrity()
+    memory.scheduler.check_integrity()
+    assert not world.wrong
+
+
 def shown(tier: HostPool) -> EngineNumbers:
     numbers = EngineNumbers()
     tier.show(numbers)
     return numbers
 
 
-def memory_with(*, num_slots: int = 16, kv_blocks: int = 8, **options: Any) -> LateMemory:
-    memory = LateMemory(num_slots, kv_blocks=kv_blocks, **options)
+def memory_with(world: World, *, num_slots: int = 16, kv_blocks: int = 8, **options: Any) -> LateMemory:
+    memory = LateMemory(world, num_slots, kv_blocks=kv_blocks, **options)
     memory.overlap = True
     return memory
 
@@ -187,8 +233,9 @@ PROMPT = list(range(40, 57))  # four full blocks, and one token
 OTHER = list(range(70, 100))  # takes all blocks
 
 
-def test_an_evicted_prompt_comes_back_and_is_not_computed() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_an_evicted_prompt_comes_back_and_is_not_computed(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     computed_before = memory.num_computed
@@ -203,8 +250,9 @@ def test_an_evicted_prompt_comes_back_and_is_not_computed() -> None:
     assert memory.num_computed - computed_before == 2
 
 
-def test_only_tokens_that_memory_had_lost_count_as_restored() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_only_tokens_that_memory_had_lost_count_as_restored(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     beginning = sequence("c", PROMPT[:9], 2)
@@ -218,8 +266,9 @@ def test_only_tokens_that_memory_had_lost_count_as_restored() -> None:
     assert (again.num_cached, again.num_restored) == (16, 0)
 
 
-def test_another_salt_finds_nothing() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_another_salt_finds_nothing(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2, cache_salt="one"))
     ended(memory, sequence("b", OTHER, 2))
     for salt, num_cached in (("another", 0), ("", 0), ("one", 16)):
@@ -228,8 +277,9 @@ def test_another_salt_finds_nothing() -> None:
         assert again.num_cached == num_cached, salt
 
 
-def test_a_preempted_sequence_gets_its_blocks_back() -> None:
-    memory = memory_with(kv_blocks=10, max_step_tokens=32)
+@schedules(3)
+def test_a_preempted_sequence_gets_its_blocks_back(world: World) -> None:
+    memory = memory_with(world, kv_blocks=10, max_step_tokens=32)
     first = sequence("a", PROMPT, 20)
     second = sequence("b", OTHER[:14], 20)
     memory.add(first, second)
@@ -240,9 +290,10 @@ def test_a_preempted_sequence_gets_its_blocks_back() -> None:
 
 
 @pytest.mark.parametrize("length", [13, 16])
-def test_a_prompt_without_room_gets_its_blocks_when_there_is_room(length: int) -> None:
+@schedules(3)
+def test_a_prompt_without_room_gets_its_blocks_when_there_is_room(world: World, length: int) -> None:
     """The shorter one leaves room for the blocks that come back, and none for the rest of the prompt."""
-    memory = memory_with(max_step_tokens=32)
+    memory = memory_with(world, max_step_tokens=32)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     long = sequence("c", list(range(110, 110 + length)), 8)
@@ -257,8 +308,9 @@ def test_a_prompt_without_room_gets_its_blocks_when_there_is_room(length: int) -
     assert again.num_cached == 16
 
 
-def test_two_prompts_wait_for_the_same_blocks_and_one_may_leave() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_two_prompts_wait_for_the_same_blocks_and_one_may_leave(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     one = sequence("c", PROMPT, 2)
@@ -273,8 +325,9 @@ def test_two_prompts_wait_for_the_same_blocks_and_one_may_leave() -> None:
     assert (numbers.num_offload_hits, numbers.offload_in_bytes) == (1, 4 * BLOCK_BYTES)
 
 
-def test_the_least_recently_used_blocks_make_room_and_a_prefix_loses_its_last_ones_first() -> None:
-    memory = memory_with(num_slots=6)
+@schedules(3)
+def test_the_least_recently_used_blocks_make_room_and_a_prefix_loses_its_last_ones_first(world: World) -> None:
+    memory = memory_with(world, num_slots=6)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     ended(memory, sequence("c", list(range(110, 140)), 2))
@@ -291,10 +344,13 @@ def test_the_least_recently_used_blocks_make_room_and_a_prefix_loses_its_last_on
 class Pool:
     """A pool of two blocks with a host pool below it, on late streams. A test takes the place of the steps."""
 
-    def __init__(self, num_slots: int = 4) -> None:
+    def __init__(self, world: World, num_slots: int = 4) -> None:
+        self.world = world
         self.cache = LateCache(2, BLOCK_SIZE, num_slots)
         self.pool = BlockPool(2, BLOCK_SIZE)
-        self.tier = HostPool(self.cache.copies, self.pool, lambda arrived: arrived.take())
+        self.arrived: deque[BlocksArrived] = deque()
+        self.tier = HostPool(self.cache.copies, self.pool, self.arrived.append, world)
+        self.tier.start()
         self.num_steps = 0  # that have been computed
 
     def compute(self, content: int) -> BlockHash:
@@ -328,8 +384,13 @@ class Pool:
     def restored(self, block_hash: BlockHash) -> list[int]:
         """Return the content of a block that comes back, in each layer."""
         assert self.ask(block_hash) == block_hash
-        assert self.tier.wait_for_next()
+        self.come_back()
         return self.content(block_hash)
+
+    def come_back(self) -> None:
+        """Take the blocks that come back next."""
+        assert self.world.run_until(lambda: bool(self.arrived))
+        self.arrived.popleft().take()
 
     def ask(self, *hashes: BlockHash, num_in_memory: int = 0, one: Sequence | None = None) -> BlockHash | None:
         """Ask for blocks as a sequence of this many blocks whose turn it is."""
@@ -343,16 +404,18 @@ class Pool:
         return [int(tensor[block, 0]) for tensor in self.cache.tensors]
 
 
-def test_a_block_of_the_step_that_runs_is_saved_after_it() -> None:
-    pool = Pool()
+@schedules(3)
+def test_a_block_of_the_step_that_runs_is_saved_after_it(world: World) -> None:
+    pool = Pool(world)
     block_hash = pool.compute(7)
     pool.evict()
     assert pool.num_steps == 1
     assert pool.restored(block_hash) == [7] * 3
 
 
-def test_saving_an_older_block_does_not_wait_for_the_step_that_runs() -> None:
-    pool = Pool()
+@schedules(3)
+def test_saving_an_older_block_does_not_wait_for_the_step_that_runs(world: World) -> None:
+    pool = Pool(world)
     older = pool.compute(7)
     pool.compute(8)
     blocks = pool.pool.allocate(1)
@@ -365,8 +428,9 @@ def test_saving_an_older_block_does_not_wait_for_the_step_that_runs() -> None:
     assert pool.restored(older) == [7] * 3
 
 
-def test_blocks_that_are_evicted_next_are_saved_together() -> None:
-    pool = Pool()
+@schedules(3)
+def test_blocks_that_are_evicted_next_are_saved_together(world: World) -> None:
+    pool = Pool(world)
     hashes = [pool.compute(7), pool.compute(8)]
     pool.tier.flush()
     blocks = pool.pool.allocate(1)
@@ -379,20 +443,22 @@ def test_blocks_that_are_evicted_next_are_saved_together() -> None:
     assert [pool.restored(block_hash) for block_hash in hashes] == [[7] * 3, [8] * 3]
 
 
-def test_a_block_that_is_computed_and_evicted_again_while_it_comes_back_has_one_slot() -> None:
-    pool = Pool()
+@schedules(3)
+def test_a_block_that_is_computed_and_evicted_again_while_it_comes_back_has_one_slot(world: World) -> None:
+    pool = Pool(world)
     block_hash = pool.compute(7)
     pool.evict()
     assert pool.ask(block_hash) == block_hash
     assert pool.compute(7) == block_hash
     pool.compute(8)
-    assert pool.tier.wait_for_next()
+    pool.come_back()
     pool.tier.check_integrity()
     assert pool.content(block_hash) == [7] * 3
 
 
-def test_a_block_comes_back_after_the_steps_that_were_launched_before() -> None:
-    pool = Pool()
+@schedules(3)
+def test_a_block_comes_back_after_the_steps_that_were_launched_before(world: World) -> None:
+    pool = Pool(world)
     block_hash = pool.compute(7)
     pool.evict()
     blocks = pool.pool.allocate(2)
@@ -400,13 +466,14 @@ def test_a_block_comes_back_after_the_steps_that_were_launched_before() -> None:
     pool.cache.streams.steps.run(lambda: [tensor.fill_(99) for tensor in pool.cache.tensors])
     pool.pool.release(blocks)
     assert pool.ask(block_hash) == block_hash
-    assert pool.tier.wait_for_next()
+    pool.come_back()
     pool.cache.streams.steps.mark().synchronize()
     assert pool.content(block_hash) == [7] * 3
 
 
-def test_a_block_that_makes_room_for_one_that_comes_back_is_saved_before() -> None:
-    pool = Pool()
+@schedules(3)
+def test_a_block_that_makes_room_for_one_that_comes_back_is_saved_before(world: World) -> None:
+    pool = Pool(world)
     first = pool.compute(7)
     second = pool.compute(8)
     pool.evict()
@@ -418,32 +485,35 @@ def test_a_block_that_makes_room_for_one_that_comes_back_is_saved_before() -> No
     assert pool.restored(second) == [8] * 3
 
 
-def test_cached_blocks_before_those_that_come_back_stay() -> None:
-    pool = Pool()
+@schedules(3)
+def test_cached_blocks_before_those_that_come_back_stay(world: World) -> None:
+    pool = Pool(world)
     first = pool.compute(7)
     second = pool.compute(8)
     pool.evict()
     assert pool.restored(first) == [7] * 3
     assert pool.ask(first, second, num_in_memory=1) == second
     assert sorted(pool.tier.held) == [0, 1]
-    assert pool.tier.wait_for_next()
+    pool.come_back()
     assert pool.content(first) == [7] * 3
 
 
-def test_a_sequence_asks_once_for_what_it_may_lose_again() -> None:
-    pool = Pool()
+@schedules(3)
+def test_a_sequence_asks_once_for_what_it_may_lose_again(world: World) -> None:
+    pool = Pool(world)
     block_hash = pool.compute(7)
     pool.evict()
     one = sequence("a", BLOCK_SIZE)
     assert pool.ask(block_hash, one=one) == block_hash
-    assert pool.tier.wait_for_next()
+    pool.come_back()
     pool.evict()
     assert pool.ask(block_hash, one=one) is None
     assert pool.restored(block_hash) == [7] * 3, "another sequence may ask"
 
 
-def test_the_block_that_was_used_last_keeps_its_slot() -> None:
-    pool = Pool(num_slots=2)
+@schedules(3)
+def test_the_block_that_was_used_last_keeps_its_slot(world: World) -> None:
+    pool = Pool(world, num_slots=2)
     first = pool.compute(7)
     second = pool.compute(8)
     pool.evict()
@@ -460,9 +530,10 @@ def test_the_block_that_was_used_last_keeps_its_slot() -> None:
     assert pool.restored(first) == [7] * 3
 
 
-def test_few_tokens_are_computed_and_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+@schedules(3)
+def test_few_tokens_are_computed_and_not_restored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_pool, "LEAST_RESTORED", 2 * BLOCK_SIZE)
-    memory = memory_with()
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     ended(memory, sequence("c", PROMPT[: BLOCK_SIZE + 1], 2))
@@ -471,8 +542,9 @@ def test_few_tokens_are_computed_and_not_restored(monkeypatch: pytest.MonkeyPatc
     assert shown(memory.tier).num_offload_hits == 1
 
 
-def test_a_preempted_sequence_may_ask_again() -> None:
-    memory = memory_with(kv_blocks=10, max_step_tokens=32)
+@schedules(3)
+def test_a_preempted_sequence_may_ask_again(world: World) -> None:
+    memory = memory_with(world, kv_blocks=10, max_step_tokens=32)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", list(range(110, 148)), 2))
     again = sequence("d", PROMPT, 20)
@@ -485,8 +557,9 @@ def test_a_preempted_sequence_may_ask_again() -> None:
     assert shown(memory.tier).num_offload_hits > 1
 
 
-def test_background_work_waits_for_its_blocks_and_goes_on() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_background_work_waits_for_its_blocks_and_goes_on(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     again = sequence("c", PROMPT, 2, is_background=True)
@@ -494,9 +567,10 @@ def test_background_work_waits_for_its_blocks_and_goes_on() -> None:
     assert (again.num_cached, again.num_restored) == (16, 16)
 
 
-def test_blocks_without_room_keep_their_slots() -> None:
+@schedules(3)
+def test_blocks_without_room_keep_their_slots(world: World) -> None:
     """There is room for the whole sequence only with its cached blocks."""
-    memory = memory_with()
+    memory = memory_with(world)
     prompt = list(range(40, 65))
     ended(memory, sequence("a", prompt, 2))
     ended(memory, sequence("b", OTHER, 2))
@@ -512,8 +586,9 @@ def test_blocks_without_room_keep_their_slots() -> None:
     assert (again.num_cached, again.num_restored) == (24, 16)
 
 
-def test_a_copy_that_fails_is_an_error_of_the_engine() -> None:
-    memory = memory_with()
+@schedules(3)
+def test_a_copy_that_fails_is_an_error_of_the_engine(world: World) -> None:
+    memory = memory_with(world)
     ended(memory, sequence("a", PROMPT, 2))
     ended(memory, sequence("b", OTHER, 2))
     memory.cache.copies.restore = lambda pairs, after: Broken()
@@ -563,26 +638,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(make_model(FAMILIES["llama"]), tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def start(model: Path) -> Callable[..., Engine]:
-    options: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "kv_blocks": 20, "kv_offload": Bytes("16MiB")}
-    return lambda **others: started(model, **options | others)
+OPTIONS: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "kv_blocks": 20, "kv_offload": Bytes("16MiB")}
 
 
 @pytest.mark.parametrize("options", [{"compile": False}, pytest.param({}, marks=pytest.mark.compiler)], ids=str)
-def test_answers_are_those_of_a_server_without_a_host_pool(
-    start: Callable[..., Engine], options: dict[str, Any]
-) -> None:
+@schedules(1)
+def test_answers_are_those_of_a_server_without_a_host_pool(world: World, model: Path, options: dict[str, Any]) -> None:
     """Prompts with common beginnings come at random, some at once, and memory holds a fifth of them."""
     chance = random.Random(5)
     common = [[chance.randrange(97) for _ in range(80)] for _ in range(6)]
     prompts = [
         [*chance.choice(common), *(chance.randrange(97) for _ in range(chance.randrange(1, 30)))] for _ in range(40)
     ]
-    with start(kv_offload=None, **options) as engine:
-        expected = greedy_answers(engine, prompts)
-    with start(**options) as engine:
-        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
+    with started_in(world, model, **{**OPTIONS, **options, "kv_offload": None}) as engine:
+        expected = greedy_answers_in(world, engine, prompts)
+    with started_in(world, model, **OPTIONS, **options) as engine:
+        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers_in(world, engine, prompts[i : i + 4])]
         numbers = engine.snapshot()
     assert outcome == expected
     assert numbers.num_offload_hits > 5
@@ -590,11 +661,12 @@ def test_answers_are_those_of_a_server_without_a_host_pool(
     assert numbers.num_offloaded > 20
 
 
-def test_a_request_says_how_long_it_waited_for_its_prefix(start: Callable[..., Engine]) -> None:
+@schedules(2)
+def test_a_request_says_how_long_it_waited_for_its_prefix(world: World, model: Path) -> None:
     prompts = [[(step * i + 1) % 97 for i in range(110)] for step in (7, 11, 7)]
     requests = [Request(f"{number}", (TokenPrompt(prompt),), greedy(8)) for number, prompt in enumerate(prompts)]
-    with start(compile=False, kv_blocks=8) as engine:
-        ends = [collect(engine, [one]).ended[one.request_id] for one in requests]
+    with started_in(world, model, **{**OPTIONS, "compile": False, "kv_blocks": 8}) as engine:
+        ends = [collect_in(world, engine, [one]).ended[one.request_id] for one in requests]
     assert all(isinstance(end, Finished) for end in ends)
     assert [end.usage.cached_tokens for end in ends] == [0, 0, 96]
     assert [end.account.num_restored_tokens for end in ends] == [0, 0, 96]
@@ -608,9 +680,9 @@ def test_a_request_says_how_long_it_waited_for_its_prefix(start: Callable[..., E
         ("1KiB", "--kv-offload is 1KiB, but one block of this model takes 12288 bytes"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused(start: Callable[..., Engine], size: str, problem: str) -> None:
+def test_a_size_that_cannot_be_is_refused(model: Path, size: str, problem: str) -> None:
     with pytest.raises(StartupError, match=problem):
-        start(kv_offload=Bytes(size), compile=False)
+        started(model, **{**OPTIONS, "kv_offload": Bytes(size), "compile": False})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.http.fair_turns import LARGE_BYTES, LONG, LONG_NICENESS, MUCH_BYTES, Task, Turns, TurnWorkers
+from oaiserve.http.fair_turns import LARGE_BYTES, LONG, MUCH_BYTES, Task, Turns, TurnWorkers
+from oaiserve.runtime import NICENESS
 from tests.world.loop import World
 from tests.world.schedules import schedules
 
@@ -90,7 +91,7 @@ def test_pieces_that_take_long_yield_the_cores_to_the_model() -> None:
     def work() -> Generator[bool | None, None, None]:
         before = os.getpriority(os.PRIO_PROCESS, 0)
         yield LONG
-        found.append(min(before + LONG_NICENESS, 19) - os.getpriority(os.PRIO_PROCESS, 0))
+        found.append(min(before + NICENESS, 19) - os.getpriority(os.PRIO_PROCESS, 0))
         has_ended.set()
 
     found: list[int] = []

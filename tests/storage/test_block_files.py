@@ -4,7 +4,7 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.storage import block_files
-from oaiserve.storage.block_files import BlockFiles, open_blocks
+from oaiserve.storage.block_files import BlockFiles, Buffer, open_blocks
 from oaiserve.storage.private import NotPrivate
 
 SIZE = 40
@@ -158,21 +158,22 @@ def test_a_file_under_another_blocks_name_is_missing(folder: Path) -> None:
 
 @pytest.mark.parametrize("room_bytes", [0, FILE_BYTES - 1])
 def test_a_full_disk_is_told_once_and_leaves_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room_bytes: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room_bytes: int
 ) -> None:
-    files = files_in(folder)
-
-    def full(descriptor: int, parts: list[bytes]) -> int:
+    def writev(descriptor: int, parts: Sequence[Buffer]) -> int:
+        if not is_full:
+            return os.writev(descriptor, parts)
         if not room_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(descriptor, b"".join(parts)[:room_bytes])
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "writev", full)
-        assert not write(files, 1)
-        assert not write(files, 2)
-    assert ([*(folder / "kind").iterdir()], files.num_failures) == ([], 2)
+    files = BlockFiles(tmp_path, SIZE, 100 * FILE_BYTES, writev=writev)
+    is_full = True
+    assert not write(files, 1)
+    assert not write(files, 2)
+    assert ([*tmp_path.iterdir()], files.num_failures) == ([], 2)
     assert [record.message for record in caplog.records if "No space left" in record.message] == [caplog.messages[0]]
+    is_full = False
     assert write(files, 1)
 
 

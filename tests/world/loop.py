@@ -25,7 +25,7 @@ import pytest
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
-from oaiserve.runtime import Turn
+from oaiserve.runtime import Priority, Turn
 from tests.clocks import put_on_clock
 from tests.world.runtime import WorldFuture, WorldPool, WorldWorker
 
@@ -184,7 +184,14 @@ class World(asyncio.BaseEventLoop):
     def token_hex(self, num_bytes: int) -> str:
         return f"{self.random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
 
-    def worker(self, name: str, turn: Turn, begin: Callable[[], None] = lambda: None) -> WorldWorker[Any]:
+    def worker(
+        self,
+        name: str,
+        turn: Turn,
+        begin: Callable[[], None] = lambda: None,
+        *,
+        priority: Priority = Priority.NORMAL,
+    ) -> WorldWorker[Any]:
         worker = WorldWorker[Any](self, name, turn, begin)
         self.workers.append(worker)
         return worker
