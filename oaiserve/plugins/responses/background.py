@@ -76,7 +76,8 @@ class BackgroundAnswer:
         self._runs = state.runs
         self._responses = state.store
         self._background = state.background
-        self._job = job
+        self._job = job  # until it is stored: it has the body
+        self._owner = job.owner
         self._streams = streams
         self._is_submitted = asyncio.Event()
         self._is_new = True  # Otherwise, a process before this one has accepted it.
@@ -93,6 +94,7 @@ class BackgroundAnswer:
         InvalidRequest and StoreFailed."""
         self._run.take(self._shape.queued())
         acceptance = await self._background.accept(self._job, self.queued)
+        del self._job
         if acceptance.made is not None:
             return Response(acceptance.made.response, media_type=_JSON)
         self._is_new = acceptance.is_new
@@ -131,9 +133,9 @@ class BackgroundAnswer:
         """Forget a response that the engine has refused, unless a process before this one has accepted it."""
         with suppress(StoreFailed):  # The store has logged the reason.
             if self._is_new:
-                await self._background.delete(self._job.owner, self._run.id)
+                await self._background.delete(self._owner, self._run.id)
             else:
-                await self._background.release(self._job.owner, self._run.id)
+                await self._background.release(self._owner, self._run.id)
 
     async def _end(self) -> None:
         """Store how the response has ended, unless it is complete, which `_store` has stored."""
@@ -142,9 +144,9 @@ class BackgroundAnswer:
             return
         with suppress(StoreFailed):  # The store has logged the reason.
             if not self._is_interrupted or run.is_cancelled.is_set():
-                await self._background.end(self._job.owner, run.id, run.state.response)
+                await self._background.end(self._owner, run.id, run.state.response)
             elif self._answer.serving.engine.failure is None:  # Otherwise, this response may be the reason.
-                await self._background.release(self._job.owner, run.id)
+                await self._background.release(self._owner, run.id)
             run.state = None  # It is in the store.
 
     @property
@@ -178,7 +180,7 @@ class BackgroundAnswer:
         if self._background.is_shared and not self._is_stored_as_begun and run.state is not None:
             self._is_stored_as_begun = True
             with suppress(StoreFailed):  # The store has logged the reason.
-                await self._background.update(self._job.owner, run.state)
+                await self._background.update(self._owner, run.state)
 
     @property
     def _is_given_up(self) -> bool:
@@ -187,7 +189,7 @@ class BackgroundAnswer:
     async def _store(self, usage: Usage) -> None:
         assert self._put is not None
         await self._put(usage)
-        if not await self._background.complete(self._job.owner, self._run.id):
+        if not await self._background.complete(self._owner, self._run.id):
             # Another process has cancelled or deleted it during that time.
-            await self._responses.delete(self._job.owner, self._run.id)
+            await self._responses.delete(self._owner, self._run.id)
         self._run.state = None

@@ -203,9 +203,11 @@ def _answer(
         only_prepares=only_prepares,
     )
 
+    head = intake.head  # `turn` and `store` stay until the response is complete, and must not hold the body.
+
     def turn(response: bytes) -> StoredResponse:
         assert exchange.conversation_id is not None
-        ids = intake.head.id, exchange.conversation_id, body.previous_response_id
+        ids = head.id, exchange.conversation_id, body.previous_response_id
         return StoredResponse(*ids, response, encode(whole.items))
 
     async def store(usage: Usage) -> None:
@@ -219,7 +221,7 @@ def _answer(
                 state.store,
                 earlier.owner,
                 stored.conversation_id,
-                lambda old: with_turn(old, added, intake.head.unique_id, len(whole.items))[0],
+                lambda old: with_turn(old, added, head.unique_id, len(whole.items))[0],
             )
 
     keeps = stores or body.conversation is not None

@@ -309,6 +309,35 @@ def test_hostile_body_is_refused_or_counted_by_a_gateway_and_leaves_nothing(
     check(gateway, way, hostile)
 
 
+@pytest.mark.parametrize("fields", [{"stream": True}, {"background": True}], ids=["stored", "background"])
+def test_open_response_holds_no_body(server: Target, fields: dict[str, bool]) -> None:
+    engine = server.engine
+    assert engine is not None
+    engine.script = says("Hello")
+    in_the_background(server, b'"x":1')  # What the first request of a kind makes stays.
+    wait_until(lambda: not engine.open)
+    engine.script = starts("One")
+    forget(server)
+    before = tracemalloc.get_traced_memory()[0]
+    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=60)) as connection:
+        body = with_fields(HOSTILE["padding"], input="Hi", **fields)
+        connection.request("POST", "/v1/responses", body, {"content-type": "application/json"})
+        del body
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.read1(1)
+
+        def is_small() -> bool:
+            engine.submitted.queue.clear()
+            return tracemalloc.get_traced_memory()[0] - before < MOST_LEFT_BYTES
+
+        wait_until(is_small)
+        (response_id,) = engine.open
+    if "background" in fields:
+        server.http.post(f"/v1/responses/{response_id}/cancel")
+    wait_until(lambda: not engine.open)
+
+
 def test_file_that_a_prompt_names_counts_like_a_body_while_it_is_read(
     server: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
