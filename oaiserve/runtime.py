@@ -30,6 +30,7 @@ __all__ = [
     "Empty",
     "Executor",
     "Priority",
+    "Queue",
     "Runtime",
     "Threads",
     "Turn",
@@ -88,6 +89,16 @@ class Worker(Protocol[Item]):
         ...
 
 
+class Queue(Protocol[Item]):
+    """A queue between threads, without a limit."""
+
+    def put(self, item: Item, /) -> None: ...
+
+    def get(self) -> Item:
+        """Wait for the oldest item, and take it."""
+        ...
+
+
 class Runtime(Protocol):
     """The time, the threads and the chance of a process."""
 
@@ -127,6 +138,10 @@ class Runtime(Protocol):
         """Return a future, which threads may wait for."""
         ...
 
+    def queue(self) -> Queue[Any]:
+        """Make a queue for a caller that waits for what workers give it."""
+        ...
+
     def pool(self, num_threads: int, name: str) -> Executor:
         """Return an executor for calls that wait, such as for a disk. Its first thread is there already: later, the
         system may have none left."""
@@ -136,7 +151,10 @@ class Runtime(Protocol):
 class _ThreadWorker(Generic[Item]):
     """A worker on a thread of its own, which sleeps between its turns."""
 
-    def __init__(self, name: str, turn: Turn, begin: Callable[[], None], priority: Priority) -> None:
+    def __init__(
+        self, name: str, turn: Turn, begin: Callable[[], None], priority: Priority, clock_ns: Callable[[], int]
+    ) -> None:
+        self._clock_ns = clock_ns
         self._turn = turn
         self._begin = begin
         self._priority = priority
@@ -183,7 +201,7 @@ class _ThreadWorker(Generic[Item]):
             if when is None:
                 seconds = None
             else:
-                seconds = min(MOST_WAIT_SECONDS, max(0.0, (when - time.monotonic_ns()) / 1e9))
+                seconds = min(MOST_WAIT_SECONDS, max(0.0, (when - self._clock_ns()) / 1e9))
             with suppress(Empty):
                 self._first.append(self._inbox.get(timeout=seconds))
 
@@ -199,9 +217,11 @@ def _give_priority(priority: Priority) -> None:
 
 
 class Threads:
-    """The real runtime."""
+    """The real runtime. A test may give it another clock."""
 
-    clock_ns = staticmethod(time.monotonic_ns)
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.clock_ns = clock_ns
+
     unix_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)
     sleep = staticmethod(time.sleep)
@@ -215,10 +235,13 @@ class Threads:
         *,
         priority: Priority = Priority.NORMAL,
     ) -> Worker[Any]:
-        return _ThreadWorker(name, turn, begin, priority)
+        return _ThreadWorker(name, turn, begin, priority, self.clock_ns)
 
     def future(self) -> Future[Any]:
         return Future()
+
+    def queue(self) -> Queue[Any]:
+        return SimpleQueue()
 
     def pool(self, num_threads: int, name: str) -> Executor:
         pool = ThreadPoolExecutor(num_threads, name)

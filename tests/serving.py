@@ -24,6 +24,7 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.refusals import Refusals
 from oaiserve.http.server import Server
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
@@ -182,7 +183,7 @@ def reading(**options: Any) -> Iterator[Served]:
     """Serve an engine that schedules and caches as any does, with blocks of 4 tokens, and draws letters."""
     engine_options = EngineOptions(block_size=4, prefix_cache=options.get("prefix_cache", True))
     config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), engine_options)
-    engine = make_engine(**{"kv_blocks": 512, "max_step_tokens": 512} | options)
+    engine = make_engine(runtime=THREADS, **{"kv_blocks": 512, "max_step_tokens": 512} | options)
     telemetry = FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,

@@ -25,6 +25,7 @@ from oaiserve.engine.request import Finished, Request, SamplingParams, TextPromp
 from oaiserve.engine.requests.output import ChoiceOutput
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry.metrics import Metrics
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
@@ -66,7 +67,7 @@ def test_tokenize_workers_make_submit_a_light_enqueue() -> None:
     """Submit returns while `encode` is blocked, and each prompt is encoded once. Without workers, submit encodes."""
     tokenizer = Gated()
     inbox = Inbox()
-    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
+    with make_engine(tokenizer=tokenizer, tokenize_workers=1, runtime=THREADS) as engine:
         engine.submit(text_request("a", "blocked"), inbox)  # would never return if it encoded
         engine.submit(text_request("b", "abc"), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
@@ -75,7 +76,7 @@ def test_tokenize_workers_make_submit_a_light_enqueue() -> None:
     assert len(tokenizer.threads) == 2
     assert len({*tokenizer.threads, threading.get_ident()}) == 2, "one worker, and not this thread"
     tokenizer = Gated()
-    with make_engine(tokenizer=tokenizer, tokenize_workers=0) as engine:
+    with make_engine(tokenizer=tokenizer, tokenize_workers=0, runtime=THREADS) as engine:
         engine.submit(text_request("a", "abc"), inbox)
         assert tokenizer.threads == [threading.get_ident()]
         inbox.wait_terminal("a")
@@ -104,7 +105,7 @@ def test_reuse_of_tokenization_encodes_each_prompt_once_and_token_ids_never() ->
     """Token ids are prompts, in process and through HTTP."""
     tokenizer = Tokenizer(TOKENIZER.stored)
     tokenizer.backend = backend = CountedBackend(tokenizer.backend)  # type: ignore[assignment]
-    engine = make_engine(tokenizer=tokenizer, max_step_tokens=64)
+    engine = make_engine(tokenizer=tokenizer, max_step_tokens=64, runtime=THREADS)
     ids = TOKENIZER.encode(TextPrompt("abc"))
     assert len(ids) == 3
     with run_server(create_app(Config("demo"), engine, FakeTelemetry())) as url, httpx.Client(base_url=url) as http:
@@ -137,7 +138,7 @@ def test_one_hand_over_per_step_takes_locks_and_wakes_per_step_and_not_per_token
         options = {"max_tokens": num_tokens, "stream_interval": interval}
         requests = [request(f"{index}", **options) for index in range(num_streams)]
         limits = {"max_running": num_streams, "max_step_tokens": 512, "kv_blocks": 1024}
-        return count_hand_overs(lambda: make_engine(ScriptedRunner(), **limits), requests)
+        return count_hand_overs(lambda: make_engine(ScriptedRunner(), runtime=THREADS, **limits), requests)
 
     of_one = counted(1, 1)
     assert (of_one.num_tokens, of_one.num_steps, of_one.hand_overs, of_one.wake_ups) == (41, 41, 41, 41)
@@ -164,7 +165,7 @@ class Unscanned(dict[str, Any]):
 def test_finished_events_are_collected_where_they_happen() -> None:
     inbox = Inbox()
     lengths = {"a": 3, "b": 2, "c": 5, "d": 2}
-    with make_engine() as engine:
+    with make_engine(runtime=THREADS) as engine:
         engine._loop.requests._open = Unscanned()
         for request_id, length in lengths.items():
             engine.submit(request(request_id, max_tokens=length), inbox)
@@ -178,7 +179,7 @@ def test_finished_events_are_collected_where_they_happen() -> None:
 
 def test_finished_events_a_client_that_disconnects_leaves_no_queue_no_detokenizer_and_no_block() -> None:
     runner = ScriptedRunner(gated=True)
-    engine = make_engine(runner, prefix_cache=False)
+    engine = make_engine(runner, prefix_cache=False, runtime=THREADS)
     telemetry = FakeTelemetry()
     app = create_app(Config("demo"), engine, telemetry)
     aborted = threading.Event()
@@ -228,7 +229,7 @@ def _held(request_id: str) -> list[Any]:
 def test_ttft_in_parts_has_the_same_stamps_in_spans_and_histograms() -> None:
     """Tokenize, queue wait and prefill are parts of TTFT, between the stamps of submit, admission and first token."""
     telemetry = FakeTelemetry()
-    engine = make_engine()
+    engine = make_engine(runtime=THREADS)
     body = {"prompt": "abc", "max_tokens": 5}
     with run_server(create_app(Config("demo"), engine, telemetry)) as url:
         assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -57,6 +56,7 @@ from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.step_record import HostPart, StepRecord
 from oaiserve.http.fair_turns import REST, Work
 from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.runtime import Queue
 from oaiserve.wire.report import ReplicaReport
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
@@ -359,7 +359,7 @@ class Engine:
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Submit a request, and yield its events up to the terminal one. Closing the generator aborts it."""
-        inbox: SimpleQueue[list[Event]] = SimpleQueue()
+        inbox: Queue[list[Event]] = self._parts.runtime.queue()
         self.submit(request, inbox.put)
         ended = False
         try:

@@ -64,7 +64,7 @@ class EngineLoop:
         self._worker: Worker[Command] = parts.runtime.worker("engine", self.turn, self._begin)
         # owned by the engine thread
         self._draining = False
-        self._is_resting = False
+        self._is_resting = True  # also before the first turn
         self._dropping: list[int] = []  # adapters that are dropped when their last request has ended
         self._host = HostTime(clock_ns)
         self.phases: PhaseRanges | None = None

@@ -20,6 +20,7 @@ from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.sequence import Sequence as Choice
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import RequestRecord
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.doubles import FakeTelemetry
 from tests.serving import running_server
@@ -115,6 +116,7 @@ def scripted_server(answer: Callable[[str], str]) -> Iterator[ScriptedServer]:
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=frozenset([end]),
         max_model_len=CONTEXT,
+        runtime=THREADS,
     )
     telemetry = FakeTelemetry()
     app = create_app(Config("demo", options), engine, telemetry)

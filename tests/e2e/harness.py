@@ -34,6 +34,7 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
+from oaiserve.runtime import THREADS
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
@@ -305,7 +306,7 @@ def running_harness() -> Iterator[Harness]:
     tokenizer = FaultyTokenizer()
     telemetry = FakeTelemetry()
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
-    engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, **options)
+    engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, runtime=THREADS, **options)
     app = create_app(Config("demo"), engine, telemetry)
     with (
         running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),

@@ -23,6 +23,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
@@ -153,7 +154,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Respon
     hook_after(patch, Telemetry, "record", records.append)
 
     options = {"max_step_tokens": 64, "tokenize_workers": 1}
-    engine = make_engine(runner, tokenizer=tokenizer, clock_ns=delays.clock, **options)
+    engine = make_engine(runner, tokenizer=tokenizer, clock_ns=delays.clock, runtime=THREADS, **options)
     telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
 
     async def body() -> AsyncIterator[bytes]:

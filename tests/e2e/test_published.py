@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import make_engine
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
@@ -46,7 +47,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     loaded = described(random_model(FAMILIES["llama"]))
     of_model = {"tokenizer": Tokenizer(tokenizer), "vocab_size": loaded.vocab_size, "eos_token_ids": frozenset()}
     runner = eager_runner(loaded, num_blocks=256, block_size=4)
-    engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, **of_model)
+    engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, runtime=THREADS, **of_model)
     adapters = EngineOptions(lora_dir=tmp_path_factory.mktemp("adapters"))
     app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry())
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:

@@ -13,13 +13,14 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.facts.record import Outcome
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.doubles import FakeTelemetry
 from tests.serving import running_server
 
 
 def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
-    engine = make_engine()
+    engine = make_engine(runtime=THREADS)
     with running_server(create_app(Config("demo"), engine, FakeTelemetry())) as (_, server):
         server.handle_exit(signal.SIGTERM, None)
         assert not engine.is_ready
@@ -29,7 +30,7 @@ def test_a_second_signal_cuts_off_what_runs_with_an_error(caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     runner = ScriptedRunner(gated=True)
     telemetry = FakeTelemetry()
-    app = create_app(Config("demo"), make_engine(runner), telemetry)
+    app = create_app(Config("demo"), make_engine(runner, runtime=THREADS), telemetry)
     body = {"prompt": "Hi", "stream": True, "max_tokens": 100}
     runner.permit(1)
     with (

@@ -25,6 +25,7 @@ from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.answer.respond import PIECE_BYTES
+from oaiserve.runtime import THREADS
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.doubles import FakeTelemetry
@@ -81,7 +82,7 @@ class Served:
 @contextmanager
 def serve(*, gated: bool = False, **options: Any) -> Iterator[Served]:
     runner = ScriptedRunner(gated=gated)
-    engine: WatchedEngine = make_engine(runner, kind=WatchedEngine, kv_blocks=5000)
+    engine: WatchedEngine = make_engine(runner, kind=WatchedEngine, kv_blocks=5000, runtime=THREADS)
     telemetry = FakeTelemetry()
     app = create_app(Config("demo"), engine, telemetry)
     with running_server(app, ServerOptions(**{"drain_timeout_seconds": 5, **options}), SMALL_BUFFER_BYTES) as (

@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Finished, PromptDone, Request, Terminal, TokenChunk
-from tests.engine.doubles import Inbox, Leaver
+from tests.engine.doubles import Inbox, Leaver, SimulatedEngine
 from tests.engine.logprobs_for_tests import values_of
 
 
@@ -81,6 +81,8 @@ def collect_together(
     """
     inbox = inbox or Inbox()
     left = deque(requests)
+    if isinstance(engine, SimulatedEngine):
+        inbox.live_in(engine.world)
 
     def deliver(events: list[Event]) -> None:
         inbox(events)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import count
 from queue import SimpleQueue
-from threading import Event as Gate
-from threading import Semaphore
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -36,10 +35,11 @@ from oaiserve.engine.sequences.step import ChunkResult, Logprobs, Masks, Step, S
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
-from oaiserve.facts.times import monotonic_ns
-from oaiserve.runtime import THREADS
+from oaiserve.runtime import THREADS, Empty, Threads
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
+from tests.waiting import wait_until
+from tests.world.loop import World
 
 TIMEOUT_SECONDS = 60  # limit of waits that end at once unless a test fails
 
@@ -60,6 +60,11 @@ LETTERS = [letter_id(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
 def next_letter(sequence: Sequence) -> int:
     """Return the token a, b, c, ... by position in the answer."""
     return LETTERS[sequence.num_generated % len(LETTERS)]
+
+
+def queue_in(runtime: Any) -> Any:
+    """Return a queue whose reader waits in this runtime, and which nobody takes for one of the product."""
+    return SimpleQueue() if isinstance(runtime, Threads) else runtime.queue()
 
 
 @dataclass(eq=False)
@@ -99,16 +104,18 @@ class ScriptedRunner:
         self.steps: list[list[tuple[str, int, int]]] = []  # (request id, choice, tokens) of each chunk
         self._launching = launching
         self._computing = computing
-        self.started: SimpleQueue[Step] = SimpleQueue()
-        self._permits = Semaphore(0) if gated else None
+        self.is_gated = gated
         self._last: Launched | None = None
+        self.live_in(THREADS)
 
-    @property
-    def is_gated(self) -> bool:
-        return self._permits is not None
+    def live_in(self, runtime: Any) -> None:
+        """Let steps wait in this runtime."""
+        self.started = queue_in(runtime)
+        self._permits = queue_in(runtime)
 
     def permit(self, steps: int = 1) -> None:
-        self._permits.release(steps)
+        for _ in range(steps):
+            self._permits.put(None)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         assert copies
@@ -141,8 +148,8 @@ class ScriptedRunner:
     def run(self, step: Step) -> list[ChunkResult]:
         self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])
         self.started.put(step)
-        if self._permits is not None:
-            assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+        if self.is_gated:
+            self._permits.get(timeout=TIMEOUT_SECONDS)
         self._computing(step)
         results = []
         for chunk in step.chunks:
@@ -178,6 +185,30 @@ def third_step_fails() -> Callable[[Step], object]:
     return lambda step: device_is_gone(step) if next(numbers) == 3 else None
 
 
+class Gate:
+    """A gate that is closed until it is set, for a worker or for a test."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self.live_in(THREADS)
+
+    def live_in(self, runtime: Any) -> None:
+        self._opened = queue_in(runtime)
+
+    def set(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._opened.put(None)
+
+    def is_set(self) -> bool:
+        return self._is_open
+
+    def wait(self, timeout: float = 60) -> bool:
+        with suppress(Empty):
+            self._opened.put(self._opened.get(timeout=timeout))  # for others who wait
+        return self._is_open
+
+
 class BlockedTokenizer:
     """A tokenizer that encodes like the real one, but stops at the prompt "blocked" until it is released."""
 
@@ -189,6 +220,10 @@ class BlockedTokenizer:
         self.special_token_ids = TOKENIZER.special_token_ids
         self.entered = Gate()
         self.release = Gate()
+
+    def live_in(self, runtime: Any) -> None:
+        self.entered.live_in(runtime)
+        self.release.live_in(runtime)
 
     def encode(self, prompt: Prompt) -> list[int]:
         if prompt == TextPrompt("blocked"):
@@ -225,16 +260,25 @@ class Inbox:
 
     def __init__(self, taking: Callable[[list[Event]], object] = lambda _: None) -> None:
         self._taking = taking
-        self._queue: SimpleQueue[list[Event]] = SimpleQueue()
         self.hand_overs: list[list[Event]] = []
+        self._home: Any = None
+        self.live_in(THREADS)
+
+    def live_in(self, runtime: Any) -> None:
+        """Wait in this runtime, that of the engine."""
+        if runtime is not self._home:
+            self._home = runtime
+            self._queue = queue_in(runtime)
 
     def __call__(self, events: list[Event]) -> None:
         self._taking(events)
         self._queue.put(events)
 
     def wait(self) -> list[Event]:
-        """Wait for the next hand-over, and return its events."""
+        """Wait for the next hand-over, and return its events. In a world, the engine goes on as far as it can."""
         events = self._queue.get(timeout=TIMEOUT_SECONDS)
+        if isinstance(self._home, World):
+            self._home.settle()
         self.hand_overs.append(events)
         return events
 
@@ -266,25 +310,54 @@ class Leaver(Inbox):
         super().__call__(events)
 
 
+class SimulatedEngine(Engine):
+    """An engine in a world, which goes on while the test waits for it."""
+
+    @property
+    def world(self) -> World:
+        return self._parts.runtime
+
+    def submit(self, request: Request, deliver: Any) -> None:
+        if isinstance(deliver, Inbox):
+            deliver.live_in(self.world)
+        super().submit(request, deliver)
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self.world.leave()
+
+
 OF_MODEL = {field.name for field in fields(ServedModel)}
 
 
 def make_engine(
     runner: ScriptedRunner | None = None,
     *,
-    kind: type[Engine] = Engine,
+    kind: type[Engine] | None = None,
     clock_ns: Callable[[], int] | None = None,
     machine: MachineTime | None = None,
     cores_ns: Callable[[], int] = time.process_time_ns,
     drafter: Any = None,
     kv_blocks: int = 64,
-    runtime: Any = THREADS,
+    runtime: Any = None,
     **options: Any,
 ) -> Any:
     """Return an engine with blocks of 4 tokens. Options are those of the engine, or fields of the model.
 
-    It learns what steps cost on the engine thread, so that a test knows what is learnt.
+    Without a runtime, it is in a world of its own, where no time passes unless the test waits. It learns what steps
+    cost on the engine thread, so that a test knows what is learnt.
     """
+    if runtime is None:
+        runtime = World(int(os.environ.get("SEED", "0")), clock_ns=clock_ns)
+        kind = kind or SimulatedEngine
+    elif clock_ns is not None:
+        runtime = Threads(clock_ns)
+    runner = runner or ScriptedRunner()
+    for double in (runner, options.get("tokenizer")):
+        if hasattr(double, "live_in"):
+            double.live_in(runtime)
     of_model = {name: options.pop(name) for name in OF_MODEL & options.keys()}
     of_engine = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
     pools = "pooling" in of_model
@@ -292,7 +365,7 @@ def make_engine(
         of_engine["prefix_cache"] = False
     model = {
         "tokenizer": TOKENIZER,
-        "runner": runner or ScriptedRunner(),
+        "runner": runner,
         "num_blocks": 0 if pools else kv_blocks,
         "max_model_len": 4 * kv_blocks,
         "vocab_size": TOKENIZER.vocab_size,
@@ -301,7 +374,7 @@ def make_engine(
     engine_options = EngineOptions(**{**of_engine, **options})
     of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafts": drafter, "clock_ns": clock_ns}
     of_test["runtime"] = runtime
-    return kind(EngineParts.of(ServedModel(**{**model, **of_model}), engine_options, **of_test))
+    return (kind or Engine)(EngineParts.of(ServedModel(**{**model, **of_model}), engine_options, **of_test))
 
 
 @contextmanager
@@ -319,12 +392,10 @@ def stepping(
         yield engine, runner, inbox
 
 
-def wait_until_idle(engine: Engine) -> None:
+def wait_until_idle(engine: Any) -> None:
     """Wait until the snapshot shows that the engine thread waits for a command."""
-    deadline_ns = monotonic_ns() + TIMEOUT_SECONDS * 1_000_000_000
-    while engine.snapshot().idle_since_ns is None:
-        assert monotonic_ns() < deadline_ns, "the engine is not idle"
-        time.sleep(0)
+    wait = engine.world.wait_for if isinstance(engine, SimulatedEngine) else wait_until
+    wait(lambda: engine.snapshot().idle_since_ns is not None)
 
 
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:

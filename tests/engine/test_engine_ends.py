@@ -1,13 +1,11 @@
 """All ways in which a request to the engine ends, and limits beyond which one is refused, with a scripted runner."""
 
-import threading
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from oaiserve.engine import engine as engine_module
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Aborted, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import WaitReason
@@ -16,14 +14,16 @@ from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
     Clock,
+    Gate,
     Inbox,
     ScriptedRunner,
+    SimulatedEngine,
     device_is_gone,
     make_engine,
     request,
     stepping,
+    wait_until_idle,
 )
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -59,7 +59,7 @@ def test_request_that_the_tokenizer_drops_at_once_when_it_is_aborted_has_not_fin
         def abort_and_wait_for_the_end(request_id: str) -> None:
             abort(request_id)
             tokenizer.release.set()
-            wait_until(lambda: not stage._places)
+            engine.world.wait_for(lambda: not stage._places)
 
         monkeypatch.setattr(stage, "abort", abort_and_wait_for_the_end)
         engine.submit(text_request("first", "blocked"), inbox)
@@ -83,10 +83,10 @@ def test_engine_waits_for_requests_under_a_time_limit_of_centuries() -> None:
         for name in ("first", "second"):  # Between the two, the engine waits for the limit of the first.
             engine.submit(request(name), inbox)
             assert isinstance(inbox.wait_terminal(name)[name], Finished)
-            wait_until(lambda: engine.snapshot().idle_since_ns is not None)
+            wait_until_idle(engine)
 
 
-class ReadyForEver(Engine):
+class ReadyForEver(SimulatedEngine):
     """An engine whose thread may end between the check in `submit` and the post."""
 
     is_ready = True
@@ -232,34 +232,30 @@ def test_stop_with_a_drain_timeout_refuses_new_requests_and_lets_open_ones_finis
         with pytest.raises(Unavailable, match="shutting down") as refused:
             engine.submit(request("late"), inbox)
         assert refused.value.retry_after_seconds == 5
-        stopper = threading.Thread(target=engine.stop, args=(TIMEOUT_SECONDS,))
-        stopper.start()
+        stopper = engine.world.begin(engine.stop, TIMEOUT_SECONDS)
         runner.permit(100)
         assert isinstance(inbox.wait_terminal("r")["r"], Finished)
-        stopper.join(TIMEOUT_SECONDS)
-        assert not stopper.is_alive()
+        assert stopper.join(TIMEOUT_SECONDS)
 
 
 def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> None:
     with stepping(request(max_tokens=200), tokenize_workers=0) as (engine, runner, inbox):
-        stopper = threading.Thread(target=engine.stop)
-        stopper.start()
-        wait_until(
-            lambda: engine._loop._worker.num_waiting() == 2
-        )  # Both commands of the stop wait for the end of the step.
+        stopper = engine.world.begin(engine.stop)
+        engine.world.settle()  # Both commands of the stop wait for the end of the step.
         runner.permit(1)
         assert inbox.wait_terminal("r")["r"].error.status == 503
-        stopper.join(TIMEOUT_SECONDS)
+        assert stopper.join(TIMEOUT_SECONDS)
     assert engine.snapshot().blocks_used == 0
 
 
 def test_stop_waits_until_a_thread_that_fails_has_delivered_the_ends_of_requests() -> None:
-    has_stopped = threading.Event()
+    has_stopped = Gate()
     delivered_after_stop: list[bool] = []
     engine = make_engine(ScriptedRunner(computing=device_is_gone))
+    has_stopped.live_in(engine.world)
     engine.start()
     engine.submit(request(), lambda events: delivered_after_stop.append(has_stopped.wait(0.1)))
-    wait_until(lambda: engine._loop.is_stopped)
+    engine.world.wait_for(lambda: engine._loop.is_stopped)
     engine.stop()
     has_stopped.set()
     assert delivered_after_stop == [False]

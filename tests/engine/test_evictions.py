@@ -76,6 +76,7 @@ def test_an_engine_publishes_how_many_blocks_it_has_evicted() -> None:
     with make_engine(kv_blocks=8) as engine:
         ask(engine, "first", [1] * 17)
         assert engine.snapshot().num_evicted_blocks == 0
+        engine.world.pause(1.0)
         ask(engine, "taker", [2] * 29)
         after = engine.snapshot()
     assert after.num_evicted_blocks > 0

@@ -30,7 +30,6 @@ from tests.engine.doubles import (
     third_step_fails,
 )
 from tests.engine.memory import launched, make, sequence
-from tests.waiting import wait_until
 
 
 def test_a_block_is_published_when_all_its_ids_are_known() -> None:
@@ -205,6 +204,7 @@ def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, lis
                     one_request = request(f"{number}", prompt_len=1 + number % 2, max_tokens=12, **edits)
                     engine.submit(one_request, inbox)
 
+        inbox.live_in(engine.world)
         engine.submit(request("first", max_tokens=1), submit_all)
         inbox.wait_terminal(*(f"{number}" for number in range(8)))
         steps = engine.take_steps()
@@ -291,5 +291,5 @@ def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> N
         failed = collect(engine, [request(max_tokens=9)]).ended["r"]
         assert isinstance(failed, Failed)
         assert failed.usage.completion_tokens == 1  # what had come back by then
-        wait_until(lambda: engine.failure is not None)
+        engine.world.wait_for(lambda: engine.failure is not None)
         assert isinstance(engine.failure, RuntimeError)

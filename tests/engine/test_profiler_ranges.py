@@ -16,6 +16,7 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.model.torch_ranges import NvtxRanges, ranges_on
 from oaiserve.engine.request import Aborted, Failed, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
@@ -81,7 +82,7 @@ class RecordedRanges:
 
 def test_a_step_contains_its_parts_in_order() -> None:
     ranges = RecordedRanges()
-    with make_engine(ranges=ranges, tokenize_workers=0) as engine:
+    with make_engine(ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
         list(engine.stream(request(max_tokens=2)))
         wait_until_idle(engine)
         assert ranges.open == [], "a thread that waits is in no range"
@@ -94,7 +95,7 @@ def test_a_step_contains_its_parts_in_order() -> None:
 def test_with_overlap_a_step_is_launched_before_the_results_of_the_one_before() -> None:
     ranges = RecordedRanges()
     runner = ScriptedRunner(is_asynchronous=True)
-    with make_engine(runner, ranges=ranges, tokenize_workers=0) as engine:
+    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
         list(engine.stream(request(max_tokens=2)))
     results = ["collect", "process", "hand_over"]
     steps = [step for step in ranges.steps if len(step) > 1]
@@ -107,7 +108,7 @@ def test_the_phases_of_a_request_agree_with_its_stamps(workers: int) -> None:
     ranges = RecordedRanges(clock)
     runner = ScriptedRunner(computing=lambda _: clock.move(0.003))
     texts = Request("r", (TextPrompt("abc"),), SamplingParams(max_tokens=3))
-    with make_engine(runner, clock_ns=clock, ranges=ranges, tokenize_workers=workers) as engine:
+    with make_engine(runner, clock_ns=clock, ranges=ranges, tokenize_workers=workers, runtime=THREADS) as engine:
         times = list(engine.stream(texts))[-1].times
     stamps = [times.tokenize_started, times.tokenized, times.scheduled, times.first_token, times.last_token]
     assert ranges.phases == [[phase, "r", *ends] for phase, ends in zip(PHASES, pairwise(stamps), strict=True)]
@@ -117,7 +118,7 @@ def test_the_phases_of_a_request_agree_with_its_stamps(workers: int) -> None:
 def test_a_tokenize_worker_begins_and_ends_its_phase_while_a_step_runs() -> None:
     ranges = RecordedRanges()
     texts = Request("b", (TextPrompt("abc"),), SamplingParams(max_tokens=1))
-    with stepping(request("a"), ranges=ranges, tokenize_workers=1) as (engine, runner, inbox):
+    with stepping(request("a"), ranges=ranges, tokenize_workers=1, runtime=THREADS) as (engine, runner, inbox):
         engine.submit(texts, inbox)
         engine.run_in_turns(_nothing(), client="", num_bytes=0).result(
             TIMEOUT_SECONDS
@@ -138,7 +139,7 @@ def test_a_range_of_a_request_ends_where_the_request_is_aborted() -> None:
     tokenizer = BlockedTokenizer()
     inbox = Inbox()
     blocked = Request("r", (TextPrompt("blocked"),), SamplingParams(max_tokens=1))
-    with make_engine(tokenizer=tokenizer, ranges=ranges) as engine:
+    with make_engine(tokenizer=tokenizer, ranges=ranges, runtime=THREADS) as engine:
         engine.submit(blocked, inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         engine.abort("r")
@@ -154,7 +155,7 @@ def test_every_range_ends_where_a_step_fails(failing: str, caplog: pytest.LogCap
     ranges = RecordedRanges()
     runner = ScriptedRunner(**{failing: third_step_fails()})
     inbox = Inbox()
-    with make_engine(runner, ranges=ranges, tokenize_workers=0) as engine:
+    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
         engine.submit(request("r", max_tokens=9), inbox)
         assert isinstance(inbox.wait_terminal("r")["r"], Failed)
     assert [row[0] for row in ranges.phases] == PHASES
@@ -165,7 +166,8 @@ def test_every_range_ends_where_a_step_fails(failing: str, caplog: pytest.LogCap
 def test_every_range_ends_where_the_first_step_fails(caplog: pytest.LogCaptureFixture) -> None:
     ranges = RecordedRanges()
     inbox = Inbox()
-    with make_engine(ScriptedRunner(launching=device_is_gone), ranges=ranges, tokenize_workers=0) as engine:
+    runner = ScriptedRunner(launching=device_is_gone)
+    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
         engine.submit(request("r"), inbox)
         assert isinstance(inbox.wait_terminal("r")["r"], Failed)
     assert [row[0] for row in ranges.phases] == PHASES[:3]
@@ -173,7 +175,7 @@ def test_every_range_ends_where_the_first_step_fails(caplog: pytest.LogCaptureFi
 
 
 def test_without_ranges_the_engine_runs_the_same_code_as_ever() -> None:
-    with make_engine() as engine:
+    with make_engine(runtime=THREADS) as engine:
         assert type(engine._loop._host) is HostTime
         assert engine._loop.requests._new_notes is RequestNotes
         assert engine._tokenize._post == engine._loop.post
@@ -198,7 +200,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_on_a_gpu_ranges_are_nvtx_with_the_ids_of_requests(marks: list[Any]) -> None:
     ranges = ranges_on("cuda:0")
     assert isinstance(ranges, NvtxRanges)
-    with make_engine(ranges=ranges, tokenize_workers=0) as engine:
+    with make_engine(ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
         list(engine.stream(request("r", max_tokens=1)))
     assert {call[0].split()[0] for call in marks} == {"nvtx"}
     assert [call[1] for call in marks if call[0] == "nvtx range_start"] == [f"{phase} r" for phase in PHASES]
@@ -211,7 +213,7 @@ def test_on_a_gpu_ranges_are_nvtx_with_the_ids_of_requests(marks: list[Any]) -> 
 def test_on_a_cpu_ranges_are_tasks_of_itt(marks: list[Any]) -> None:
     if not itt.is_available():
         pytest.skip("this build of torch has no ITT: run it with PyTorch's own wheel for x86-64")
-    with make_engine(ranges=ranges_on("cpu"), tokenize_workers=0) as engine:
+    with make_engine(ranges=ranges_on("cpu"), tokenize_workers=0, runtime=THREADS) as engine:
         list(engine.stream(request("r", max_tokens=1)))
     assert {call[0].split()[0] for call in marks} == {"itt"}
     ends = [f"{phase} {end}" for phase in PHASES for end in ("begins", "ends")]

@@ -14,6 +14,7 @@ from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import Unavailable
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 from oaiserve.facts.step_record import HostPart
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 LEAST_SECONDS = 30
@@ -46,9 +47,12 @@ def looks(dog: Watchdog, seconds: float) -> str:
 
 
 def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
-    engine: Engine, dogs: list[Watchdog], runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
+    dogs: list[Watchdog], runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The threads are real ones, because the log has their stacks."""
     inbox = Inbox()
+    engine = make_engine(runner, runtime=THREADS, watchdog_seconds=LEAST_SECONDS, explain=False)
+    engine.start()
     engine.submit(request("held"), inbox)
     runner.started.get(timeout=TIMEOUT_SECONDS)
     (dog,) = dogs
@@ -63,6 +67,7 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
     runner.permit(1000)
     assert isinstance(inbox.wait_terminal("held")["held"], Finished)
     assert (looks(dog, 1), engine.is_ready, engine.snapshot().num_hangs) == ("", True, 1)
+    engine.stop()
 
 
 def test_numbers_have_the_request_of_a_first_step_that_hangs(engine: Engine, runner: ScriptedRunner) -> None:

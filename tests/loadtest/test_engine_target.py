@@ -22,6 +22,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, ChatPrompt, Deliver, Event, Prompt, Request, Terminal, TextPrompt
 from oaiserve.errors import DeviceLost, InvalidRequest, StartupError
 from oaiserve.facts.times import TEXT_PHASES
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, make_engine
 from tests.loadtest import samples
 
@@ -68,7 +69,7 @@ class KeepingTokenizer(BlockedTokenizer):
 
 
 def new_engine(**options: Any) -> Any:
-    return make_engine(kind=SubmittedTo, **{"kv_blocks": 200, "max_step_tokens": 64, **options})
+    return make_engine(kind=SubmittedTo, runtime=THREADS, **{"kv_blocks": 200, "max_step_tokens": 64, **options})
 
 
 def run(

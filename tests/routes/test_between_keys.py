@@ -9,6 +9,7 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, bearer
 from tests.routes.doubles import FakeTelemetry
@@ -32,7 +33,9 @@ def test_another_key_finds_no_tokens_of_a_prompt_in_the_prefix_cache(
     field = next(name for name in ("prompt", "messages", "input") if name in BODIES[path])
     prompt: Any = [{"role": "user", "content": LONG}] if field == "messages" else LONG
     app = create_app(
-        Config("m", ServerOptions(**options)), make_engine(ScriptedRunner(), kv_blocks=512), FakeTelemetry()
+        Config("m", ServerOptions(**options)),
+        make_engine(ScriptedRunner(), kv_blocks=512, runtime=THREADS),
+        FakeTelemetry(),
     )
     with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
 

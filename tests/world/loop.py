@@ -25,12 +25,14 @@ import pytest
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
-from oaiserve.runtime import Priority, Turn
+from oaiserve.runtime import ENDED, Priority, Turn, When
 from tests.clocks import put_on_clock
-from tests.world.runtime import WorldFuture, WorldPool, WorldWorker
+from tests.world.runtime import WorldFuture, WorldPool, WorldQueue, WorldWorker
 
 START_SECONDS = 1000.0
 UNIX_SECONDS = 1_700_000_000.0
+MOST_WAIT_SECONDS = 3600.0
+MOMENT_SECONDS = 0.01  # in which a worker can take thousands of turns
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
@@ -107,8 +109,12 @@ class WorldTask(asyncio.Task):
 class World(asyncio.BaseEventLoop):
     """The event loop of all processes, with their clock, their random numbers, and the trace of what has happened."""
 
-    def __init__(self, seed: int, keeps_trace: bool = False) -> None:
+    def __init__(self, seed: int, keeps_trace: bool = False, clock_ns: Callable[[], int] | None = None) -> None:
+        """Make a world. With `clock_ns`, parts read this clock, which only the test moves, and workers that sleep until
+        a time wake up when it has come there."""
         super().__init__()
+        self.test_clock_ns = clock_ns
+        self.sleepers: dict[WorldWorker[Any], int] = {}  # when they are to be woken on the clock of the test
         self.seed = seed
         self.random = random.Random(seed)
         self.now = START_SECONDS
@@ -120,14 +126,21 @@ class World(asyncio.BaseEventLoop):
         self.wrong: list[str] = []
         self.counts = Counter[str]()
         self.lines: list[str] | None = [] if keeps_trace else None
+        self.waiting: list[WorldWorker[Any]] = []  # workers in the middle of a turn
+        self.worker_now: WorldWorker[Any] | None = None
         self.most_late_seconds = 0.0  # A worker may wake up this much later than it could.
         self._trace = blake2b(digest_size=8)
         self._timers: list[tuple[float, int, Timer]] = []
         self.set_task_factory(lambda loop, work, **named: WorldTask(work, loop=loop, **named))
         self.set_exception_handler(self._failed)
 
+    def __del__(self) -> None:
+        pass  # It holds nothing of the system, so nobody needs to close it.
+
     @property
     def now_ns(self) -> int:
+        if self.test_clock_ns is not None:
+            return self.test_clock_ns()
         return round((self.now + self.ahead) * 1e9)
 
     @property
@@ -159,14 +172,65 @@ class World(asyncio.BaseEventLoop):
             if not self.ready and not (self._timers and self._timers[0][0] <= end):
                 if end < inf:
                     self.now = end
-                return False
+                return bool(is_reached())
             self._run_once()
         return True
 
-    def wait_for(self, is_reached: Callable[[], bool], most_seconds: float | None = None) -> None:
-        """Wait as a thread does. Within a callback, nothing else can run meanwhile."""
-        if not self.is_running():
-            self.run_until(is_reached, inf if most_seconds is None else most_seconds)
+    def _look(self) -> None:
+        """Let go on with their turns the workers that can."""
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            for worker in waiting:
+                worker.look()
+        if self.sleepers:
+            now_ns = self.now_ns
+            for worker, due_ns in [*self.sleepers.items()]:
+                if due_ns <= now_ns:
+                    worker.wake(self.now)
+
+    def begin(self, call: Callable[..., object], *given: Any) -> WorldWorker[Any]:
+        """Make a call as another thread would, beside the test. Return its worker, which ends with the call."""
+
+        def turn() -> When:
+            call(*given)
+            return ENDED
+
+        worker = self.worker("a call of a test", turn)
+        worker.start()
+        return worker
+
+    def settle(self) -> None:
+        """Let happen what can happen now."""
+        self.run_until(most_seconds=MOMENT_SECONDS)
+
+    def leave(self) -> None:
+        """Give up the turns that still wait for something."""
+        for worker in self.waiting:
+            worker.give_up()
+        self.waiting.clear()
+
+    def wait_for(self, condition: Callable[[], object], timeout_seconds: float | None = None) -> bool:
+        """Wait, in a turn of a worker or outside of the world. Return False if the timeout comes first. Without one,
+        raises AssertionError after an hour."""
+        if self.worker_now is not None:
+            if timeout_seconds is None:
+                self.worker_now.wait_for(condition)
+                return True
+            end = self.now + self.ahead + timeout_seconds
+            self.call_at(end, lambda: None)
+            self.worker_now.wait_for(lambda: condition() or self.now >= end)
+            return bool(condition())
+        if self.is_running():  # A callback of an event loop: nothing else can happen meanwhile.
+            return bool(condition())
+        self._look()
+        if self.run_until(condition, MOST_WAIT_SECONDS if timeout_seconds is None else timeout_seconds):
+            return True
+        assert timeout_seconds is not None, "what the test waits for has not come"
+        return False
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass in which nothing runs, as in a machine that sleeps."""
+        self.now += seconds
 
     # -- what parts ask of their runtime ------------------------------------------------------------------------------
 
@@ -198,6 +262,9 @@ class World(asyncio.BaseEventLoop):
 
     def future(self) -> WorldFuture:
         return WorldFuture(self)
+
+    def queue(self) -> WorldQueue[Any]:
+        return WorldQueue(self)
 
     def pool(self, num_threads: int, name: str) -> WorldPool:
         return WorldPool(self, name)
@@ -241,6 +308,7 @@ class World(asyncio.BaseEventLoop):
             process.held.append(handle)
         else:
             handle.run()
+        self._look()
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *given: Any) -> Any:
         """Run work of a thread: at once, or by the double of an executor."""

@@ -1,4 +1,7 @@
-"""The workers of the world, whose turns are callbacks of its event loop, and its pools."""
+"""The workers of the world, whose turns are callbacks of its event loop, and its queues and pools.
+
+A turn should not wait, but the double of a device may let it: its stack waits as a greenlet, while the world goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from greenlet import getcurrent, greenlet
 
 from oaiserve.runtime import AT_ONCE, ENDED, Empty, Turn
 
@@ -28,7 +33,7 @@ class WorldWorker(Generic[Item]):
         self.free_at = 0.0  # when its thread has done its last turn
         self.has_begun = False
         self.has_ended = False
-        self.is_held = False  # it takes no turns until it is let go
+        self.num_turns = 0
         self._world = world
         self._turn = turn
         self._begin = begin
@@ -36,20 +41,22 @@ class WorldWorker(Generic[Item]):
         self._context = copy_context()  # It belongs to the process that has made it.
         self._due_at = inf
         self._timer: asyncio.TimerHandle | None = None
+        self._stack: Any = None  # of the turn under way
+        self._waits_for: Callable[[], object] | None = None
 
     @property
     def is_alive(self) -> bool:
         return self.has_begun and not self.has_ended
 
     def start(self) -> None:
-        self._begin()
+        self._context.run(self._begin)
         self.has_begun = True
-        self._wake(self._world.now)
+        self.wake(self._world.now)
 
     def post(self, item: Item, /) -> None:
         self._items.append(item)
         if self.is_alive:
-            self._wake(max(self._world.now + self._world.ahead, self.free_at))
+            self.wake(max(self._world.now + self._world.ahead, self.free_at))
 
     def take(self) -> Item:
         if not self._items:
@@ -60,40 +67,79 @@ class WorldWorker(Generic[Item]):
         return len(self._items)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Let it take its turns until it has ended. Within a callback, nothing else can run meanwhile."""
-        self._world.wait_for(lambda: not self.is_alive, timeout_seconds)
-        while timeout_seconds is None and self.is_alive:
-            self.take_turn()
+        """Wait until it has ended. Within a callback of an event loop, nothing but its own turns can come meanwhile."""
+        world = self._world
+        if world.is_running():
+            while timeout_seconds is None and self.is_alive:
+                self.take_turn()
+        else:
+            world.wait_for(lambda: not self.is_alive, timeout_seconds)
         return not self.is_alive
-
-    def hold(self) -> None:
-        self.is_held = True
-
-    def let_go(self) -> None:
-        self.is_held = False
-        if self.is_alive:
-            self._wake(max(self._world.now, self.free_at))
 
     def end(self) -> None:
         """End it without a further turn, as the end of its process does."""
         self.has_ended = True
 
     def take_turn(self) -> None:
-        if not self.is_alive or self.is_held:
+        if not self.is_alive or self._stack is not None:
             return
+        self.num_turns += 1
+        self._stack = greenlet(self._turn)
+        self._stack.gr_context = self._context.copy()
+        self._go_on()
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Let the turn under way wait, within its stack."""
+        while not condition():
+            self._waits_for = condition
+            self._stack.parent.switch()
+
+    def look(self) -> None:
+        """Go on with the turn that waits if it can."""
+        if self._waits_for is not None and not self._waits_for():
+            self._world.waiting.append(self)
+        elif self.is_alive:
+            self._waits_for = None
+            self._go_on()
+
+    def give_up(self) -> None:
+        """End it in the middle of its turn."""
+        self.has_ended = True
+        self._stack.throw()
+
+    def _go_on(self) -> None:
         world = self._world
+        stack = self._stack
         due_ns = ENDED
+        before = world.worker_now
+        world.worker_now = self
+        stack.parent = getcurrent()
         try:
-            due_ns = self._turn()
+            due_ns = stack.switch()
+        except BaseException:
+            self.has_ended = True
+            raise
         finally:
-            self.has_ended = due_ns == ENDED
+            world.worker_now = before
             self.free_at = world.now + world.ahead
             world.ahead = 0.0
-        if not self.has_ended and (self._items or due_ns is not None):
-            due = 0.0 if due_ns in (None, AT_ONCE) or self._items else due_ns / 1e9
-            self._wake(max(self.free_at, due, world.now + LEAST_SECONDS))
+        if not stack.dead:
+            world.waiting.append(self)
+            return
+        self._stack = None
+        self.has_ended |= due_ns == ENDED
+        if self.has_ended:
+            return
+        soon = max(self.free_at, world.now + LEAST_SECONDS)
+        if self._items or due_ns == AT_ONCE:
+            self.wake(soon)
+        elif due_ns is not None and world.test_clock_ns is None:
+            self.wake(max(soon, due_ns / 1e9))
+        elif due_ns is not None:
+            world.sleepers[self] = due_ns
 
-    def _wake(self, when: float) -> None:
+    def wake(self, when: float) -> None:
+        self._world.sleepers.pop(self, None)
         if when >= self._due_at:
             return
         if self._timer is not None:
@@ -118,6 +164,29 @@ class WorldFuture(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         self._world.wait_for(self.done, timeout)
         return super().result(0)
+
+
+class WorldQueue(Generic[Item]):
+    """A queue whose reader waits in the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._items: deque[Item] = deque()
+        self.put = self._items.append
+        self.qsize = self._items.__len__
+
+    def get(self, timeout: float | None = None) -> Item:
+        if not self._world.wait_for(lambda: self._items, timeout):
+            raise Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Item:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class WorldPool(Executor):

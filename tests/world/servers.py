@@ -46,7 +46,7 @@ POISON = b"poison"  # a query at which each server fails
 PACE = Pace(report_seconds=10.0, resolve_seconds=60.0)
 _GRAMMARS = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
 # A machine that keeps no thread waiting.
-_MACHINE: Any = SimpleNamespace(num_threads=1, parallelism=1.0, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
+MACHINE: Any = SimpleNamespace(num_threads=1, parallelism=1.0, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
 
 
 class WorldEngine(Engine):
@@ -55,6 +55,9 @@ class WorldEngine(Engine):
     @property
     def loop(self) -> EngineLoop:
         return self._loop
+
+    def clock_ns(self) -> int:
+        return self._clock_ns()
 
     @property
     def worker(self) -> WorldWorker[Command]:
@@ -238,7 +241,7 @@ class Replica(Host):
             self.model,
             kind=WorldEngine,
             runtime=world,
-            machine=_MACHINE,
+            machine=MACHINE,
             block_size=size,
             max_model_len=512,
             grammars=_GRAMMARS,

@@ -1,18 +1,16 @@
 """`Lab` is an engine that has learnt what steps cost, with a clock and a machine that tests disturb."""
 
 import random
-from threading import Event as Gate
 
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Request, Terminal, TokenChunk
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.sequences.step_load import chunk_load, load_of
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
     Clock,
     Inbox,
     ScriptedRunner,
+    SimulatedEngine,
     make_engine,
     request,
     wait_until_idle,
@@ -61,11 +59,10 @@ class Lab:
         self.clock = Clock()
         self.machine = Machine()
         self.runner = ScriptedRunner(computing=self._compute)
-        self._are_submitted = Gate()  # the requests of a run that come before its first step has been computed
         self.log: list[tuple[Load, dict[str, Load]]] = []  # the load of each step, and that of each of its requests
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
-        self.engine: Engine = make_engine(
+        self.engine: SimulatedEngine = make_engine(
             self.runner,
             clock_ns=self.clock,
             machine=self.machine,
@@ -75,7 +72,6 @@ class Lab:
 
     def _compute(self, step: Step) -> None:
         """Take the true time of the clock, and the time that the machine steals."""
-        assert self._are_submitted.wait(TIMEOUT_SECONDS)
         load = load_of(step)
         parts = dict[str, Load]()
         for chunk in step.chunks:
@@ -101,9 +97,9 @@ class Lab:
         A hand-over takes `deliver_ns`.
         """
         self.log.clear()
-        self._are_submitted.clear()
         first, *others = requests
         inbox = Inbox()
+        inbox.live_in(self.engine.world)
         left = {"tokens": after}
 
         def deliver(events: list[Event]) -> None:
@@ -121,7 +117,6 @@ class Lab:
             for other in others:
                 self.engine.submit(other, inbox)
             others.clear()
-        self._are_submitted.set()
         ended = inbox.wait_terminal(*names)
         wait_until_idle(self.engine)
         return ended

@@ -51,6 +51,7 @@ def test_a_step_is_described_by_its_kind_and_its_sizes() -> None:
 
 def test_a_step_passes_through_all_parts_in_order(overlap: bool, parts_entered: list[str]) -> None:
     with make_engine(tokenize_workers=0) as engine:
+        engine.world.settle()
         list(engine.stream(request(prompt_len=4, max_tokens=2)))
     shown = parts_entered
     names = [name for name in shown if name not in ("idle", "commands", "hand_over", "schedule")]

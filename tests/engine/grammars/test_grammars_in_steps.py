@@ -25,6 +25,7 @@ from oaiserve.engine.requests import results
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.step_record import HostPart
+from oaiserve.runtime import THREADS
 from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import (
@@ -333,7 +334,7 @@ def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_cam
 ) -> None:
     schema = json.dumps({"enum": ["abcd", "axyz"]})
     requests = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
-    with make_engine(Device(), tokenize_workers=0) as engine:
+    with make_engine(Device(), tokenize_workers=0, runtime=THREADS) as engine:  # Compiling takes real time.
         ended = [list(engine.stream(one))[-1] for one in (*requests, request("plain", max_tokens=9))]
         snapshot = engine.snapshot()
     *constrained, plain = [end.account for end in ended]

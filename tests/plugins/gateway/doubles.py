@@ -20,6 +20,7 @@ from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.options import ContinueStreams, RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
+from oaiserve.runtime import THREADS
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
 from tests.routes.doubles import FakeTelemetry
@@ -133,7 +134,9 @@ class Fleet:
         """Start a replica, with this engine or one of a script, and let the gateway find it."""
         scripted = ScriptedRunner(self.token_of, gated=gated)
         is_real = engine is not None
-        engine = engine or make_engine(scripted, kind=ToldEngine, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
+        engine = engine or make_engine(
+            scripted, kind=ToldEngine, runtime=THREADS, **{"kv_blocks": 512, "max_step_tokens": 64} | options
+        )
         telemetry = FakeTelemetry()
         app = create_app(Config(model, self.server, of_plugins=self.of_plugins), engine, telemetry)
         app.add_middleware(Signed)

@@ -20,6 +20,7 @@ from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.answer.sse import DONE
+from oaiserve.runtime import THREADS
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import Piece
 from tests.answers import by_choice, shown
@@ -353,7 +354,7 @@ def test_a_server_of_the_same_kind_is_preferred(continues: ContinueStreams, odd:
 
 def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
     runner = ScriptedRunner(gated=True)
-    with make_engine(runner) as engine:
+    with make_engine(runner, runtime=THREADS) as engine:
         engine.submit(request("neighbour", max_tokens=40), lambda events: None)
         runner.started.get(timeout=TIMEOUT_SECONDS)
         sent = tuple(Piece(0, [70 + number]) for number in range(12))

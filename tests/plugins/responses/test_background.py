@@ -15,6 +15,7 @@ from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.responses.background import WAIT_SECONDS
+from oaiserve.runtime import THREADS
 from oaiserve.storage.store_options import StoreOptions
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 from tests.plugins.responses.asking import LOGPROBS, ask
@@ -309,7 +310,7 @@ def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
     clock = Clock()
     runner = ScriptedRunner(gated=True, launching=lambda _: clock.move(1))
     first, *others = (request(name, max_tokens=WAIT_SECONDS["soonest"] + 500) for name in ("first", "second", "third"))
-    engine = make_engine(runner, clock_ns=clock, max_running=1)
+    engine = make_engine(runner, clock_ns=clock, max_running=1, runtime=THREADS)
     inbox = Inbox()
     config = Config("org/demo", ServerOptions(drain_timeout_seconds=0))
     telemetry = FakeTelemetry()
