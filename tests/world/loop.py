@@ -179,7 +179,8 @@ class World(asyncio.BaseEventLoop):
     def _look(self) -> None:
         """Let go on with their turns the workers that can."""
         if self.waiting:
-            waiting, self.waiting = self.waiting, []
+            waiting = self.waiting
+            self.waiting = []
             for worker in waiting:
                 worker.look()
         if self.sleepers:
