@@ -177,7 +177,7 @@ def test_a_file_with_parts_in_several_folders_is_not_recorded(tmp_path: Path) ->
 def test_a_tokenizer_that_is_remembered_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Tokenizer.from_pretrained(folder)
     wait_until_remembered()
-    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer.load_tokenizer", None)
     second = Tokenizer.from_pretrained(folder)
     assert second.backend.to_str() == first.backend.to_str()
     for name in ("vocab_size", "eos_token_id", "special_token_ids", "special_ids"):
