@@ -1,4 +1,4 @@
-"""Time, threads and chance: what a program cannot repeat by itself.
+"""Time and threads: what a program cannot repeat by itself.
 
 Parts get a `Runtime` passed in. `THREADS` is the real one, in which each worker is a thread. Tests have a simulated
 one, in which one thread takes the turns of all workers, in an order that follows from a seed, and the clock leaps to
@@ -11,12 +11,11 @@ returns when it is to be called again.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
@@ -28,7 +27,6 @@ __all__ = [
     "ENDED",
     "THREADS",
     "Empty",
-    "Executor",
     "Priority",
     "Queue",
     "Runtime",
@@ -80,6 +78,10 @@ class Worker(Protocol[Item]):
         anybody."""
         ...
 
+    def clear(self) -> None:
+        """Forget what is in the inbox: the turn of a worker that items only wake up. Otherwise as `take`."""
+        ...
+
     def num_waiting(self) -> int:
         """Return how many items are in the inbox, about."""
         ...
@@ -100,7 +102,7 @@ class Queue(Protocol[Item]):
 
 
 class Runtime(Protocol):
-    """The time, the threads and the chance of a process."""
+    """The time and the threads of a process."""
 
     def clock_ns(self) -> int:
         """Return the time of the monotonic clock."""
@@ -112,14 +114,6 @@ class Runtime(Protocol):
 
     def thread_cpu_ns(self) -> int:
         """Return the CPU time of the calling thread."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Let the calling worker rest. Nothing else of it runs meanwhile."""
-        ...
-
-    def token_hex(self, num_bytes: int) -> str:
-        """Return as many random bytes in hexadecimal, which nobody can guess."""
         ...
 
     def worker(
@@ -140,11 +134,6 @@ class Runtime(Protocol):
 
     def queue(self) -> Queue[Any]:
         """Make a queue for a caller that waits for what workers give it."""
-        ...
-
-    def pool(self, num_threads: int, name: str) -> Executor:
-        """Return an executor for calls that wait, such as for a disk. Its first thread is there already: later, the
-        system may have none left."""
         ...
 
 
@@ -180,6 +169,11 @@ class _ThreadWorker(Generic[Item]):
         if self._first:
             return self._first.pop()
         return self._inbox.get_nowait()
+
+    def clear(self) -> None:
+        self._first.clear()
+        while not self._inbox.empty():
+            self._inbox.get_nowait()
 
     def join(self, timeout_seconds: float | None = None) -> bool:
         if self._thread.ident is not None:  # it has been started
@@ -224,8 +218,6 @@ class Threads:
 
     unix_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)
-    sleep = staticmethod(time.sleep)
-    token_hex = staticmethod(secrets.token_hex)
 
     def worker(
         self,
@@ -242,11 +234,6 @@ class Threads:
 
     def queue(self) -> Queue[Any]:
         return SimpleQueue()
-
-    def pool(self, num_threads: int, name: str) -> Executor:
-        pool = ThreadPoolExecutor(num_threads, name)
-        pool.submit(bool)
-        return pool
 
 
 THREADS = Threads()

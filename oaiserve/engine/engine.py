@@ -86,7 +86,7 @@ class Engine:
         self.recommendation = model.recommendation
         self.energy = parts.energy
         self._parts = parts
-        self._clock_ns = parts.clock_ns
+        self._clock_ns = parts.runtime.clock_ns
         self._max_waiting = parts.options.max_waiting
         self._is_draining = False
         self._waiting = SharedLimit(self._max_waiting)  # choices, and other work for the tokenizer
@@ -108,7 +108,7 @@ class Engine:
             self.snapshot,
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
-            clock_ns=parts.clock_ns,
+            clock_ns=self._clock_ns,
         )
 
     @classmethod
@@ -472,7 +472,6 @@ def _tokenize_stage(parts: EngineParts, post: Post) -> TokenizeStage:
         encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
-        clock=parts.clock_ns,
         media=None if model.media is None else model.media.reader,
         runtime=parts.runtime,
     )

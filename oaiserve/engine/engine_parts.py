@@ -33,7 +33,6 @@ class EngineParts:
     energy: Energy  # Something must read it once a second.
     rates: Rates
     machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
-    clock_ns: Callable[[], int]
     cores_ns: Callable[[], int]  # CPU time of the process, which is divided among requests
     learn: Run | None  # runs the fits of step costs; None: a worker does
     runtime: Runtime
@@ -47,7 +46,6 @@ class EngineParts:
         machine: MachineTime | None = None,
         energy: Energy | None = None,
         drafts: Drafts | None = None,
-        clock_ns: Callable[[], int] | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
         learn: Run | None = None,
         runtime: Runtime = THREADS,
@@ -80,7 +78,6 @@ class EngineParts:
             energy=energy,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
-            clock_ns=clock_ns or runtime.clock_ns,
             cores_ns=cores_ns,
             learn=learn,
             runtime=runtime,

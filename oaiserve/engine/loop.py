@@ -56,7 +56,7 @@ class EngineLoop:
         much memory has been freed."""
         model = parts.model
         options = parts.options
-        clock_ns = parts.clock_ns
+        clock_ns = parts.runtime.clock_ns
         self._model = model
         self._scheduler = scheduler
         self._give_back_later = give_back_later

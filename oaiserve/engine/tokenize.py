@@ -103,19 +103,18 @@ class TokenizeStage:
         vocab_size: int,
         num_workers: int = 2,
         encode_rest: float = 0.0,
-        clock: Callable[[], int] | None = None,
         media: MediaReader | None = None,
         runtime: Runtime = THREADS,
     ) -> None:
-        """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
-        returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times the CPU time of
-        the piece. Without workers, `submit` encodes on the caller's thread, for comparisons."""
+        """Start the workers, which call `post`. `max_model_len` is in tokens, and `vocab_size` is the model's. After a
+        piece of a large prompt, its worker rests for `encode_rest` times the CPU time of the piece. Without workers,
+        `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._clock = clock or runtime.clock_ns
+        self._clock = runtime.clock_ns
         self._cpu_ns = runtime.thread_cpu_ns
         self._media = media
         self._encode_rest = encode_rest

@@ -148,7 +148,7 @@ class StepCostFit:
         self._seen = seen = _seen([load for load, _, _ in rows], self._seen)
         loads = features([load for load, _, _ in rows])
         times = np.array([max(1, ns) for _, ns, _ in rows], np.float64)
-        usual_ns = float(np.median(times))
+        usual_ns = _median(times)
         self._unit_ns = min(self._unit_ns or usual_ns, usual_ns)
         known, sums = self._faded(loads, times)
         loads /= times[:, None]  # so that errors are relative
@@ -159,7 +159,7 @@ class StepCostFit:
             self._known = known + loads.T @ weighed
             self._numbers = self._solve()
             errors = np.abs(loads @ self._numbers - 1)
-            usual = HUBER * max(LEAST_ERROR, 1.5 * float(np.median(errors)))
+            usual = HUBER * max(LEAST_ERROR, 1.5 * _median(errors))
             weights *= usual / np.maximum(usual, errors)
         rows_ns = self._numbers[: len(KNOTS)]
         rest = self._numbers[len(KNOTS) :] / _SCALES
@@ -254,3 +254,9 @@ def _rises() -> Numbers:
 
 _GUESS = _guess()
 _RISES = _rises()
+
+
+def _median(numbers: Numbers) -> float:
+    """Return the median. The first call of numpy's imports its masked arrays, for which a server's steps would wait."""
+    ordered = np.sort(numbers)
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

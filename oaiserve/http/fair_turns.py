@@ -14,14 +14,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Priority, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Priority, Runtime, When, Worker
 from oaiserve.system_memory import give_back, take
 
 logger = logging.getLogger(__name__)
@@ -259,9 +258,7 @@ class TurnWorkers:
 
     def _turn(self, lane: _Lane, worker: Worker[None]) -> When:
         """Do a piece of the next task of the lane, and rest after it if it was large."""
-        with suppress(Empty):
-            while True:
-                worker.take()
+        worker.clear()
         with self._lock:
             if worker in lane.idle:
                 lane.idle.remove(worker)

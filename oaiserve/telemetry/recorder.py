@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 
 from oaiserve.facts.record import RequestRecord
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Runtime, When, Worker
 
 Consumer = Callable[[RequestRecord], None]
 
@@ -105,9 +105,7 @@ class Recorder:
 
     def _turn(self) -> When:
         """Pass on the next record of the batch. After its last one, or if it is time, call `tick`."""
-        with suppress(Empty):
-            while True:
-                self._worker.take()
+        self._worker.clear()
         self._waits_for_first = False
         now_ns = self._clock_ns()
         if self._queue:

@@ -13,7 +13,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from oaiserve.errors import StartupError
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Empty, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Runtime, When, Worker
 from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
@@ -146,9 +145,7 @@ class SpanExport:
 
     def _turn(self) -> When:
         """Export the next batch, if it is full or its delay is over."""
-        with suppress(Empty):
-            while True:
-                self._worker.take()
+        self._worker.clear()
         with self._lock:
             self._waits = False
             is_due = self._num_queued >= self._limits.batch_size or self._clock_ns() >= self._due_ns

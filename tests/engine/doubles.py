@@ -372,7 +372,7 @@ def make_engine(
         "eos_token_ids": frozenset([EOS]),
     }
     engine_options = EngineOptions(**{**of_engine, **options})
-    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafts": drafter, "clock_ns": clock_ns}
+    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafts": drafter}
     of_test["runtime"] = runtime
     return (kind or Engine)(EngineParts.of(ServedModel(**{**model, **of_model}), engine_options, **of_test))
 

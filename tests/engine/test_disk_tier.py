@@ -27,10 +27,11 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, Empty
 from oaiserve.storage.block_files import BlockFiles, Buffer
+from tests.engine.answers import collect
 from tests.engine.executors.native.small_models import FAMILIES, make_model
-from tests.engine.in_world import collect_in, greedy_answers_in, started_in
+from tests.engine.in_world import started_in
 from tests.engine.memory import sequence
-from tests.engine.model.runners import greedy
+from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import save
 from tests.world.loop import World
 from tests.world.schedules import schedules
@@ -56,7 +57,7 @@ def start(model: Path, tmp_path: Path) -> Callable[..., Engine]:
 
 
 def finished(world: World, engine: Engine, prompt: list[int], **fields: Any) -> Finished:
-    ended = collect_in(world, engine, [Request("r", (TokenPrompt(prompt),), greedy(8), **fields)]).ended["r"]
+    ended = collect(engine, [Request("r", (TokenPrompt(prompt),), greedy(8), **fields)]).ended["r"]
     assert isinstance(ended, Finished)
     return ended
 
@@ -68,7 +69,7 @@ def test_after_a_restart_a_prompt_is_found_and_its_answer_is_the_same(
     world: World, start: Callable[..., Engine], options: dict[str, Any]
 ) -> None:
     with start(world, **options) as engine:
-        expected = greedy_answers_in(world, engine, [PROMPT])
+        expected = greedy_answers(engine, [PROMPT])
         assert finished(world, engine, [3, *PROMPT]).usage.cached_tokens == 0
     size = options.get("block_size", 16)
     with start(world, **options) as engine:
@@ -76,7 +77,7 @@ def test_after_a_restart_a_prompt_is_found_and_its_answer_is_the_same(
         assert ended.usage.cached_tokens == 109 // size * size
         assert ended.account.waits_ns[WaitReason.PREFIX_READ] > 0
         assert ended.account.num_restored_tokens == ended.usage.cached_tokens
-        assert greedy_answers_in(world, engine, [PROMPT]) == expected
+        assert greedy_answers(engine, [PROMPT]) == expected
         assert engine.snapshot().num_blocks_read == 109 // size
 
 
@@ -147,12 +148,12 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
         [*chance.choice(common), *(chance.randrange(97) for _ in range(chance.randrange(1, 30)))] for _ in range(40)
     ]
     with start(world, prefix_cache_dir=None) as engine:
-        expected = greedy_answers_in(world, engine, prompts)
+        expected = greedy_answers(engine, prompts)
     with start(world, kv_blocks=20) as engine:
-        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers_in(world, engine, prompts[i : i + 4])]
+        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
         assert engine.snapshot().num_blocks_read > 0
     with start(world, kv_blocks=20) as engine:  # What the first one wrote at its end is on disk.
-        outcome += [answer for prompt in prompts for answer in greedy_answers_in(world, engine, [prompt])]
+        outcome += [answer for prompt in prompts for answer in greedy_answers(engine, [prompt])]
         assert engine.snapshot().num_blocks_read > 0
     assert outcome == expected * 2
 

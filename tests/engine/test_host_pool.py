@@ -30,14 +30,15 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import Runtime
+from tests.engine.answers import collect
 from tests.engine.device import Device, check_answers, some_requests
 from tests.engine.doubles import Launched
 from tests.engine.executors.fake_gpu import GPU, watched
 from tests.engine.executors.native.small_models import FAMILIES, make_model
-from tests.engine.in_world import collect_in, greedy_answers_in, started_in
+from tests.engine.in_world import started_in
 from tests.engine.late_device import LateCache
 from tests.engine.memory import Memory, make, sequence
-from tests.engine.model.runners import greedy
+from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import save, started
 from tests.engine.test_scheduler_machines import LAST_TOKEN, SEVERAL, SchedulerMachine
 from tests.world.loop import World
@@ -651,9 +652,9 @@ def test_answers_are_those_of_a_server_without_a_host_pool(world: World, model: 
         [*chance.choice(common), *(chance.randrange(97) for _ in range(chance.randrange(1, 30)))] for _ in range(40)
     ]
     with started_in(world, model, **{**OPTIONS, **options, "kv_offload": None}) as engine:
-        expected = greedy_answers_in(world, engine, prompts)
+        expected = greedy_answers(engine, prompts)
     with started_in(world, model, **OPTIONS, **options) as engine:
-        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers_in(world, engine, prompts[i : i + 4])]
+        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
         numbers = engine.snapshot()
     assert outcome == expected
     assert numbers.num_offload_hits > 5
@@ -666,7 +667,7 @@ def test_a_request_says_how_long_it_waited_for_its_prefix(world: World, model: P
     prompts = [[(step * i + 1) % 97 for i in range(110)] for step in (7, 11, 7)]
     requests = [Request(f"{number}", (TokenPrompt(prompt),), greedy(8)) for number, prompt in enumerate(prompts)]
     with started_in(world, model, **{**OPTIONS, "compile": False, "kv_blocks": 8}) as engine:
-        ends = [collect_in(world, engine, [one]).ended[one.request_id] for one in requests]
+        ends = [collect(engine, [one]).ended[one.request_id] for one in requests]
     assert all(isinstance(end, Finished) for end in ends)
     assert [end.usage.cached_tokens for end in ends] == [0, 0, 96]
     assert [end.account.num_restored_tokens for end in ends] == [0, 0, 96]

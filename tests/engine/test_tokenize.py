@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from oaiserve.http.fair_turns import LARGE_BYTES
+from oaiserve.runtime import Threads
 from tests.waiting import wait_until
 
 HELLO = {"role": "user", "content": "hello"}
@@ -387,7 +388,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_before_a_prompt_is_encoded
 
 
 def test_a_compiled_grammar_is_told_with_its_time_also_if_a_prompt_is_refused_then() -> None:
-    with running(max_model_len=2, clock=itertools.count().__next__) as stage:
+    with running(max_model_len=2, runtime=Threads(itertools.count().__next__)) as stage:
         error = stage.error(TextPrompt("abc"), grammar=Grammar("regex", "a+"))
     assert isinstance(error, ContextLengthExceeded)
     (started,) = stage.started

@@ -1,7 +1,6 @@
 """The engine doesn't change the requests that it gets."""
 
 from dataclasses import replace
-from threading import Thread
 
 import pytest
 
@@ -104,7 +103,7 @@ def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason:
     if reason == "the step fails":
         engine.submit(request("fails"), inbox)
     else:
-        Thread(target=engine.stop).start()
+        engine.world.begin(engine.stop)
     ended = inbox.wait_terminal(BLOCKED)[BLOCKED]
     assert isinstance(ended, Failed)
     assert ended.times.ended().phases()[-1].name == "tokenize"

@@ -2,6 +2,7 @@ import json
 import socket
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from oaiserve.cli import main as oaiserve_main
 from oaiserve.commands.servers import announced
 
 ENGINE = ("run", "--target", "engine")
+
+
+@pytest.fixture(autouse=True)
+def _without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the line that a log gets every ten seconds out of what a slow machine prints."""
+    monkeypatch.setattr("loadtest.progress.LOG_SECONDS", inf)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from threading import get_ident
 from typing import Any
 
 import anyio.to_thread
@@ -27,7 +28,7 @@ from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
 from oaiserve.runtime import ENDED, Priority, Turn, When
 from tests.clocks import put_on_clock
-from tests.world.runtime import WorldFuture, WorldPool, WorldQueue, WorldWorker
+from tests.world.runtime import WorldFuture, WorldQueue, WorldWorker
 
 START_SECONDS = 1000.0
 UNIX_SECONDS = 1_700_000_000.0
@@ -116,6 +117,7 @@ class World(asyncio.BaseEventLoop):
         self.test_clock_ns = clock_ns
         self.sleepers: dict[WorldWorker[Any], int] = {}  # when they are to be woken on the clock of the test
         self.seed = seed
+        self._thread = get_ident()
         self.random = random.Random(seed)
         self.now = START_SECONDS
         self.ahead = 0.0  # how far the clock of a thread that computes is ahead of `now`
@@ -213,6 +215,7 @@ class World(asyncio.BaseEventLoop):
     def wait_for(self, condition: Callable[[], object], timeout_seconds: float | None = None) -> bool:
         """Wait, in a turn of a worker or outside of the world. Return False if the timeout comes first. Without one,
         raises AssertionError after an hour."""
+        self._check_thread()
         if self.worker_now is not None:
             if timeout_seconds is None:
                 self.worker_now.wait_for(condition)
@@ -228,6 +231,9 @@ class World(asyncio.BaseEventLoop):
             return True
         assert timeout_seconds is not None, "what the test waits for has not come"
         return False
+
+    def _check_thread(self) -> None:
+        assert get_ident() == self._thread, "a world has one thread: `begin` makes a call beside the test"
 
     def pause(self, seconds: float) -> None:
         """Let time pass in which nothing runs, as in a machine that sleeps."""
@@ -246,9 +252,6 @@ class World(asyncio.BaseEventLoop):
     def sleep(self, seconds: float) -> None:
         self.ahead += seconds
 
-    def token_hex(self, num_bytes: int) -> str:
-        return f"{self.random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
-
     def worker(
         self,
         name: str,
@@ -266,9 +269,6 @@ class World(asyncio.BaseEventLoop):
 
     def queue(self) -> WorldQueue[Any]:
         return WorldQueue(self)
-
-    def pool(self, num_threads: int, name: str) -> WorldPool:
-        return WorldPool(self, name)
 
     def lateness(self, worker: WorldWorker[Any]) -> float:
         """Return how much later than it could the worker wakes up."""
@@ -291,6 +291,7 @@ class World(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *given, context=context)
 
     def call_at(self, when: float, callback: Any, *given: Any, context: Any = None) -> asyncio.TimerHandle:
+        self._check_thread()
         handle = Timer(when, callback, given, self, context)
         heappush(self._timers, (when, next(self.numbers), handle))
         return handle

@@ -1,4 +1,4 @@
-"""The workers of the world, whose turns are callbacks of its event loop, and its queues and pools.
+"""The workers of the world, whose turns are callbacks of its event loop, and its queues.
 
 A turn should not wait, but the double of a device may let it: its stack waits as a greenlet, while the world goes on.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextvars import copy_context
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -62,6 +62,9 @@ class WorldWorker(Generic[Item]):
         if not self._items:
             raise Empty
         return self._items.popleft()
+
+    def clear(self) -> None:
+        self._items.clear()
 
     def num_waiting(self) -> int:
         return len(self._items)
@@ -187,36 +190,3 @@ class WorldQueue(Generic[Item]):
 
     def empty(self) -> bool:
         return not self._items
-
-
-class WorldPool(Executor):
-    """A pool of threads, whose calls take no time unless they move the clock ahead."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self._world = world
-        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._worker: WorldWorker[None] = WorldWorker(world, name, self._turn, lambda: None)
-        self._worker.start()
-
-    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
-        future = self._world.future()
-        self._calls.append((future, lambda: call(*given, **named)))
-        self._worker.post(None)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        while wait and self._calls:
-            self._turn()
-
-    def _turn(self) -> int | None:
-        while self._worker.num_waiting():
-            self._worker.take()
-        if not self._calls:
-            return None
-        future, call = self._calls.popleft()
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-        return AT_ONCE

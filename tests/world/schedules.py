@@ -5,6 +5,7 @@ SEED=7 runs only that one, which a failure names. SCHEDULES=1000 runs that many 
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -42,19 +43,16 @@ def seeds(number: int) -> Iterator[int]:
     yield from range(number * int(os.environ.get("SCHEDULES", "1")))
 
 
-class in_world:
-    """A world for a schedule. An error gets a note with the seed."""
-
-    def __init__(self, seed: int, *, is_late: bool = True) -> None:
-        self._seed = seed
-        self._is_late = is_late
-
-    def __enter__(self) -> World:
-        self._world = World(self._seed)
-        self._world.most_late_seconds = self._world.random.choice(MOST_LATE_SECONDS) if self._is_late else ON_TIME
-        return self._world
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._world.close()
-        if error is not None:
-            error.add_note(f"SEED={self._seed} repeats this schedule.")
+@contextmanager
+def in_world(seed: int, *, is_late: bool = True) -> Iterator[World]:
+    """Make a world for a schedule. An error gets a note with the seed."""
+    world = World(seed)
+    world.most_late_seconds = world.random.choice(MOST_LATE_SECONDS) if is_late else ON_TIME
+    try:
+        yield world
+    except BaseException as error:
+        error.add_note(f"SEED={seed} repeats this schedule.")
+        raise
+    finally:
+        world.leave()
+        world.close()

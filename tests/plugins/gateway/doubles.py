@@ -36,8 +36,8 @@ SEEN_CLIENT = "x-seen-client"
 SEEN_PATHS: list[str] = []  # paths of the requests that the gateway passed on
 
 
-def quick(report_seconds: float = 0.05, least_answer_seconds: float = 5.0, **other: float) -> Pace:
-    return Pace(report_seconds=report_seconds, least_answer_seconds=least_answer_seconds, resolve_seconds=0.02, **other)
+def quick(**other: float) -> Pace:
+    return Pace(**{"report_seconds": 0.05, "least_answer_seconds": 5.0, "resolve_seconds": 0.02, **other})
 
 
 QUICK = quick()
