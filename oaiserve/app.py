@@ -6,7 +6,6 @@ No component is in a module's global variables, so that a process can build seve
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
@@ -30,7 +28,7 @@ from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.engine.text.response_template import read_response_template
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.metric import Metric
-from oaiserve.facts.times import EpochOffset, monotonic_ns
+from oaiserve.facts.times import EpochOffset
 from oaiserve.http.connections import Connections
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
@@ -49,6 +47,7 @@ from oaiserve.routes.openapi import published
 from oaiserve.routes.pages import Pages
 from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
@@ -70,6 +69,7 @@ def create_app(
     *,
     plugins: Sequence[Plugin] | None = None,
     is_child: bool = False,
+    runtime: Runtime = THREADS,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry.
 
@@ -93,7 +93,7 @@ def create_app(
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),
-            created=int(time.time()),
+            created=runtime.unix_ns() // 10**9,
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
             fetcher=_fetcher(config.server.allow_media_from),
             dialect=dialect_of(
@@ -106,6 +106,7 @@ def create_app(
             ),
             sampling=sampling,
             recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),
+            runtime=runtime,
         )
         serving = app.state.serving
         app.state.files = None  # a plug-in may store some
@@ -117,19 +118,20 @@ def create_app(
             app.state.bodies,
             ring,
             serving.has_others,
+            runtime=runtime,
             is_child=is_child,
         )
         async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
             # All records exist only after the engine's last events, which come before its `stop` returns.
-            ends.push_async_callback(run_in_threadpool, telemetry.close, TELEMETRY_CLOSE_SECONDS)
+            ends.push_async_callback(in_thread, runtime, telemetry.close, TELEMETRY_CLOSE_SECONDS)
             if ring is not None:
                 ends.push_async_callback(ring.close)
             engine.start()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
-            ends.push_async_callback(run_in_threadpool, engine.stop, 0.0)
-            tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
+            ends.push_async_callback(in_thread, runtime, engine.stop, 0.0)
+            tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag, runtime))]
             if ring is not None:
-                tasks.append(asyncio.create_task(ring.stay_fresh()))
+                tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
             for task in tasks:
                 ends.callback(task.cancel)
             await ends.enter_async_context(running(parts, app))
@@ -226,12 +228,21 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
     )
 
 
-async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
+async def in_thread(runtime: Runtime, call: Callable[[float], object], seconds: float) -> None:
+    """Call a function that may wait for so long, on a thread of its own."""
+    thread = runtime.executor("end")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, call, seconds)
+    finally:
+        thread.shutdown(wait=False)
+
+
+async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runtime = THREADS) -> None:
     """Measure how late the event loop wakes a sleeping task, until cancelled. Every stream is late by the same time."""
     while True:
-        before_ns = monotonic_ns()
+        before_ns = runtime.clock_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
-        observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
+        observe(max(0.0, (runtime.clock_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
 
 
 def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages | None = None) -> list[BaseRoute]:

@@ -143,6 +143,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.routes.root",
     "oaiserve.routes.serving",
     "oaiserve.routes.tokens",
+    "oaiserve.runtime",
     "oaiserve.storage.database",
     "oaiserve.storage.group_commit",
     "oaiserve.storage.private",

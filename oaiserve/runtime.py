@@ -1,4 +1,4 @@
-"""Time and threads: what a program cannot repeat by itself.
+"""Time, threads and chance: what a program cannot repeat by itself.
 
 Parts get a `Runtime` passed in. `THREADS` is the real one, in which each worker is a thread. Tests have a simulated
 one, in which one thread takes the turns of all workers, in an order that follows from a seed, and the clock leaps to
@@ -11,11 +11,12 @@ returns when it is to be called again.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ __all__ = [
     "ENDED",
     "THREADS",
     "Empty",
+    "Executor",
     "Priority",
     "Queue",
     "Runtime",
@@ -102,7 +104,7 @@ class Queue(Protocol[Item]):
 
 
 class Runtime(Protocol):
-    """The time and the threads of a process."""
+    """The time, the threads and the chance of a process."""
 
     def clock_ns(self) -> int:
         """Return the time of the monotonic clock."""
@@ -114,6 +116,10 @@ class Runtime(Protocol):
 
     def thread_cpu_ns(self) -> int:
         """Return the CPU time of the calling thread."""
+        ...
+
+    def token_hex(self, num_bytes: int) -> str:
+        """Return as many random bytes in hexadecimal, which nobody can guess."""
         ...
 
     def worker(
@@ -134,6 +140,11 @@ class Runtime(Protocol):
 
     def queue(self) -> Queue[Any]:
         """Make a queue for a caller that waits for what workers give it."""
+        ...
+
+    def executor(self, name: str) -> Executor:
+        """Return an executor of one thread, for calls that wait, such as for a disk. The thread is there already:
+        later, the system may have none left."""
         ...
 
 
@@ -218,6 +229,7 @@ class Threads:
 
     unix_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)
+    token_hex = staticmethod(secrets.token_hex)
 
     def worker(
         self,
@@ -234,6 +246,11 @@ class Threads:
 
     def queue(self) -> Queue[Any]:
         return SimpleQueue()
+
+    def executor(self, name: str) -> Executor:
+        executor = ThreadPoolExecutor(1, name)
+        executor.submit(bool)
+        return executor
 
 
 THREADS = Threads()

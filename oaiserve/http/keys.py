@@ -18,6 +18,7 @@ from typing import Protocol
 
 from oaiserve.config import is_header_value
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +128,17 @@ class Keyring:
             file.refresh()
         self._gather()
 
-    async def stay_fresh(self) -> None:
+    async def stay_fresh(self, runtime: Runtime = THREADS) -> None:
         """Refresh keys that may change, until cancelled. Files may be slow, so a worker thread reads them."""
-        while self._files or self.sources:
-            await asyncio.sleep(INTERVAL_SECONDS)
-            await asyncio.to_thread(self.refresh)
+        if not self._files and not self.sources:
+            return
+        thread = runtime.executor("keys")
+        try:
+            while True:
+                await asyncio.sleep(INTERVAL_SECONDS)
+                await asyncio.get_running_loop().run_in_executor(thread, self.refresh)
+        finally:
+            thread.shutdown(wait=False)
 
     def _gather(self) -> None:
         listed = [*self._own, *(key for file in self._files for key in file.keys)]

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
+from oaiserve.runtime import THREADS, Runtime
 
 if TYPE_CHECKING:
     from oaiserve.config import Config
@@ -67,6 +68,7 @@ class Serving:
     dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults
     recent_prompts: RecentPrompts  # those that later ones are compared with
+    runtime: Runtime = THREADS
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 
     @property

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -18,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from oaiserve.errors import StoreFailed
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage.store_options import StoreLimits
 
 logger = logging.getLogger(__name__)
@@ -37,14 +36,12 @@ class Store:
         connection: sqlite3.Connection,
         thread_name: str,
         limits: StoreLimits,
-        clock: Callable[[], float] = time.time,
+        runtime: Runtime = THREADS,
     ) -> None:
         self._connection = connection
-        self._thread = ThreadPoolExecutor(1, thread_name)
-        # This starts the thread. Later, the system may have none left, not even to close the store.
-        self._thread.submit(bool)
+        self._thread = runtime.executor(thread_name)
         self._limits = limits
-        self._clock = clock
+        self._runtime = runtime
 
     async def close(self) -> None:
         await self.do(self._connection.close)
@@ -53,6 +50,10 @@ class Store:
     async def do(self, work: Callable[[], T]) -> T:
         with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _clock(self) -> float:
+        """Return the Unix time in seconds."""
+        return self._runtime.unix_ns() / 1e9
 
     def _oldest(self) -> float:
         """Return the time before which items are too old."""

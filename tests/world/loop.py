@@ -28,7 +28,7 @@ from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
 from oaiserve.runtime import ENDED, Priority, Turn, When
 from tests.clocks import put_on_clock
-from tests.world.runtime import WorldFuture, WorldQueue, WorldWorker
+from tests.world.runtime import WorldExecutor, WorldFuture, WorldQueue, WorldWorker
 
 START_SECONDS = 1000.0
 UNIX_SECONDS = 1_700_000_000.0
@@ -249,6 +249,9 @@ class World(asyncio.BaseEventLoop):
 
     thread_cpu_ns = clock_ns
 
+    def token_hex(self, num_bytes: int) -> str:
+        return f"{self.random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
+
     def sleep(self, seconds: float) -> None:
         self.ahead += seconds
 
@@ -269,6 +272,9 @@ class World(asyncio.BaseEventLoop):
 
     def queue(self) -> WorldQueue[Any]:
         return WorldQueue(self)
+
+    def executor(self, name: str) -> WorldExecutor:
+        return WorldExecutor(self, name)
 
     def lateness(self, worker: WorldWorker[Any]) -> float:
         """Return how much later than it could the worker wakes up."""
@@ -313,15 +319,14 @@ class World(asyncio.BaseEventLoop):
         self._look()
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *given: Any) -> Any:
-        """Run work of a thread: at once, or by the double of an executor."""
+        """Run work of a thread: at once, unless it has an executor."""
+        if executor is not None:
+            return asyncio.wrap_future(executor.submit(work, *given), loop=self)
         future: asyncio.Future[Any] = self.create_future()
-        if hasattr(executor, "later"):
-            executor.later(work, future)
-        else:
-            try:
-                future.set_result(work(*given))
-            except Exception as error:
-                future.set_exception(error)
+        try:
+            future.set_result(work(*given))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
     async def create_connection(self, make: Callable[[], Any], ip: str, port: int, **tls: Any) -> Any:

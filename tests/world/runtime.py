@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -74,7 +74,9 @@ class WorldWorker(Generic[Item]):
         world = self._world
         if world.is_running():
             while timeout_seconds is None and self.is_alive:
+                world.ahead = max(world.ahead, self.free_at - world.now)
                 self.take_turn()
+                world.ahead = max(0.0, self.free_at - world.now)
         else:
             world.wait_for(lambda: not self.is_alive, timeout_seconds)
         return not self.is_alive
@@ -158,15 +160,54 @@ class WorldWorker(Generic[Item]):
 
 
 class WorldFuture(Future[Any]):
-    """A future whose result can be waited for: other things happen meanwhile."""
+    """A future whose result can be waited for. Other things happen meanwhile, in a callback its executor's."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, executor: WorldExecutor | None = None) -> None:
         super().__init__()
         self._world = world
+        self._executor = executor
 
     def result(self, timeout: float | None = None) -> Any:
         self._world.wait_for(self.done, timeout)
+        if self._executor is not None:
+            self._executor.do_all()
         return super().result(0)
+
+
+class WorldExecutor(Executor):
+    """An executor of one thread, whose calls take no time unless they move the clock ahead."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._worker: WorldWorker[None] = WorldWorker(world, name, self._turn, lambda: None)
+        self._worker.start()
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future = WorldFuture(self._world, self)
+        self._calls.append((future, lambda: call(*given, **named)))
+        self._worker.post(None)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if wait:
+            self.do_all()
+
+    def do_all(self) -> None:
+        while self._calls:
+            self._turn()
+
+    def _turn(self) -> int | None:
+        self._worker.clear()
+        if not self._calls:
+            return None
+        future, call = self._calls.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        return AT_ONCE
 
 
 class WorldQueue(Generic[Item]):

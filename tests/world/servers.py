@@ -28,7 +28,6 @@ from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase
-from oaiserve.storage import store as store_module
 from oaiserve.storage.store_options import StoreLimits
 from oaiserve.wire.address import Address
 from tests.databases import opened_databases
@@ -37,7 +36,7 @@ from tests.routes.doubles import FakeTelemetry
 from tests.world.loop import Process, State, World
 from tests.world.model import Model
 from tests.world.network import End, Network
-from tests.world.runtime import WorldWorker
+from tests.world.runtime import WorldExecutor, WorldWorker
 
 PORT = 8000
 GATEWAY_IP = "10.0.9.1"
@@ -75,43 +74,47 @@ def _takes_no_row(action: int, *_: object) -> int:
     return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
 
 
-class Disk:
+class Disk(WorldExecutor):
     """The thread and the disk of a store: writes take time, and fail when it is full."""
 
     connection: sqlite3.Connection
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        super().__init__(world, "response-store")
         self.seconds = 0.002
         self.is_full = False
         self.after_write: Callable[[], None] | None = None  # called once, before anybody knows that it is written
-        self._free_at = 0.0
 
-    def submit(self, work: Callable[[], Any]) -> None:
-        self.later(work, Future())
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        return super().submit(self._write, call, *given, **named)
 
-    def later(self, work: Callable[[], Any], future: Any) -> None:
-        self._free_at = max(self._free_at, self._world.now) + self.seconds
-        self._world.call_at(self._free_at, self._run, work, future)
-
-    def _run(self, work: Callable[[], Any], future: Any) -> None:
+    def _write(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        self._world.sleep(self.seconds)
         connection = self.connection
-        try:
-            if not future.cancelled():
-                if work != connection.close:
-                    connection.set_authorizer(_takes_no_row if self.is_full else None)
-                before = connection.total_changes
-                result = work()
-                if self.after_write is not None and work != connection.close and connection.total_changes > before:
-                    after_write = self.after_write
-                    self.after_write = None
-                    return after_write()
-                future.set_result(result)
-        except Exception as error:
-            future.set_exception(error)
+        if call == connection.close:
+            return call()
+        connection.set_authorizer(_takes_no_row if self.is_full else None)
+        before = connection.total_changes
+        result = call(*given, **named)
+        if self.after_write is not None and connection.total_changes > before:
+            after_write = self.after_write
+            self.after_write = None
+            after_write()
+        return result
 
-    def shutdown(self) -> None:
-        pass
+
+class Machine:
+    """The runtime of a server: the world, with a disk of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.disk = Disk(world)
+
+    def executor(self, name: str) -> WorldExecutor:
+        return self.disk if name == "response-store" else self._world.executor(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
 
 
 class Telemetry(FakeTelemetry):
@@ -251,10 +254,10 @@ class Replica(Host):
             **options,
         )
         self.fails = False
-        self.disk = Disk(world)
-        with opened_databases() as connections, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store_module, "ThreadPoolExecutor", lambda *_: self.disk)
-            store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
+        runtime: Any = Machine(world)
+        self.disk = runtime.disk
+        with opened_databases() as connections:
+            store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7), runtime)
         self.disk.connection = connections[str(self._path or ":memory:")][0]
         self.telemetry = Telemetry(world, self.name)
         parts = [part for part in own_plugins() if part.name != "responses"]
@@ -262,7 +265,8 @@ class Replica(Host):
             Config("m", self.options),
             self.engine,
             self.telemetry,
-            plugins=[*parts, with_store(lambda config: store)],
+            plugins=[*parts, with_store(lambda config, runtime: store)],
+            runtime=runtime,
         )
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -307,16 +311,8 @@ class GatewayHost(Host):
         return self.gateway.watch
 
 
-async def _in_thread(work: Any, *given: Any) -> Any:
-    """Run work at once, except the end of an engine, which waits for its step."""
-    if isinstance(engine := getattr(work, "__self__", None), WorldEngine):
-        await asyncio.sleep(max(0.0, engine.worker.free_at - asyncio.get_running_loop().time()))
-    return work(*given)
-
-
 def put_in_place(patch: pytest.MonkeyPatch) -> None:
-    """Let engines stop without a thread. The schema of the API is made once: it takes as long as ten requests."""
-    patch.setattr(app_module, "run_in_threadpool", _in_thread)
+    """Make the schema of the API once: it takes as long as ten requests."""
     publish = app_module.published
     published = cache(lambda **named: publish([], **named))
     patch.setattr(app_module, "published", lambda table, **named: published(**named))

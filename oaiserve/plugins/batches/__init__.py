@@ -48,7 +48,7 @@ def with_clock(clock: Callable[[], float]) -> Plugin:
         if not options.stores_responses:
             yield
             return
-        store = BatchStore(options.response_store, options.limits)
+        store = BatchStore(options.response_store, options.limits, backend.runtime)
         app.state.files = store
         app.state.batches = runner = BatchRunner(app, backend, store, clock)
         running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.

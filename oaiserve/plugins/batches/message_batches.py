@@ -3,7 +3,6 @@ OpenAI's. Their lines are answered by /v1/messages, if the server has that route
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import IO, Annotated, Any, Literal
@@ -114,7 +113,7 @@ class DeletedMessageBatch(msgspec.Struct):
 async def create(request: Request) -> Response:
     runner = runner_of(request)
     bodies = runner.backend.bodies
-    now = int(time.time())
+    now = runner.backend.runtime.unix_ns() // 10**9
     adaptations = Adaptations()
     body = await read_without_engine(request, bodies, MessageBatchBody, adaptations.note)
     batch = BatchObject(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, wraps
 from operator import attrgetter
@@ -120,7 +119,7 @@ async def create(request: Request) -> Response:
     """Answer with the batch and its estimated cost. A file with wrong lines makes a failed batch."""
     runner = runner_of(request)
     state = request.state
-    now = int(time.time())
+    now = runner.backend.runtime.unix_ns() // 10**9
     bodies = runner.backend.bodies
     adaptations = Adaptations()
     body = await read_without_engine(request, bodies, BatchBody, adaptations.note)

@@ -17,7 +17,6 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
-from uuid import uuid4
 
 import msgspec
 
@@ -25,6 +24,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
 from oaiserve.http.shared_limit import SharedLimit, is_within_share
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.plugins.batches.tables import SCHEMA
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.private import FILE_MODE
@@ -83,10 +83,10 @@ class BatchStore(Store):
     They are kept for as long as responses. Together they may have at most as many bytes as these, in shares by owner.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
         """Open the file. Raises StartupError."""
         connection = database.opened(path, SCHEMA, without_path="")
-        super().__init__(connection, "batch-store", limits)
+        super().__init__(connection, "batch-store", limits, runtime)
         self._folder = None if path is None else str(path.parent)
         self._commits = GroupCommit(self._thread, self._put_all)
         self._lock = None if path is None else opened_lock(path)
@@ -486,7 +486,7 @@ class BatchStore(Store):
                 *(batch.id, failed),
             )
             if num_lines:
-                file_id = f"file-{uuid4().hex}"
+                file_id = f"file-{self._runtime.token_hex(16)}"
                 filename = f"{batch.id}_{name[:-8]}.jsonl"
                 file = FileObject(
                     id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"

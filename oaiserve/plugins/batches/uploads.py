@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -65,7 +63,7 @@ async def store_upload(request: Request, adaptations: Adaptations, *, of_anthrop
             file = FileObject(
                 id=f"file-{lasting_id(request)}",
                 bytes=form.num_bytes,
-                created_at=int(time.time()),
+                created_at=runner.backend.runtime.unix_ns() // 10**9,
                 filename=form.filename,
                 purpose=form.purpose,
                 mime_type=form.media_type if of_anthropic and form.media_type else UNSET,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin, StartupError
 from oaiserve.plugins.keys.options import KeysOptions
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
@@ -40,15 +41,6 @@ def _check(config: Config) -> None:
         KeyTable(file).close()
 
 
-def _keys(config: Config) -> KeyStore | None:
-    from oaiserve.plugins.keys.key_store import KeyStore
-    from oaiserve.plugins.keys.key_table import KeyTable
-
-    if (file := _file(config)) is None:
-        return None
-    return KeyStore(KeyTable(file))
-
-
 def _routes(config: Config) -> list[Route]:
     from starlette.routing import Route
 
@@ -71,13 +63,27 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
 
 
-plugin = Plugin(
-    name="keys",
-    commands={"keys": Command("Create, list, limit and revoke API keys.", f"{__name__}.command")},
-    options={"Stored responses and files": StoreOptions, "Stored keys": KeysOptions},
-    check=_check,
-    keys=_keys,
-    routes=_routes,
-    lifespan=_lifespan,
-    is_in_front=True,
-)
+def with_runtime(runtime: Runtime) -> Plugin:
+    """Return the plug-in, whose store of keys works in this runtime."""
+
+    def keys(config: Config) -> KeyStore | None:
+        from oaiserve.plugins.keys.key_store import KeyStore
+        from oaiserve.plugins.keys.key_table import KeyTable
+
+        if (file := _file(config)) is None:
+            return None
+        return KeyStore(KeyTable(file, lambda: runtime.unix_ns() / 1e9), runtime)
+
+    return Plugin(
+        name="keys",
+        commands={"keys": Command("Create, list, limit and revoke API keys.", f"{__name__}.command")},
+        options={"Stored responses and files": StoreOptions, "Stored keys": KeysOptions},
+        check=_check,
+        keys=keys,
+        routes=_routes,
+        lifespan=_lifespan,
+        is_in_front=True,
+    )
+
+
+plugin = with_runtime(THREADS)

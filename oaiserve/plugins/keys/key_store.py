@@ -11,13 +11,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from oaiserve.errors import RateLimited, StartupError, Unavailable
 from oaiserve.plugins.keys.key_table import NO_LIMITS, KeyTable, StoredKey, Use
+from oaiserve.runtime import THREADS, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,11 @@ class RequestUse(Use):
 class KeyStore:
     """The stored keys, and their uses by requests."""
 
-    def __init__(self, table: KeyTable) -> None:
+    def __init__(self, table: KeyTable, runtime: Runtime = THREADS) -> None:
         self._table = table
         self._version = table.version()
         self._valid = table.valid(self._begin)
-        self._thread = ThreadPoolExecutor(1, "key-store")
+        self._thread = runtime.executor("key-store")
         # Each use has the future that a request waits for, or None if the use is being settled.
         self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
 

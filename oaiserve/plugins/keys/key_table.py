@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from oaiserve.errors import Forbidden, RateLimited, StartupError
 from oaiserve.http.keys import NAME_RULE, ROLES, Key, KeyUse, is_name
+from oaiserve.runtime import THREADS
 from oaiserve.storage.database import opened, transaction, usable
 
 SECOND = 1
@@ -132,7 +132,7 @@ class Use:
 class KeyTable:
     """The table of keys in a file. Only one thread at a time may call its methods."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = lambda: THREADS.unix_ns() / 1e9) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
         self._path = path
         self._connection = opened(path, _SCHEMA, "NORMAL")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from oaiserve.config import Config
     from oaiserve.plugins.responses.store import ResponseDatabase
+    from oaiserve.runtime import Runtime
 
 PATH = "/v1/responses"
 
@@ -64,14 +65,14 @@ def _front_routes(config: Config) -> list[Route]:
     return [socket_route(PATH)]
 
 
-def _opened(config: Config) -> ResponseDatabase:
+def _opened(config: Config, runtime: Runtime) -> ResponseDatabase:
     from oaiserve.plugins.responses.store import ResponseDatabase
 
     options = config.of(StoreOptions)
-    return ResponseDatabase(options.response_store, options.limits)
+    return ResponseDatabase(options.response_store, options.limits, runtime)
 
 
-def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
+def with_store(open_store: Callable[[Config, Runtime], ResponseDatabase]) -> Plugin:
     """Return the plug-in with the store that `open_store` opens when the server starts."""
 
     @asynccontextmanager
@@ -83,8 +84,8 @@ def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
 
         serving = app.state.serving
         options = serving.config.of(StoreOptions)
-        store = open_store(serving.config)
-        background = BackgroundStore(options.response_store, options.limits)
+        store = open_store(serving.config, serving.runtime)
+        background = BackgroundStore(options.response_store, options.limits, serving.runtime)
         app.state.responses = State(store, background, Runs(options.limits))
         show = serving.telemetry.show
         show(metrics.STORED, lambda: {(): store.counts().number})

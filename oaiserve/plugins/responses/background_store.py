@@ -7,14 +7,13 @@ cancelled stay here. The store knows nothing of HTTP.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.http.shared_limit import is_within_share
 from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage import database
 from oaiserve.storage.process_claim import NOBODY, ProcessClaim
 from oaiserve.storage.store import Store, on_thread
@@ -88,9 +87,9 @@ class BackgroundStore(Store):
     ones beyond that are refused; failed and cancelled ones make room for others, the oldest of the owner with the most.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
         """Open the file. Raises StartupError."""
-        super().__init__(database.opened(path, _SCHEMA), "background-store", limits, clock)
+        super().__init__(database.opened(path, _SCHEMA), "background-store", limits, runtime)
         self.is_shared = path is not None  # Other processes may have opened the file, too.
         self.claim = ProcessClaim(path)
 

@@ -6,7 +6,6 @@ A conversation is stored like a response whose input is all items of the convers
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -141,7 +140,8 @@ async def create(request: Request) -> Response:
     adaptations = Adaptations()
     body, _ = await read_parsed(request, ConversationBody, adaptations.note)
     items = _new_items(request, body.items, adaptations) if body.items else []
-    conversation = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
+    now = serving_of(request).runtime.unix_ns() // 10**9
+    conversation = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", now, _checked(body.metadata))
     stored = StoredResponse(
         conversation.id, conversation.id, None, msgspec.json.encode(conversation), msgspec.json.encode(items)
     )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +18,6 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from oaiserve.errors import ModelNotFound, Overloaded, Unauthorized, Unavailable
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.responses.background_store import Abandoned
 from oaiserve.plugins.responses.output import ResponseError
 from oaiserve.plugins.responses.state import State
@@ -64,15 +62,14 @@ async def follow(state: State, owner: str, response_id: str, after: int) -> Asyn
 class Resumption:
     """The abandoned responses that this process makes. Everything here runs on the event loop."""
 
-    def __init__(self, app: Starlette, state: State, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns the Unix time."""
+    def __init__(self, app: Starlette, state: State) -> None:
         self._app = app
         self._runs = state.runs
         self._store = state.background
         self._responses = state.store
-        self._clock = clock
         self._backend: Backend = app.state.backend
         self._serving: Serving = app.state.serving
+        self._runtime = self._serving.runtime
         self._answer = Errors(self._backend.answer)
         self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._under_way_bytes = 0
@@ -126,7 +123,7 @@ class Resumption:
 
     def _given_up(self, one: Abandoned) -> str:
         """Return why a response is not made again, or ""."""
-        if self._clock() > one.expires_at:
+        if self._runtime.unix_ns() / 1e9 > one.expires_at:
             return "The server ended before this response was complete, and the time for its completion is over."
         if one.num_deaths >= MOST_DEATHS:
             return f"The server ended {one.num_deaths} times while it made this response."
@@ -144,7 +141,7 @@ class Resumption:
         _, retry_ns = self._refusals.get(name, (0, 0))
         is_full = len(self._under_way) >= self._serving.engine.capacity["max_running"]
         has_bytes = not self._under_way or self._under_way_bytes + one.num_bytes <= MOST_BYTES
-        if is_full or not has_bytes or monotonic_ns() < retry_ns:
+        if is_full or not has_bytes or self._runtime.clock_ns() < retry_ns:
             return
         with suppress(ModelNotFound):  # Another server of this store may have it.
             self._serving.check_model(one.model)
@@ -171,7 +168,7 @@ class Resumption:
         elif status in (Overloaded.status, Unavailable.status):
             number = self._refusals.get((one.owner, one.id), (0, 0))[0]
             seconds = min(MOST_RETRY_SECONDS, LOOK_SECONDS * 2 ** min(number, 10))
-            self._refusals[one.owner, one.id] = number + 1, monotonic_ns() + int(seconds * 1e9)
+            self._refusals[one.owner, one.id] = number + 1, self._runtime.clock_ns() + int(seconds * 1e9)
         else:
             await self._fail(one, msgspec.json.decode(answer)["error"]["message"])
 

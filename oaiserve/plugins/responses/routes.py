@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from random import getrandbits
 from typing import Any
@@ -144,7 +143,7 @@ def _answer(
     parameters.check_metadata(body.metadata or {})
     window = (body.background_options or BackgroundOptions()).completion_window or "soonest"
     # The time since a response that is made again was accepted. A gateway sends the ids of new ones, too.
-    age_seconds = 0.0 if exchange.ids is None else max(0.0, time.time() - intake.head.created)
+    age_seconds = 0.0 if exchange.ids is None else max(0.0, serving.runtime.unix_ns() / 1e9 - intake.head.created)
     seed = getrandbits(63) if exchange.ids is None else exchange.ids.seed
     if body.background:
         _check_background(body, serving)

@@ -7,7 +7,6 @@ engine.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -65,7 +64,7 @@ class Run:
             self.state = self.state._replace(response=response)
 
     def end(self) -> None:
-        self.ended = time.monotonic()
+        self.ended = asyncio.get_running_loop().time()
         self.is_over.set()
         self._wake()
 
@@ -118,7 +117,7 @@ class Runs:
         self._runs.pop(run.id, None)
 
     def _is_too_old(self, run: Run) -> bool:
-        return run.is_over.is_set() and time.monotonic() - run.ended >= self._limits.seconds
+        return run.is_over.is_set() and asyncio.get_running_loop().time() - run.ended >= self._limits.seconds
 
     def make_room(self) -> None:
         num_bytes = sum(run.num_bytes for run in self._runs.values())

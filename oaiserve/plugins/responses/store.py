@@ -6,8 +6,7 @@ or of the content of a response.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.store import Store, on_thread, reported
@@ -109,9 +109,9 @@ class ResponseDatabase(Store):
     response is that of the last turn of its conversations. A response that is too large by itself is not stored.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
-        super().__init__(database.opened(path, _SCHEMA), "response-store", limits, clock)
+        super().__init__(database.opened(path, _SCHEMA), "response-store", limits, runtime)
         self._commits = GroupCommit(self._thread, self._put_all)
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
         with database.usable(path):

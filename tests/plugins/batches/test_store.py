@@ -15,7 +15,9 @@ from oaiserve.plugins.batches import store as batch_store
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
 from oaiserve.plugins.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
 from oaiserve.storage.store_options import StoreLimits, StoreOptions
-from tests.databases import held_up, opened_databases
+from tests.databases import opened_databases
+from tests.world.loop import World
+from tests.world.schedules import schedules
 
 
 async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}") -> int:
@@ -49,23 +51,24 @@ async def total_bytes(store: BatchStore) -> int:
     return int(str(refused.value).partition("Yours have ")[2].split()[0])
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
-    with opened_databases() as connections:
-        store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
-    owned = [Owned(batch_of(name), "", await stored_file(store)) for name in ("left", "stays")]
-    for one in owned:
-        await store.add_batch(one, [Line(1, "a", 0, 2)])
-    with held_up(connections[""][0]):
+@schedules(20)
+def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting(world: World) -> None:
+    async def answers_kept() -> list[int]:
+        owned = [Owned(batch_of(name), "", await stored_file(store)) for name in ("left", "stays")]
+        for one in owned:
+            await store.add_batch(one, [Line(1, "a", 0, 2)])
         before = asyncio.create_task(store.files("", None, 9, None))
         left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
         for _ in range(3):
-            await asyncio.sleep(0)  # By then both writes wait for the held-up read.
+            await asyncio.sleep(0)  # By then both writes wait for the thread.
         left.cancel()
         await asyncio.wait([left])
-    await asyncio.wait_for(asyncio.gather(before, stays), 60)
-    counts = [batch.request_counts.completed for batch in await store.batches("", 9, None)]
-    await store.close()
-    assert counts == [1, 1]
+        await asyncio.gather(before, stays)
+        return [batch.request_counts.completed for batch in await store.batches("", 9, None)]
+
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0), world)
+    assert world.run_until_complete(answers_kept()) == [1, 1]
+    world.run_until_complete(store.close())
 
 
 async def test_names_lines_and_answers_count_for_the_limit_and_deleting_gives_their_room_back() -> None:

@@ -25,8 +25,12 @@ from oaiserve.plugins.responses.store import (
     StoredDecoder,
     StoredResponse,
 )
+from oaiserve.runtime import Threads
+from oaiserve.storage import database
 from oaiserve.storage.store_options import StoreLimits
-from tests.databases import held_up, opened_databases
+from tests.databases import opened_databases
+from tests.world.loop import World
+from tests.world.schedules import schedules
 
 ROOT = Path(__file__).parents[3]
 MakeStore = Callable[..., ResponseDatabase]
@@ -39,11 +43,13 @@ def wide(number: int = 1000, num_bytes: int = 2**20, seconds: float = 1000) -> S
 WIDE = wide()
 
 
-class Clock:
+class Clock(Threads):
+    """Threads whose wall clock a test moves."""
+
     now = 1_000_000.0
 
-    def __call__(self) -> float:
-        return self.now
+    def unix_ns(self) -> int:  # type: ignore[override]
+        return int(self.now * 1e9)
 
 
 def turn(response_id: str, previous_id: str | None = None, num_bytes: int = 10) -> StoredResponse:
@@ -54,7 +60,7 @@ def turn(response_id: str, previous_id: str | None = None, num_bytes: int = 10) 
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
     stores: list[ResponseDatabase] = []
 
-    def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseDatabase:
+    def make(limits: StoreLimits = WIDE, clock: Clock | None = None) -> ResponseDatabase:
         clock = clock or Clock()
         stores.append(ResponseDatabase(None if request.param == "memory" else tmp_path / "responses.db", limits, clock))
         return stores[-1]
@@ -77,9 +83,9 @@ class ListStore:
         if stored.num_bytes > self._limits.num_bytes:
             return
         chain = {turn.id for turn in self._before(owner, stored.previous_id)}
-        used = [(o, turn, self._clock()) for o, turn, _ in self._rows if o == owner and turn.id in chain]
+        used = [(o, turn, self._clock.now) for o, turn, _ in self._rows if o == owner and turn.id in chain]
         self._rows = [row for row in self._rows if not (row[0] == owner and row[1].id in chain)] + used
-        self._rows.append((owner, stored, self._clock()))
+        self._rows.append((owner, stored, self._clock.now))
         while len(self._rows) > self._limits.number:
             self._drop_oldest_of(lambda rows: len(rows))
         while sum(row[1].num_bytes for row in self._rows) > self._limits.num_bytes:
@@ -114,7 +120,7 @@ class ListStore:
         return turns
 
     def _expire(self) -> None:
-        self._rows = [row for row in self._rows if row[2] > self._clock() - self._limits.seconds]
+        self._rows = [row for row in self._rows if row[2] > self._clock.now - self._limits.seconds]
 
 
 OWNERS = st.sampled_from("abc")
@@ -301,20 +307,41 @@ def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) ->
     assert sum(statement.startswith("COMMIT") for statement in statements) < 50
 
 
-def test_what_its_client_no_longer_waits_for_is_not_stored(tmp_path: Path) -> None:
-    async def put(store: ResponseDatabase, connection: sqlite3.Connection) -> list[StoredResponse | None]:
-        with held_up(connection) as is_held:
-            first = asyncio.ensure_future(store.put("", turn("first")))
-            await asyncio.to_thread(is_held.wait, 60)
-            left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
-            await asyncio.sleep(0)  # Both wait for the first one.
-            left.cancel()
-            await asyncio.sleep(0)
-        await asyncio.gather(first, stays)
+@schedules(20)
+def test_what_its_client_no_longer_waits_for_is_not_stored(world: World) -> None:
+    async def put() -> list[StoredResponse | None]:
+        left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
+        await asyncio.sleep(0)  # Both wait for the thread.
+        left.cancel()
+        await stays
         return [await store.get("", name) for name in ("left", "stays")]
 
-    with opened_connection(tmp_path / "responses.db") as (store, connection):
-        assert run(put(store, connection)) == [None, turn("stays")]
+    store = ResponseDatabase(None, WIDE, world)
+    assert world.run_until_complete(put()) == [None, turn("stays")]
+    world.run_until_complete(store.close())
+
+
+@schedules(200)
+def test_each_put_whose_client_waits_for_it_is_stored_and_each_one_given_up_is_whole_or_not_there(world: World) -> None:
+    draw = world.random
+
+    async def put(number: int) -> bool:
+        await asyncio.sleep(draw.random() / 10)
+        await store.put("", turn(f"r{number}"))
+        return True
+
+    async def put_all() -> tuple[list[bool | BaseException], list[StoredResponse | None]]:
+        puts = [asyncio.ensure_future(put(number)) for number in range(20)]
+        for one in draw.sample(puts, 8):
+            world.call_later(draw.random() / 5, one.cancel)
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        return results, [await store.get("", f"r{number}") for number in range(20)]
+
+    store = ResponseDatabase(None, WIDE, world)
+    results, stored = world.run_until_complete(put_all())
+    world.run_until_complete(store.close())
+    for number, (result, found) in enumerate(zip(results, stored, strict=True)):
+        assert found == turn(f"r{number}") or (found is None and isinstance(result, asyncio.CancelledError))
 
 
 def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -444,7 +471,7 @@ def test_a_new_file_may_be_opened_by_another_process_at_the_same_time(
         waits.append(seconds)
         other.communicate(b"go on\n")
 
-    monkeypatch.setattr(responses_store.time, "sleep", until_the_other_is_done)
+    monkeypatch.setattr(database.time, "sleep", until_the_other_is_done)
     responses_store.check(path)
     assert len(waits) == 1
 
