@@ -109,6 +109,7 @@ class Engine:
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=self._clock_ns,
+            incarnation=parts.runtime.token_hex(8),
         )
 
     @classmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from secrets import token_hex
 from threading import Lock
 
 from oaiserve.engine.sequences.blocks import BlockHash
@@ -35,15 +34,17 @@ class Reports:
         prompts: deque[ComputedPrompt],
         is_cached: Callable[[BlockHash], bool],
         clock_ns: Callable[[], int],
+        incarnation: str,
     ) -> None:
-        """`prompts` gets the prompts computed by the engine thread. `is_cached` may be called on any thread."""
+        """`prompts` gets the prompts computed by the engine thread. `is_cached` may be called on any thread.
+        `incarnation` is a random name of this engine."""
         self._snapshot = snapshot
         self._prompts = prompts
         self._is_cached = is_cached
         self._clock_ns = clock_ns
         self._lock = Lock()
         self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
-        self._incarnation = token_hex(8)
+        self._incarnation = incarnation
         self._before = snapshot()  # at the report before
         self._load = self._before.load
         self._last: ReplicaReport | None = None

@@ -69,7 +69,7 @@ class Parts:
         self.now = EngineNumbers(load=LoadTotals(self.clock()))
         self.prompts: deque[list[tuple[int, BlockHash]]] = deque()
         self.cached = {BlockHash(b"a"), BlockHash(b"b")}
-        self.reports = Reports(lambda: self.now, self.prompts, lambda place: place in self.cached, self.clock)
+        self.reports = Reports(lambda: self.now, self.prompts, lambda place: place in self.cached, self.clock, "ab")
 
 
 def test_a_report_is_of_what_is_still_cached_and_has_the_means_since_the_one_before() -> None:

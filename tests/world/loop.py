@@ -377,7 +377,6 @@ def clocks(world: World) -> Iterator[None]:
         patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
         patch.setattr(anyio.to_thread, "run_sync", _at_once)
         patch.setattr("oaiserve.routes.door.middleware.token_hex", token_hex)
-        patch.setattr("oaiserve.engine.replica_reports.token_hex", token_hex)
         patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
         patch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
         for kind in (upstream.ReplicaConnection, Connection, LoopStream):
