@@ -43,6 +43,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _cached = re.compile(rb'"(cached|cache_write)_tokens":\d+')
 _signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
+# Events without news, which a stream gets after a silence of ten seconds.
+_activity = re.compile(rb'"delta":""|"delta":\{\}.*"finish_reason":null|"text":"".*"finish_reason":null')
+_number = re.compile(rb'(?<="sequence_number":)\d+')
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)
 _hidden = (b"x-oaiserve-kind", b"x-oaiserve-sent", b"x-oaiserve-stream")
 
@@ -132,12 +135,33 @@ def _shown(content: bytes) -> bytes:
     return _cached.sub(rb'"\1_tokens":0', shown(content))
 
 
+def _events(content: bytes) -> dict[int, list[bytes]]:
+    """Return the events of a stream that bring news, by choice. They are numbered as if there were no others; where a
+    number is wrong, it stays so."""
+    kept: list[bytes] = []
+    num_numbered = 0
+    num_kept = 0
+    has_begun = False
+    for event in content.split(b"\n\n"):
+        begins = event.startswith(b"event: response.in_progress")
+        is_news = not _activity.search(event) and not (begins and has_begun)
+        has_begun |= begins
+        if number := _number.search(event):
+            if int(number[0]) == num_numbered:
+                event = _number.sub(b"%d" % num_kept, event, count=1)
+            num_numbered += 1
+            num_kept += is_news
+        if is_news:
+            kept.append(event)
+    return by_choice(b"\n\n".join(kept))
+
+
 class Judge:
     """Knows the answers of an undisturbed server, and compares."""
 
     def __init__(self, references: dict[str, list[Answer]]) -> None:
         self._references = {
-            case: [by_choice(_shown(one.body)) if one.is_stream else _shown(one.body) for one in answers]
+            case: [_events(_shown(one.body)) if one.is_stream else _shown(one.body) for one in answers]
             for case, answers in references.items()
         }
 
@@ -167,7 +191,7 @@ class Judge:
             return f"{what}: it differs from an undisturbed one: {body!r}"
         if answer.silent_seconds > MOST_SILENT_SECONDS and not may_break:
             return f"{what}: it paused for {answer.silent_seconds:.1f} s"
-        events = by_choice(body)
+        events = _events(body)
         if answer.is_complete and not has_left and events in references:
             return ""
         rest = events.get(-1, [])
