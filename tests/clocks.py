@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
 
 import pytest
 
@@ -10,7 +12,13 @@ from oaiserve.facts.times import RequestTimes
 
 def put_on_clock(patch: pytest.MonkeyPatch, clock_ns: Callable[[], int]) -> None:
     """Patch the clock in all imported modules that read it directly. The engine gets its clock from its constructor."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("oaiserve.") and hasattr(module, "monotonic_ns"):
-            patch.setattr(module, "monotonic_ns", clock_ns)
+    for module in _readers(len(sys.modules)):
+        patch.setattr(module, "monotonic_ns", clock_ns)
     patch.setattr(RequestTimes.ended, "__defaults__", (clock_ns,))
+
+
+@lru_cache(maxsize=1)
+def _readers(num_imported: int) -> list[ModuleType]:
+    """Return the modules that read the clock, of so many that are imported. To look for them takes 10 ms."""
+    modules = [module for name, module in [*sys.modules.items()] if name.startswith("oaiserve.")]
+    return [module for module in modules if hasattr(module, "monotonic_ns")]

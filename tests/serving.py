@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -151,6 +150,18 @@ class Served:
     def chat(self, **body: object) -> httpx.Response:
         return self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "Hi"}], **body})
 
+    def client(self, **options: Any) -> httpx.Client:
+        """Return a client of its own, which does not check the answers."""
+        return httpx.Client(**{"base_url": self.url, "timeout": 60} | options)
+
+    def connect(self) -> Any:
+        """Return a socket that is connected to the server."""
+        url = httpx.URL(self.url)
+        return socket.create_connection((url.host, url.port or 0), timeout=60)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        wait_until(condition)
+
     def sdk(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
 
@@ -231,8 +242,7 @@ def serve(serve_session: Serve) -> Serve:
         wait_until(lambda: not served.open_requests)
         served.engine.reset()
         served.engine.script = script or served.engine.script
-        served.telemetry.records = queue.Queue()
-        served.telemetry.sampled_traces.clear()
+        served.telemetry.reset()
         return served
 
     return fresh
@@ -241,3 +251,10 @@ def serve(serve_session: Serve) -> Serve:
 @pytest.fixture
 def served(serve: Serve) -> Served:
     return serve()
+
+
+@pytest.fixture
+def served_on_a_port() -> Iterator[Served]:
+    """A server for a client that opens its own socket."""
+    with serving(Config("org/demo")) as served:
+        yield served

@@ -49,7 +49,7 @@ BESIDE_TRANSFORMERS = tuple(
 )
 # Tests with the SDKs. Those of a plug-in are deleted with it.
 OF_OPENAI = (
-    *("tests/routes/test_media.py", "tests/routes/test_protocol.py", "tests/routes/test_tools.py"),
+    *("tests/http/test_media.py", "tests/routes/test_protocol.py", "tests/routes/test_tools.py"),
     *("tests/plugins/batches/test_batches.py", "tests/plugins/responses/test_background.py"),
     *("tests/plugins/responses/test_compact.py", "tests/plugins/responses/test_conversations.py"),
 )

@@ -62,6 +62,11 @@ class Client:
             self.ended_ns = engine.clock_ns()
 
     @property
+    def end(self) -> str:
+        """The kind of its last event, or of its refusal."""
+        return type(self.events[-1] if self.events else self.refusal).__name__
+
+    @property
     def answer(self) -> Answer:
         choices: Answer = {}
         for event in self.events:
@@ -185,7 +190,7 @@ def test_each_request_ends_once_with_its_bytes_and_leaves_nothing(world: World) 
         if draw.random() < 0.3:
             world.call_later(at + draw.expovariate(4), engine.abort, client.request.request_id)
     engines.run()
-    assert {type(client.events[-1]).__name__ for client in engines.clients} <= {"Finished", "Aborted"}
+    assert {client.end for client in engines.clients} <= {"Finished", "Aborted"}
 
 
 @schedules(60)
@@ -239,7 +244,7 @@ def test_nothing_is_lost_or_left_after_each_turn(act: str, options: dict[str, An
             is_over = not world.run_until(lambda worker=worker, turns=num_turns: worker.num_turns == turns, 100)
             ACTS[act].do(engines)
             engines.run()
-            assert {type(client.events[-1]).__name__ for client in engines.clients} <= ACTS[act].ends
+            assert {client.end for client in engines.clients} <= ACTS[act].ends
     assert num_turns > 30
 
 

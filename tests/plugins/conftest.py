@@ -1,4 +1,7 @@
 """The servers around scripted engines, and a small model, that tests of plug-ins share."""
 
-from tests.e2e.live import small_model  # noqa: F401 - fixtures
-from tests.serving import serve, serve_session, served  # noqa: F401
+from tests.e2e.live import small_model
+from tests.serving import served_on_a_port
+from tests.world.serving import place, place_session, serve, serve_session, served
+
+__all__ = ["place", "place_session", "serve", "serve_session", "served", "served_on_a_port", "small_model"]

@@ -1,3 +1,6 @@
 """The real servers around scripted engines that tests of routes ask."""
 
-from tests.serving import serve, serve_session, served  # noqa: F401 - fixtures
+from tests.serving import served_on_a_port
+from tests.world.serving import place, place_session, serve, serve_session, served
+
+__all__ = ["place", "place_session", "serve", "serve_session", "served", "served_on_a_port"]

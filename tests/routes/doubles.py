@@ -44,8 +44,9 @@ from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import EngineAccount, RequestRecord
-from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.observations import Observations
@@ -56,6 +57,11 @@ from tests.engine.logprobs_for_tests import token_logprobs
 VOCAB_SIZE = 1000
 
 Script = Callable[[Request], Iterable[list[Event]]]  # the events that the engine delivers, step by step
+
+
+def queue_in(runtime: Runtime) -> Any:
+    """Return a queue that a test reads, in this runtime."""
+    return queue.Queue() if runtime is THREADS else runtime.queue()
 
 
 class FakeTemplate:
@@ -125,7 +131,8 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    def __init__(self, template: FakeTemplate | None = None) -> None:
+    def __init__(self, template: FakeTemplate | None = None, runtime: Runtime = THREADS) -> None:
+        self._runtime = runtime
         self.max_model_len = 4096
         self.vocab_size = VOCAB_SIZE
         self.tokenizer = FakeTokenizer(template)
@@ -147,10 +154,12 @@ class FakeEngine:
         self.is_reporting = False
         self.script: Script = says("Hello", " world")
         self.submit_error: APIError | None = None
-        self.submitted: queue.Queue[Request] = queue.Queue()
-        self.aborted: queue.Queue[str] = queue.Queue()
-        self.gives_back: queue.Queue[int] = queue.Queue()
-        self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # client and bytes of each turn with the tokenizer
+        self.submitted: queue.Queue[Request] = queue_in(self._runtime)
+        self.aborted: queue.Queue[str] = queue_in(self._runtime)
+        self.gives_back: queue.Queue[int] = queue_in(self._runtime)
+        self.turns: queue.Queue[tuple[str, int]] = queue_in(
+            self._runtime
+        )  # client and bytes of each turn with the tokenizer
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
 
@@ -206,7 +215,7 @@ class FakeEngine:
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self.submit_error is not None:
             raise self.submit_error
-        now_ns = monotonic_ns()
+        now_ns = self._runtime.clock_ns()
         times = RequestTimes(request.received_ns, submitted=now_ns, tokenize_started=now_ns, tokenized=now_ns)
         self.open[request.request_id] = deliver
         self.times[request.request_id] = times
@@ -216,12 +225,12 @@ class FakeEngine:
         except APIError as error:
             self.deliver([failed(request.request_id, error, Usage(0, 0, 0))])
             return
-        times.scheduled = monotonic_ns()
+        times.scheduled = self._runtime.clock_ns()
         for events in self.script(request):
             if times.first_token is None and any(isinstance(event, TokenChunk) for event in events):
-                times.first_token = monotonic_ns()
+                times.first_token = self._runtime.clock_ns()
             if isinstance(events[-1], Finished):
-                times.last_token = monotonic_ns()
+                times.last_token = self._runtime.clock_ns()
                 times.first_token = times.first_token or times.last_token
             self.deliver(events)
 
@@ -371,14 +380,18 @@ def starts(*texts: str) -> Script:
 
 
 class FakeTelemetry:
-    def __init__(self) -> None:
-        self.records: queue.Queue[RequestRecord] = queue.Queue()
+    def __init__(self, runtime: Runtime = THREADS) -> None:
+        self._runtime = runtime
+        self.reset()
         self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
         self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
         self.closed = False
         self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins
         self.histograms: dict[str, list[float]] = {}  # likewise
         self.refused_access: list[str] = []  # the reasons
+
+    def reset(self) -> None:
+        self.records: queue.Queue[RequestRecord] = queue_in(self._runtime)
         self.sampled_traces: set[int] = set()
 
     def is_sampled(self, trace: TraceContext) -> bool:

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import socket
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,7 @@ def check_refused(response: httpx.Response, status: int, code: str | None, *word
 
 def raw(served: Served, request: bytes) -> bytes:
     """Send bytes and return the answer, which ends with the connection."""
-    port = httpx.URL(served.url).port
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+    with served.connect() as sock:
         sock.sendall(request)
         return b"".join(iter(lambda: sock.recv(65536), b""))
 

@@ -26,10 +26,10 @@ def check(response: httpx.Response) -> None:
     assert error["request_id"] == response.headers["x-request-id"]
 
 
-def test_no_generated_request_makes_the_server_fail(served: Served, tmp_path: Path) -> None:
+def test_no_generated_request_makes_the_server_fail(served_on_a_port: Served, tmp_path: Path) -> None:
     log_file = tmp_path / "log"
     log_file.touch()
-    strike = Strike(served.url, log_file, quick=False, answer_seconds=30)
+    strike = Strike(served_on_a_port.url, log_file, quick=False, answer_seconds=30)
     asyncio.run(strike.ask_all(generate(seed=5, number=400), 16))
     (attack,) = (each for each in ATTACKS if each.name == "generated")
     assert len(strike.answers) == 400

@@ -15,7 +15,7 @@ from tests.serving import Served
 def ask(
     served: Served, path: str = "/v1/completions", headers: dict[str, Any] | None = None, **body: object
 ) -> httpx.Response:
-    with httpx.Client(base_url=served.url) as client:
+    with served.client() as client:
         return client.post(path, json=BODIES[path] | body, headers=headers)
 
 

@@ -137,9 +137,9 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
     looks: list[list[dict[str, Any]]] = []
 
     def look() -> None:
-        looks.append(httpx.get(f"{served.url}/debug/requests").json()["open"])
+        looks.append(client.get("/debug/requests").json()["open"])
         if looks[-1]:
-            alone = httpx.get(f"{served.url}/debug/requests/slow").json()
+            alone = client.get("/debug/requests/slow").json()
             assert (alone["request_id"], alone["phase"]) == ("slow", "receive")
 
     def body() -> Iterator[bytes]:
@@ -149,7 +149,8 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
         yield b'"prompt": "a", "max_tokens": 1}'
 
     headers = {"content-type": "application/json", "x-request-id": "slow"}
-    assert httpx.post(f"{served.url}/v1/completions", content=body(), headers=headers).status_code == 200
+    client = served.client()
+    assert client.post("/v1/completions", content=body(), headers=headers).status_code == 200
     (row,) = looks[-1]
     assert (row["request_id"], row["phase"], row["prompt_tokens"]) == ("slow", "receive", 0)
     assert (row["operation"], row["route"], row["model"]) == ("text_completion", "/v1/completions", "org/demo")

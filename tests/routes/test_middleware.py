@@ -2,12 +2,10 @@
 
 from urllib.parse import urljoin
 
-import httpx
 import pytest
 
 from oaiserve.routes.exchange import Exchange
 from tests.serving import Serve, Served
-from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/v1/completions"])
@@ -34,8 +32,8 @@ def test_a_request_whose_record_cannot_be_made_does_not_stay_open(
     served = serve()
     monkeypatch.setattr(Exchange, "deadline_outcome", lambda exchange, times: 1 // 0)
     # The server closes the connection, which other tests should not share.
-    httpx.post(f"{served.url}/v1/completions", json={"prompt": prompt})
-    wait_until(lambda: not served.open_requests)
+    served.client().post("/v1/completions", json={"prompt": prompt})
+    served.wait_until(lambda: not served.open_requests)
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "//v1/models", "/v1///models"])

@@ -84,16 +84,16 @@ def test_two_requests_with_the_same_id_get_different_answer_ids(served: Served) 
     assert [served.telemetry.next_record().request_id for _ in range(2)] == ["same", "same"]
 
 
-def test_the_documented_client_sends_the_trace_of_its_current_span(served: Served) -> None:
+def test_the_documented_client_sends_the_trace_of_its_current_span(served_on_a_port: Served) -> None:
     page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
     section = page.split("### A trace that begins in your client")[1]
-    code = section.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", served.url)
+    code = section.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", served_on_a_port.url)
     documented: dict[str, Any] = {}
     exec(code, documented)
     span = otel.NonRecordingSpan(otel.SpanContext(0xABC, 5, False, otel.TraceFlags(1)))
     with otel.use_span(span), documented["client"] as client:
         client.completions.create(model="org/demo", prompt="Hi")
-    trace = served.telemetry.next_record().trace
+    trace = served_on_a_port.telemetry.next_record().trace
     assert (trace.trace_id, trace.parent_span_id, trace.parent_sampled) == (0xABC, 5, True)
 
 

@@ -168,15 +168,28 @@ class World(asyncio.BaseEventLoop):
         """Let happen what happens, from outside of callbacks. Return whether it is reached before everything is at rest
         and before that much time has passed."""
         end = self.now + most_seconds
-        while not is_reached():
-            while self._timers and self._timers[0][2].cancelled():
-                heappop(self._timers)
-            if not self.ready and not (self._timers and self._timers[0][0] <= end):
-                if end < inf:
-                    self.now = end
-                return bool(is_reached())
-            self._run_once()
+        with self._running():
+            while not is_reached():
+                while self._timers and self._timers[0][2].cancelled():
+                    heappop(self._timers)
+                if not self.ready and not (self._timers and self._timers[0][0] <= end):
+                    if end < inf:
+                        self.now = end
+                    return bool(is_reached())
+                self._run_once()
         return True
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Be the running loop, for what asks asyncio for it."""
+        before = asyncio._get_running_loop()
+        self._thread_id = self._thread
+        asyncio._set_running_loop(self)
+        try:
+            yield
+        finally:
+            self._thread_id = None
+            asyncio._set_running_loop(before)
 
     def _look(self) -> None:
         """Let go on with their turns the workers that can."""
@@ -308,6 +321,8 @@ class World(asyncio.BaseEventLoop):
             if not timer.cancelled():
                 self.now = max(self.now, when)
                 self.ready.append(timer)
+                while self._timers and self._timers[0][0] <= self.now:  # what comes at the same moment
+                    self.ready.append(heappop(self._timers)[2])
         handle = self.ready.popleft()
         if handle.cancelled():
             return
@@ -358,8 +373,29 @@ async def _at_once(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 @contextmanager
+def on_clock(world: World) -> Iterator[pytest.MonkeyPatch]:
+    """Put oaiserve on the world's clock and random numbers, for as long as the block lasts."""
+
+    def token_hex(num_bytes: int) -> str:
+        return f"{random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
+
+    before = random.getstate()
+    with pytest.MonkeyPatch.context() as patch:
+        random.seed(world.random.getrandbits(64))
+        put_on_clock(patch, lambda: world.now_ns)
+        patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
+        patch.setattr(anyio.to_thread, "run_sync", _at_once)
+        patch.setattr("oaiserve.routes.door.middleware.token_hex", token_hex)
+        patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
+        try:
+            yield patch
+        finally:
+            random.setstate(before)
+
+
+@contextmanager
 def clocks(world: World) -> Iterator[None]:
-    """Put oaiserve on the world's clock, random numbers and hashes, for as long as the block lasts."""
+    """Put oaiserve on the world's clock, random numbers and hashes, and let each token come by itself."""
     numbers: dict[int, tuple[object, int]] = {}
 
     def in_order(self: object) -> int:
@@ -367,21 +403,8 @@ def clocks(world: World) -> Iterator[None]:
             numbers[id(self)] = (self, len(numbers))  # kept, so that no other object gets its id
         return numbers[id(self)][1]
 
-    def token_hex(num_bytes: int) -> str:
-        return f"{random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
-
-    before = random.getstate()
-    with pytest.MonkeyPatch.context() as patch:
-        random.seed(world.seed)
-        put_on_clock(patch, lambda: world.now_ns)
-        patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
-        patch.setattr(anyio.to_thread, "run_sync", _at_once)
-        patch.setattr("oaiserve.routes.door.middleware.token_hex", token_hex)
-        patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
+    with on_clock(world) as patch:
         patch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
         for kind in (upstream.ReplicaConnection, Connection, LoopStream):
             patch.setattr(kind, "__hash__", in_order, raising=False)
-        try:
-            yield
-        finally:
-            random.setstate(before)
+        yield

@@ -154,7 +154,7 @@ class End(asyncio.Transport):
         self.look()
 
     def write(self, data: Any) -> None:
-        if self.is_closing():
+        if self.is_closing() or not data:
             return
         self._unsent.append(bytes(data))
         self._flush()

@@ -72,7 +72,7 @@ class WorldWorker(Generic[Item]):
     def join(self, timeout_seconds: float | None = None) -> bool:
         """Wait until it has ended. Within a callback of an event loop, nothing but its own turns can come meanwhile."""
         world = self._world
-        if world.is_running():
+        if world.worker_now is None and world.is_running():
             while timeout_seconds is None and self.is_alive:
                 world.ahead = max(world.ahead, self.free_at - world.now)
                 self.take_turn()
@@ -215,19 +215,19 @@ class WorldQueue(Generic[Item]):
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._items: deque[Item] = deque()
-        self.put = self._items.append
-        self.qsize = self._items.__len__
+        self.queue: deque[Item] = deque()  # as in `queue.Queue`
+        self.put = self.queue.append
+        self.qsize = self.queue.__len__
 
     def get(self, timeout: float | None = None) -> Item:
-        if not self._world.wait_for(lambda: self._items, timeout):
+        if not self._world.wait_for(lambda: self.queue, timeout):
             raise Empty
-        return self._items.popleft()
+        return self.queue.popleft()
 
     def get_nowait(self) -> Item:
-        if not self._items:
+        if not self.queue:
             raise Empty
-        return self._items.popleft()
+        return self.queue.popleft()
 
     def empty(self) -> bool:
-        return not self._items
+        return not self.queue

@@ -151,6 +151,18 @@ class Telemetry(FakeTelemetry):
 class WorldServer(Server):
     """A server that has no listening socket."""
 
+    async def serve_in(self, network: Network, process: Process, place: tuple[str, int]) -> None:
+        """Serve at this address, until `should_exit`."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup()
+        await self.on_tick(0)
+        network.listeners[place] = (process, self.accept)
+        while not await self.on_tick(1):  # noqa: ASYNC110 - as uvicorn does
+            await asyncio.sleep(1.0)
+        network.listeners.pop(place, None)
+        await self.shutdown()
+
     def accept(self, end: End) -> None:
         if self.connections.admit(end.remote[0]) is None:
             self._begin(end, end.remote[0])
@@ -189,16 +201,7 @@ class Host:
             await app(scope, receive, send)
 
         server = self.server = WorldServer(counted, self.options, connections, on_drain=on_drain, failure=failure)
-        server.config.load()
-        server.lifespan = server.config.lifespan_class(server.config)
-        await server.startup()
-        await server.on_tick(0)
-
-        self.network.listeners[self.ip, PORT] = (self.process, server.accept)
-        while not await server.on_tick(1):  # noqa: ASYNC110 - as uvicorn does
-            await asyncio.sleep(1.0)
-        self.network.listeners.pop((self.ip, PORT), None)
-        await server.shutdown()
+        await server.serve_in(self.network, self.process, (self.ip, PORT))
         self.kill("kill")
 
     def asked(self, scope: Any) -> None:

@@ -18,11 +18,12 @@ UNITS = [[0.6, 0.0, 0.8, 0.0], [0.5, -0.5, 0.5, -0.5]]
 
 
 @pytest.fixture
-def embedder(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+def embedder(served_on_a_port: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # Offline, the client refuses this server, too.
-    served.engine.pooling = Pooling("embed", 4, dimensions=(2,), prompts={"query": "Q: "})
-    served.engine.script = pools(*VECTORS)
-    return served
+    engine = served_on_a_port.engine
+    engine.pooling = Pooling("embed", 4, dimensions=(2,), prompts={"query": "Q: "})
+    engine.script = pools(*VECTORS)
+    return served_on_a_port
 
 
 def features(served: Served, texts: str | list[str], **options: Any) -> np.ndarray[Any, Any]:

@@ -35,7 +35,7 @@ def asked(served: Served) -> list[dict[str, Any]]:
 
 
 def test_a_response_has_the_events_of_a_stream_and_a_record(served: Served) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(metadata={"a": "b"})
         events = client.until("response.completed")
     assert events[0]["headers"]["x-request-id"].startswith("req-")
@@ -54,7 +54,7 @@ def test_a_message_of_openais_client_has_three_parameters_more_than_a_request() 
 
 
 def test_responses_follow_one_another_with_only_the_new_items(served: Served) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create()
         first = client.response()
         client.create(input="More", previous_response_id=first["id"])
@@ -65,14 +65,14 @@ def test_responses_follow_one_another_with_only_the_new_items(served: Served) ->
 
 
 def test_a_response_that_is_not_stored_can_be_continued_on_its_socket_only(served: Served) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(store=False)
         first = client.response()["id"]
         client.create(store=False, input="More", previous_response_id=first)
         second = client.response()
         client.create(input=[{"role": "user", "content": "On"}], previous_response_id=second["id"])
         third = client.response()
-        with WebSocket(served.url) as other:
+        with WebSocket(served) as other:
             other.create(previous_response_id=first)
             assert other.event()["error"]["code"] == "previous_response_not_found"
     assert (second["previous_response_id"], third["previous_response_id"]) == (first, second["id"])
@@ -82,7 +82,7 @@ def test_a_response_that_is_not_stored_can_be_continued_on_its_socket_only(serve
 
 def test_a_response_without_output_prepares_the_next_one(served: Served) -> None:
     served.engine.script = says("")
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(generate=False)
         warm = client.response()
         request, _ = asking.submitted(served)
@@ -94,7 +94,7 @@ def test_a_response_without_output_prepares_the_next_one(served: Served) -> None
 
 def test_lanes_run_side_by_side_and_a_lane_in_order(served: Served) -> None:
     served.engine.script = starts("One")
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         for lane in ("a", "b"):
             client.create(stream_id=lane)
         seen = set()
@@ -112,9 +112,9 @@ def test_lanes_run_side_by_side_and_a_lane_in_order(served: Served) -> None:
 
 def test_errors_are_events_and_nothing_is_lost(serve: Serve) -> None:
     served = serve(api_key=("secret",))
-    with WebSocket(served.url) as nobody:
+    with WebSocket(served) as nobody:
         assert nobody.status == 401
-    with WebSocket(served.url, authorization="Bearer secret") as client:
+    with WebSocket(served, authorization="Bearer secret") as client:
         for event, param in (
             ({"type": "response.nope"}, "type"),
             ({"input": "Hi"}, "type"),
@@ -146,7 +146,7 @@ def test_errors_are_events_and_nothing_is_lost(serve: Serve) -> None:
 
 def test_steering_ends_a_response_and_keeps_what_was_written(served: Served) -> None:
     served.engine.script = starts("One", " two")
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(input="Count.", max_output_tokens=9)
         running = client.until("response.output_text.delta")[0]["response"]["id"]
         served.engine.script = says("Bye")
@@ -170,7 +170,7 @@ def test_steering_ends_a_response_and_keeps_what_was_written(served: Served) -> 
 def test_steering_waits_for_the_results_of_calls(serve: Serve) -> None:
     pieces = [CALL[:60], CALL[60:]]
     served = serve(**WITH_CALLS, script=starts(pieces[0]))
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(tools=[TIME])
         running = client.until("response.output_item.added")[0]["response"]["id"]
         client.send(type="response.steer", previous_response_id=running, input="In UTC.")
@@ -198,7 +198,7 @@ def test_steering_waits_for_the_results_of_calls(serve: Serve) -> None:
 
 def test_accepted_input_is_given_back_if_its_response_fails(serve: Serve) -> None:
     served = serve(**WITH_CALLS, script=starts(CALL[:60]))
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(tools=[TIME])
         running = client.until("response.output_item.added")[0]["response"]["id"]
         client.send(type="response.steer", previous_response_id=running, input="In UTC.")
@@ -224,7 +224,7 @@ def test_accepted_input_is_given_back_if_its_response_fails(serve: Serve) -> Non
     ],
 )
 def test_input_that_steers_nothing_is_given_back(served: Served, steer: dict[str, Any], code: str) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create()
         ended = client.response()["id"]
         served.engine.script = starts("One")
@@ -238,7 +238,7 @@ def test_input_that_steers_nothing_is_given_back(served: Served, steer: dict[str
 
 
 def test_half_of_a_surrogate_pair_in_a_message_is_read_as_in_a_body(served: Served) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(input=[{"role": "user", "name": "\ud83d", "content": "Hi"}])
         events = client.until("response.completed")
         client.create(user="\ud83d")
@@ -247,7 +247,7 @@ def test_half_of_a_surrogate_pair_in_a_message_is_read_as_in_a_body(served: Serv
 
 
 def test_a_client_of_http_1_0_gets_no_socket(served: Served) -> None:
-    with WebSocket(served.url, version="1.0") as old:
+    with WebSocket(served, version="1.0") as old:
         assert old.status == 405
 
 
@@ -267,7 +267,7 @@ def test_a_refusal_on_a_socket_is_charged_as_over_http(
     served: Served, monkeypatch: pytest.MonkeyPatch, event: dict[str, Any]
 ) -> None:
     charged = Charged(monkeypatch)
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send(**event)
         client.event()
     assert len(charged.cpu_ns) == 1
@@ -278,7 +278,7 @@ def test_a_refused_request_is_charged_for_the_work_on_its_message_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged = Charged(monkeypatch)
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.create(top_p=7)
         assert client.event()["status"] == 400
     assert len(charged.cpu_ns) == 1
@@ -296,7 +296,7 @@ def test_a_refused_request_is_charged_for_the_work_on_its_message_once(
 def test_frames_that_carry_nothing_are_charged(served: Served, monkeypatch: pytest.MonkeyPatch, frame: bytes) -> None:
     charged = Charged(monkeypatch)
     number = 100
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send_raw(masked(Opcode.TEXT, b"x" * sockets.FRAME_BYTES, is_last=False))
         client.send_raw(frame * number)
         client.send_raw(masked(Opcode.CLOSE, b""))
@@ -310,7 +310,7 @@ def test_a_message_in_large_frames_is_charged_to_nobody(served: Served, monkeypa
     charged = Charged(monkeypatch)
     message = json.dumps({"type": "response.create", "input": "Hi"}).encode().ljust(100 * sockets.FRAME_BYTES)
     parts = [message[at : at + sockets.FRAME_BYTES] for at in range(0, len(message), sockets.FRAME_BYTES)]
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send_raw(masked(Opcode.TEXT, parts[0], is_last=False))
         for part in parts[1:-1]:
             client.send_raw(masked(Opcode.CONTINUATION, part, is_last=False))
@@ -320,18 +320,18 @@ def test_a_message_in_large_frames_is_charged_to_nobody(served: Served, monkeypa
 
 
 def test_a_page_of_another_origin_may_not_open_a_socket(served: Served) -> None:
-    with WebSocket(served.url, origin="https://evil.example") as page:
+    with WebSocket(served, origin="https://evil.example") as page:
         assert (page.status, served.telemetry.refused_access[-1]) == (403, "origin")
-    with WebSocket(served.url, host="evil.example") as page:
+    with WebSocket(served, host="evil.example") as page:
         assert page.status == 403
-    with WebSocket(served.url, sec_websocket_version="8") as old:
+    with WebSocket(served, sec_websocket_version="8") as old:
         assert old.status == 400
-    with WebSocket(served.url, upgrade="h2c") as plain:
+    with WebSocket(served, upgrade="h2c") as plain:
         assert plain.status == 405
 
 
 def test_a_client_that_breaks_the_protocol_is_closed_with_the_reason(serve: Serve) -> None:
-    with WebSocket(serve(body_limit=1000).url) as client:
+    with WebSocket(serve(body_limit=1000)) as client:
         client.send_raw(b"\x81\x01a")
         assert client.closed()[0] == CloseCode.PROTOCOL_ERROR
 
@@ -340,7 +340,7 @@ def test_a_message_larger_than_a_body_gets_the_413_of_one_and_the_socket_stays_o
     served = serve(body_limit=1000)
     parts = [masked(Opcode.TEXT, b"x" * 600, is_last=False)]
     parts += [masked(Opcode.CONTINUATION, b"x" * 600, is_last=is_last) for is_last in (False, False, True)]
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send_raw(b"".join(parts))
         error = client.event()
         over_http = served.http.post("/v1/responses", content=b"x" * 2400, headers={"content-type": "application/json"})
@@ -352,7 +352,7 @@ def test_a_message_larger_than_a_body_gets_the_413_of_one_and_the_socket_stays_o
 
 def test_a_socket_runs_only_so_many_responses(served: Served) -> None:
     served.engine.script = starts("One")
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         for number in range(socket_lanes.MOST_CREATES + 1):
             client.create(stream_id=f"{number}")
         assert client.until("error")[-1]["status"] == 429
@@ -362,7 +362,7 @@ def test_a_socket_runs_only_so_many_responses(served: Served) -> None:
 def test_input_without_the_id_of_a_response_is_given_back_with_what_is_missing(
     served: Served, steer: dict[str, Any]
 ) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send(type="response.steer", input="Hi", **steer)
         error = client.event()["error"]
     assert error["code"] == "invalid_input"
@@ -370,14 +370,14 @@ def test_input_without_the_id_of_a_response_is_given_back_with_what_is_missing(
 
 
 def test_a_message_of_the_user_that_steers_is_short(served: Served) -> None:
-    with WebSocket(served.url) as client:
+    with WebSocket(served) as client:
         client.send(type="response.steer", previous_response_id="resp_x", input="x" * socket_messages.MOST_STEER_BYTES)
         assert "at most" in client.event()["error"]["message"]
 
 
-def test_a_client_that_answers_no_ping_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_answers_no_ping_is_cut_off(served_on_a_port: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "PING_SECONDS", 0.0)
-    with WebSocket(served.url) as client:
+    with WebSocket(served_on_a_port) as client:
         assert client.rest() == b"\x89\x00" * sockets.MOST_SILENT_PINGS
 
 

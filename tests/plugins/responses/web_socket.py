@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oaiserve.plugins.responses.socket_frames import Opcode, accept_value
+from tests.serving import Served
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 MASK = b"\x01\x02\x03\x04"
@@ -31,9 +32,13 @@ def masked(opcode: int, data: bytes, *, is_last: bool = True, mask: bytes = MASK
 class WebSocket:
     """An open socket, or a refused one: then `status` and `head` say why."""
 
-    def __init__(self, url: str, path: str = "/v1/responses", version: str = "1.1", **headers: str) -> None:
-        address = urlsplit(url)
-        self._sock = socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_SECONDS)
+    def __init__(self, server: str | Served, path: str = "/v1/responses", version: str = "1.1", **headers: str) -> None:
+        """Connect to a server, or to the one at a URL."""
+        address = urlsplit(server if isinstance(server, str) else server.url)
+        if isinstance(server, str):
+            self._sock: Any = socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_SECONDS)
+        else:
+            self._sock = server.connect()
         self._file = self._sock.makefile("rb")
         given = {
             "host": f"{address.hostname}:{address.port}",

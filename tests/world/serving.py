@@ -1,0 +1,182 @@
+"""Serves apps in a world: server and client share one thread, and time passes only while the test waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from openai import OpenAI
+from starlette.applications import Starlette
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.http.connections import allowed_connections
+from oaiserve.http.refusals import Refusals
+from tests.engine.doubles import make_engine
+from tests.published import checked
+from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
+from tests.serving import Serve, Served
+from tests.world.client import WorldSocket, transport, transport_of_sdks
+from tests.world.loop import Process, World, on_clock
+from tests.world.network import Network
+from tests.world.servers import WorldServer
+
+IP = "127.0.0.1"
+
+
+class Place:
+    """A world with one machine, on which servers and their client run."""
+
+    def __init__(self) -> None:
+        self.world = World(int(os.environ.get("SEED", "0")))
+        self.network = Network(self.world)
+        self._ports = count(8000)
+        self.client = Process(self.world, "client", IP)
+
+    def client_of(self, url: str) -> httpx.Client:
+        """Return a client that checks the answers."""
+        return checked(httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client)))
+
+    @contextmanager
+    def running(self, app: Starlette, options: ServerOptions) -> Iterator[str]:
+        """Serve an app, and return its URL."""
+        world = self.world
+        port = next(self._ports)
+        process = Process(world, f"server {port}", IP)
+        connections = allowed_connections(options)
+        # All tests have one address: on this clock, each refusal comes long after the one before.
+        connections.refusals = Refusals(count(step=10**9).__next__)
+        server = WorldServer(
+            app,
+            options,
+            connections,
+            on_drain=lambda: app.state.serving.engine.drain(),
+            failure=lambda: app.state.serving.engine.failure,
+        )
+        serving = process.run(server.serve_in, self.network, process, (IP, port))
+        world.wait_for(lambda: (IP, port) in self.network.listeners or serving.done())
+        if serving.done():
+            serving.result()
+        try:
+            yield f"http://{IP}:{port}"
+        finally:
+            server.should_exit = True
+            world.wait_for(serving.done)
+            serving.result()
+
+
+@dataclass
+class WorldServed(Served):
+    """A server of the world."""
+
+    place: Place = field(kw_only=True)
+
+    def client(self, **options: Any) -> httpx.Client:
+        through = transport(self.place.world, self.place.client)
+        return httpx.Client(**{"base_url": self.url, "timeout": 60, "transport": through} | options)
+
+    def sdk(self) -> OpenAI:
+        http = httpx2.Client(transport=transport_of_sdks(self.place.world, self.place.client))
+        return OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
+
+    def connect(self) -> WorldSocket:
+        return WorldSocket(self.place.world, self.place.client, IP, httpx.URL(self.url).port or 0, 60.0)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        self.place.world.wait_for(condition)
+
+
+@contextmanager
+def serving(place: Place, config: Config) -> Iterator[WorldServed]:
+    """Serve an app with these settings, which only one test uses."""
+    engine = FakeEngine(runtime=place.world)
+    telemetry = FakeTelemetry(place.world)
+    app = create_app(config, engine, telemetry, runtime=place.world)
+    with place.running(app, config.server) as url, place.client_of(url) as http:
+        yield WorldServed(url, engine, telemetry, http, app.state.serving.exchanges, place=place)
+
+
+@contextmanager
+def reading(place: Place, **options: Any) -> Iterator[WorldServed]:
+    """Serve an engine that schedules and caches as any does, with blocks of 4 tokens, and draws letters."""
+    engine_options = EngineOptions(block_size=4, prefix_cache=options.get("prefix_cache", True))
+    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), engine_options)
+    engine = make_engine(runtime=place.world, **{"kv_blocks": 512, "max_step_tokens": 512} | options)
+    telemetry = FakeTelemetry(place.world)
+    app = create_app(config, engine, telemetry, runtime=place.world)
+    with place.running(app, config.server) as url, place.client_of(url) as http:
+        yield WorldServed(url, engine, telemetry, http, place=place)
+
+
+@pytest.fixture(scope="session")
+def place_session() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def place(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A world whose clock the server is on during the test. What is random in it follows from the test's name."""
+    world = place_session.world
+    world.random.seed(f"{world.seed} {request.node.nodeid}")
+    with on_clock(world):
+        yield place_session
+        world.settle()
+    wrong = world.wrong
+    world.wrong = []
+    assert not wrong
+
+
+@pytest.fixture(scope="session")
+def serve_session(place_session: Place) -> Iterator[Serve]:
+    """Return a function that starts one server for each chat template and set of settings."""
+    place = place_session
+    with ExitStack() as running:
+
+        @cache
+        def start(
+            template: str | None = None,
+            of_plugins: tuple[object, ...] = (),
+            model: str = "org/demo",
+            **options: object,
+        ) -> WorldServed:
+            chat_template = None if template is None else FakeTemplate(template)
+            engine = FakeEngine(chat_template, runtime=place.world)
+            telemetry = FakeTelemetry(place.world)
+            server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
+            config = Config(model, server_options, of_plugins=of_plugins)
+            app = create_app(config, engine, telemetry, runtime=place.world)
+            url = running.enter_context(place.running(app, server_options))
+            http = running.enter_context(place.client_of(url))
+            return WorldServed(url, engine, telemetry, http, app.state.serving.exchanges, place=place)
+
+        yield start
+
+
+@pytest.fixture
+def serve(serve_session: Serve, place: Place) -> Serve:
+    """Return a function that gives the server with these ServerOptions, with its engine reset, or with a script."""
+
+    def fresh(script: Script | None = None, **options: object) -> Served:
+        served = serve_session(**options)
+        # A request is open until its record is written, which may be after its client has read the whole answer. The
+        # records and aborts of earlier tests must not reach this one.
+        place.world.wait_for(lambda: not served.open_requests)
+        served.engine.reset()
+        served.engine.script = script or served.engine.script
+        served.telemetry.reset()
+        return served
+
+    return fresh
+
+
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return serve()
