@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from starlette.applications import Starlette
 
@@ -162,8 +163,11 @@ class Served:
     def wait_until(self, condition: Callable[[], object]) -> None:
         wait_until(condition)
 
-    def sdk(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
+    def sdk(self, key: str = "any") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def anthropic(self, key: str = "any") -> Anthropic:
+        return Anthropic(base_url=self.url, api_key=key, max_retries=0)
 
 
 Serve = Callable[..., Served]

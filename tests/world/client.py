@@ -52,6 +52,8 @@ class WorldSocket:
         """Connect a process. Raises OSError."""
         self._world = world
         self._timeout = timeout
+        self._num_files = 0
+        self._is_closed = False
         connecting = process.run(world.create_connection, _Reader, host, port)
         if not world.wait_for(connecting.done, timeout):
             connecting.cancel()
@@ -95,15 +97,26 @@ class WorldSocket:
 
     def makefile(self, mode: str) -> io.BufferedReader:
         assert mode == "rb"
+        self._num_files += 1
         return io.BufferedReader(_File(self))
 
     def close(self) -> None:
-        self._transport.close()
-        self._world.settle()
+        """Close the connection once its files are closed, too."""
+        self._is_closed = True
+        self._close()
+
+    def close_file(self) -> None:
+        self._num_files -= 1
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_closed and not self._num_files:
+            self._transport.close()
+            self._world.settle()
 
 
 class _File(io.RawIOBase):
-    """What a socket receives, as a file. Closing it does not close the socket."""
+    """What a socket receives, as a file."""
 
     def __init__(self, connection: WorldSocket) -> None:
         super().__init__()
@@ -111,6 +124,11 @@ class _File(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._connection.close_file()
 
     def readinto(self, buffer: Any) -> int:
         data = self._connection.recv(len(buffer))

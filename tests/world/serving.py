@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from starlette.applications import Starlette
 
@@ -20,6 +21,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.refusals import Refusals
+from tests import waiting
 from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
@@ -45,9 +47,18 @@ class Place:
         """Return a client that checks the answers."""
         return checked(httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client)))
 
+    def sdk_of(self, url: str, key: str = "any") -> OpenAI:
+        http = httpx2.Client(transport=transport_of_sdks(self.world, self.client))
+        return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
+
+    def anthropic_of(self, url: str, key: str = "any") -> Anthropic:
+        http = httpx2.Client(transport=transport_of_sdks(self.world, self.client))
+        return Anthropic(base_url=url, api_key=key, max_retries=0, http_client=http)
+
     @contextmanager
-    def running(self, app: Starlette, options: ServerOptions) -> Iterator[str]:
+    def running(self, app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
         """Serve an app, and return its URL."""
+        options = options or ServerOptions(drain_timeout_seconds=5)
         world = self.world
         port = next(self._ports)
         process = Process(world, f"server {port}", IP)
@@ -83,9 +94,11 @@ class WorldServed(Served):
         through = transport(self.place.world, self.place.client)
         return httpx.Client(**{"base_url": self.url, "timeout": 60, "transport": through} | options)
 
-    def sdk(self) -> OpenAI:
-        http = httpx2.Client(transport=transport_of_sdks(self.place.world, self.place.client))
-        return OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
+    def sdk(self, key: str = "any") -> OpenAI:
+        return self.place.sdk_of(self.url, key)
+
+    def anthropic(self, key: str = "any") -> Anthropic:
+        return self.place.anthropic_of(self.url, key)
 
     def connect(self) -> WorldSocket:
         return WorldSocket(self.place.world, self.place.client, IP, httpx.URL(self.url).port or 0, 60.0)
@@ -126,7 +139,8 @@ def place(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Plac
     """A world whose clock the server is on during the test. What is random in it follows from the test's name."""
     world = place_session.world
     world.random.seed(f"{world.seed} {request.node.nodeid}")
-    with on_clock(world):
+    with on_clock(world) as patch:
+        patch.setattr(waiting, "rest", world.settle)
         yield place_session
         world.settle()
     wrong = world.wrong

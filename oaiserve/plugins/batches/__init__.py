@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -34,41 +33,36 @@ def _routes(config: Config) -> list[Route]:
     return [*routes.routes(), *message_batches.routes()]
 
 
-def with_clock(clock: Callable[[], float]) -> Plugin:
-    """Return the plug-in, whose batches expire by this clock."""
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    from oaiserve.plugins.batches.runner import BatchRunner
+    from oaiserve.plugins.batches.store import BatchStore
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        from oaiserve.plugins.batches.runner import BatchRunner
-        from oaiserve.plugins.batches.store import BatchStore
-
-        backend: Backend = app.state.backend
-        options = backend.config.of(StoreOptions)
-        app.state.batches = None
-        if not options.stores_responses:
-            yield
-            return
-        store = BatchStore(options.response_store, options.limits, backend.runtime)
-        app.state.files = store
-        app.state.batches = runner = BatchRunner(app, backend, store, clock)
-        running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.
-        try:
-            yield
-        finally:
-            if running is not None:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-            await store.close()
-
-    return Plugin(
-        name="batches",
-        commands={"batch": Command("Answer all requests of a file, at low priority.", f"{__name__}.command")},
-        options={"Stored responses and files": StoreOptions},
-        check=_check,
-        routes=_routes,
-        lifespan=lifespan,
-        is_in_front=True,
-    )
+    backend: Backend = app.state.backend
+    options = backend.config.of(StoreOptions)
+    app.state.batches = None
+    if not options.stores_responses:
+        yield
+        return
+    store = BatchStore(options.response_store, options.limits, backend.runtime)
+    app.state.files = store
+    app.state.batches = runner = BatchRunner(app, backend, store)
+    running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.
+    try:
+        yield
+    finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await store.close()
 
 
-plugin = with_clock(time.time)
+plugin = Plugin(
+    name="batches",
+    commands={"batch": Command("Answer all requests of a file, at low priority.", f"{__name__}.command")},
+    options={"Stored responses and files": StoreOptions},
+    check=_check,
+    routes=_routes,
+    lifespan=_lifespan,
+    is_in_front=True,
+)

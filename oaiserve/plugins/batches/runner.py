@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +23,6 @@ from starlette.types import Message
 
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
 from oaiserve.explain.step_cost import Load
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.fair_turns import LARGE_BYTES
 from oaiserve.plugins.batches.objects import CANCELLED, EXPIRED, Answered, Estimate, Line, request_of, result, usage_of
@@ -68,26 +65,18 @@ class _Open:
 class BatchRunner:
     """The batches under way. Everything here runs on the event loop."""
 
-    def __init__(
-        self,
-        app: Starlette,
-        backend: Backend,
-        store: BatchStore,
-        clock: Callable[[], float] = time.time,
-        clock_ns: Callable[[], int] = monotonic_ns,
-    ) -> None:
-        """`backend` answers the lines, for `app`. Batches expire by `clock`, and lines wait by `clock_ns`."""
+    def __init__(self, app: Starlette, backend: Backend, store: BatchStore) -> None:
+        """`backend` answers the lines, for `app`."""
         self._app = app
         self._answer_to = Errors(backend.answer)
         self._engine = backend.engine
         self.backend = backend
         self.store = store
-        self._clock = clock
-        self._clock_ns = clock_ns
+        self._clock_ns = backend.runtime.clock_ns
         self._open: dict[str, _Open] = {}  # The batch whose turn is next comes first.
         self._changed = asyncio.Event()
         self._look_ns = 0  # when to look for batches in the store again
-        self._refused = RefusedLines(clock_ns)
+        self._refused = RefusedLines(self._clock_ns)
         self._fill_ns = 0  # when lines may begin that wait because others were refused
         self._under_way_bytes = 0
         self.readers = asyncio.Semaphore(MOST_READERS)
@@ -142,7 +131,7 @@ class BatchRunner:
             counts = one.owned.batch.request_counts
             if counts.completed + counts.failed == counts.total:
                 await self._end(one, "completed")
-            elif self._clock() > one.owned.batch.expires_at:
+            elif self.backend.runtime.unix_ns() > one.owned.batch.expires_at * 10**9:
                 await self._end(one, "expired", *EXPIRED)
         under_way = sum(len(one.under_way) for one in self._open.values())
         room = self._engine.capacity["max_running"] + AHEAD - under_way

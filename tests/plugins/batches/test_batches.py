@@ -3,17 +3,14 @@
 import asyncio
 import json
 import sqlite3
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
 
@@ -22,27 +19,23 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import Deliver, Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from oaiserve.plugins.batches import runner, with_clock
+from oaiserve.plugins.batches import plugin, runner
 from oaiserve.plugins.batches.objects import BatchObject
 from oaiserve.plugins.batches.store import BatchStore, Line
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
-from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.nesting import TOO_DEEP
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
-from tests.serving import Serve, Served, run_server, serving
+from tests.serving import Serve, Served, serving
 from tests.waiting import wait_until
-
-
-def client(url: str, key: str = "any") -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+from tests.world.serving import Place
 
 
 @pytest.fixture
 def sdk(served: Served) -> Iterator[OpenAI]:
-    with client(served.url) as sdk:
+    with served.sdk() as sdk:
         yield sdk
 
 
@@ -167,9 +160,13 @@ def test_all_clients_that_cancel_a_batch_at_once_get_the_ended_one(served: Serve
     served.engine.script = waits_for(3)
     batch = begin(sdk, *map(line, range(1, 41)))
     wait_for_answers(sdk, batch, 3)
-    with ThreadPoolExecutor(8) as threads:
-        batches = [*threads.map(sdk.batches.cancel, [batch.id] * 8)]
-    assert {one.status for one in batches} == {"cancelled"}
+    with ExitStack() as stack:
+        connections = [stack.enter_context(served.connect()) for _ in range(8)]
+        for connection in connections:
+            connection.sendall(f"POST /v1/batches/{batch.id}/cancel HTTP/1.0\r\nhost: localhost\r\n\r\n".encode())
+        cancelled = [b"".join(iter(lambda each=each: each.recv(65536), b"")) for each in connections]
+    assert ["200" in one.split(b"\r\n")[0].decode() for one in cancelled] == [True] * 8
+    assert all(b'"status":"cancelled"' in one for one in cancelled)
 
 
 @pytest.mark.parametrize(
@@ -236,18 +233,18 @@ def test_no_line_begins_after_its_batch_was_cancelled_while_lines_were_read(
     served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = BatchStore.next_lines
-    is_taken = threading.Event()
-    is_cancelled = threading.Event()
+    taken: list[str] = []
+    is_cancelled = asyncio.Event()
 
     async def next_lines(store: BatchStore, batch_id: str, after: int) -> list[Line]:
         lines = await take(store, batch_id, after)
-        is_taken.set()
-        await asyncio.to_thread(is_cancelled.wait, TIMEOUT_SECONDS)
+        taken.append(batch_id)
+        await is_cancelled.wait()
         return lines
 
     monkeypatch.setattr(BatchStore, "next_lines", next_lines)
     batch = begin(sdk, line(1))
-    assert is_taken.wait(TIMEOUT_SECONDS)
+    served.wait_until(lambda: taken)
     assert sdk.batches.cancel(batch.id).status == "cancelled"
     is_cancelled.set()
     assert ended(sdk, begin(sdk, line(2))).request_counts.completed == 1
@@ -275,16 +272,16 @@ def disk_is_full(*_: object) -> None:
     raise sqlite3.OperationalError("database or disk is full")
 
 
-def test_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_that_expires_keeps_its_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
-    hours_later = 0
-    engine = FakeEngine()
+    engine = FakeEngine(runtime=place.world)
     engine.script = waits_for(1)
-    plugin = with_clock(lambda: time.time() + hours_later * 3600)
-    app = create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry(), plugins=[plugin])
-    with run_server(app) as url, client(url) as sdk:
+    config = Config("org/demo", ServerOptions())
+    app = create_app(config, engine, FakeTelemetry(place.world), plugins=[plugin], runtime=place.world)
+    with place.running(app) as url, place.sdk_of(url) as sdk:
         batch = wait_for_answers(sdk, begin(sdk, line(1), line(2)), 1)
-        hours_later = 25
+        place.world.pause(25 * 3600)
+        place.world.settle()
         batch = ended(sdk, batch)
         assert (batch.status, batch.request_counts.completed) == ("expired", 1)
         assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_expired"]
@@ -363,7 +360,7 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
         ids[path] = answers[0].get("id", "")
     items = served.http.get(f"/v1/conversations/{ids['conversations']}/items?order=asc").json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["Hi", "You"]
-    with client(served.url) as sdk:
+    with served.sdk() as sdk:
         assert [one.id for one in sdk.files.list() if one.purpose == "batch"] == [ids["files"]]
         assert [one.id for one in sdk.batches.list()] == [ids["batches"]]
         ended(sdk, sdk.batches.retrieve(ids["batches"]))
@@ -372,23 +369,24 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
 # -- the end of a server, at any moment --------------------------------------------------------------------------------
 
 
-def app_of(path: Path, engine: FakeEngine) -> Any:
-    return create_app(Config("org/demo", of_plugins=(StoreOptions(response_store=path),)), engine, FakeTelemetry())
+def app_of(place: Place, path: Path, engine: FakeEngine) -> Any:
+    config = Config("org/demo", of_plugins=(StoreOptions(response_store=path),))
+    return create_app(config, engine, FakeTelemetry(place.world), runtime=place.world)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ends=st.lists(st.integers(0, 30), min_size=1, max_size=4))
 def test_wherever_servers_end_no_line_is_lost_or_doubled(
-    ends: list[int], tmp_path_factory: pytest.TempPathFactory
+    ends: list[int], place: Place, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "responses.db"
     total = sum(ends) + 10
     done = 0
     batch = None
     for number in [*ends, 10**6]:
-        engine = FakeEngine()
+        engine = FakeEngine(runtime=place.world)
         engine.script = waits_for(number)
-        with run_server(app_of(path, engine)) as url, client(url) as sdk:
+        with place.running(app_of(place, path, engine)) as url, place.sdk_of(url) as sdk:
             batch = begin(sdk, *map(line, range(1, 1 + total))) if batch is None else sdk.batches.retrieve(batch.id)
             done += number
             if done < total:
@@ -401,12 +399,12 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
 
 
-def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:
+def test_of_servers_with_one_store_the_first_computes_the_batches(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     with ExitStack() as stack:
-        engines = [FakeEngine(), FakeEngine()]
-        urls = [stack.enter_context(run_server(app_of(path, engine))) for engine in engines]
-        one, two = (stack.enter_context(client(url)) for url in urls)
+        engines = [FakeEngine(runtime=place.world), FakeEngine(runtime=place.world)]
+        urls = [stack.enter_context(place.running(app_of(place, path, engine))) for engine in engines]
+        one, two = (stack.enter_context(place.sdk_of(url)) for url in urls)
         for begins, asks in ((one, two), (two, one)):
             batch = ended(asks, begin(begins, line(1)))
             assert batch.status == "completed"
@@ -422,21 +420,21 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path
         assert one.batches.retrieve(batch.id) == batch
 
 
-def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(tmp_path: Path) -> None:
+def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-    engine = FakeEngine()
+    engine, another = (FakeEngine(runtime=place.world) for _ in range(2))
     with ExitStack() as first:
-        first.enter_context(run_server(app_of(path, engine)))
+        first.enter_context(place.running(app_of(place, path, engine)))
         engine.script = waits_for(2)
-        with run_server(app_of(path, FakeEngine())) as other, client(other) as sdk:
+        with place.running(app_of(place, path, another)) as other, place.sdk_of(other) as sdk:
             batch = begin(sdk, *map(line, range(1, 8)))
             wait_for_answers(sdk, batch, 2)
             first.close()
             assert ended(sdk, batch).request_counts.completed == 7
 
 
-def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None:
-    engine = FakeEngine()
+def test_the_lines_of_a_key_that_was_revoked_are_refused(place: Place, tmp_path: Path) -> None:
+    engine = FakeEngine(runtime=place.world)
     keys = tmp_path / "keys"
     path = tmp_path / "responses.db"
     engine.script = waits_for(0)
@@ -444,13 +442,13 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None
     options = ServerOptions(api_key_file=(keys,))
     config = Config("m", options, of_plugins=(StoreOptions(response_store=path),))
     with (
-        run_server(create_app(config, engine, FakeTelemetry()), options) as url,
-        client(url, "old") as sdk,
+        place.running(create_app(config, engine, FakeTelemetry(), runtime=place.world), options) as url,
+        place.sdk_of(url, "old") as sdk,
     ):
         begin(sdk, line(1))
     keys.write_text("b new\n")
-    app = create_app(config, engine, FakeTelemetry())
-    with run_server(app, options), closing(sqlite3.connect(path)) as database:
+    app = create_app(config, engine, FakeTelemetry(), runtime=place.world)
+    with place.running(app, options), closing(sqlite3.connect(path)) as database:
         query = "SELECT result FROM stored_lines"
         wait_until(lambda: database.execute(query).fetchone() != (None,))
         row = database.execute(query).fetchone()
@@ -500,7 +498,7 @@ def test_a_hostile_line_fails_by_itself_or_with_its_batch(served: Served, sdk: O
     ],
 )
 def test_a_line_beyond_a_bound_is_named_in_a_short_error(serve: Serve, content: bytes, code: str) -> None:
-    with client(serve(body_limit=10_000).url) as sdk:
+    with serve(body_limit=10_000).sdk() as sdk:
         file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
         batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
         assert [(error.code, len(error.message) < 500) for error in batch.errors.data] == [(code, True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +10,18 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 from anthropic.types.messages import MessageBatch
-from openai import OpenAI
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.plugins.batches import runner, with_clock
+from oaiserve.plugins.batches import plugin, runner
 from oaiserve.plugins.messages import plugin as messages_plugin
 from tests.batching import begin, ended, line
 from tests.plugins.batches.test_batches import waits_for
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry
-from tests.serving import Served, run_server
+from tests.serving import Served
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 pytestmark = pytest.mark.plugin("messages")
 PATH = "/v1/messages/batches"
@@ -30,7 +29,7 @@ PATH = "/v1/messages/batches"
 
 @pytest.fixture
 def sdk(served: Served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=served.url, api_key="any", max_retries=0) as sdk:
+    with served.anthropic() as sdk:
         yield sdk
 
 
@@ -153,17 +152,18 @@ def test_a_batch_is_cancelled_with_what_it_has_and_deleted_then(served: Served, 
             ask(batch.id)
 
 
-def test_a_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_expires_keeps_its_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
-    hours_later = 0
-    engine = FakeEngine()
+    engine = FakeEngine(runtime=place.world)
     engine.script = waits_for(1)
-    plugins = [with_clock(lambda: time.time() + hours_later * 3600), messages_plugin]
-    app = create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry(), plugins=plugins)
-    with run_server(app) as url, anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as sdk:
+    plugins = [plugin, messages_plugin]
+    config = Config("org/demo", ServerOptions())
+    app = create_app(config, engine, FakeTelemetry(), plugins=plugins, runtime=place.world)
+    with place.running(app) as url, place.anthropic_of(url) as sdk:
         batch = sdk.messages.batches.create(requests=requests(2))
         wait_until(lambda: sdk.messages.batches.retrieve(batch.id).request_counts.succeeded == 1)
-        hours_later = 25
+        place.world.pause(25 * 3600)
+        place.world.settle()
         assert counts_of(after_its_end(sdk, batch)) == {"succeeded": 1, "expired": 1}
         kinds = {one.result.type for one in sdk.messages.batches.results(batch.id)}
         assert kinds == {"succeeded", "expired"}
@@ -171,7 +171,7 @@ def test_a_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch)
 
 def test_batches_of_both_apis_are_apart(served: Served, sdk: Anthropic) -> None:
     messages = after_its_end(sdk, sdk.messages.batches.create(requests=requests(1)))
-    with OpenAI(base_url=f"{served.url}/v1", api_key="any") as openai:
+    with served.sdk() as openai:
         other = ended(openai, begin(openai, line(1)))
         assert messages.id not in [one.id for one in openai.batches.list()]
         assert not any(one.filename.startswith("msgbatch_") for one in openai.files.list())

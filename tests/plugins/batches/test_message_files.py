@@ -11,7 +11,6 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
 
 from oaiserve.plugins.batches.message_files import MOST_IDS
 from oaiserve.storage.store_options import StoreOptions
@@ -25,7 +24,7 @@ NOTES = ("notes.md", b"The code is 4711.", "text/markdown")
 
 @pytest.fixture
 def sdk(served: Served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=served.url, api_key="any", max_retries=0) as sdk:
+    with served.anthropic() as sdk:
         yield sdk
 
 
@@ -86,7 +85,7 @@ def test_a_message_that_names_a_pdf_is_refused_with_what_is_read(sdk: Anthropic)
 
 
 def test_both_apis_have_the_same_files(served: Served, sdk: Anthropic) -> None:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="any", max_retries=0) as openai:
+    with served.sdk() as openai:
         of_openai = openai.files.create(file=("a.png", b"x"), purpose="vision")
         of_anthropic = sdk.beta.files.upload(file=NOTES)
         assert sdk.beta.files.retrieve_metadata(of_openai.id).mime_type == "image/png", "guessed from its name"
@@ -194,8 +193,8 @@ def test_a_wrong_page_is_refused(served: Served, query: dict[str, Any], reason: 
 
 
 def test_a_file_of_another_key_is_not_found(serve: Serve) -> None:
-    url = serve(api_key=("one", "two")).url
-    with Anthropic(base_url=url, api_key="one", max_retries=0) as one, Anthropic(base_url=url, api_key="two") as two:
+    served = serve(api_key=("one", "two"))
+    with served.anthropic("one") as one, served.anthropic("two") as two:
         file = one.beta.files.upload(file=NOTES)
         for ask in (two.beta.files.retrieve_metadata, two.beta.files.download, two.beta.files.delete):
             with pytest.raises(anthropic.NotFoundError):

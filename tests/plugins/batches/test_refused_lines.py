@@ -131,7 +131,8 @@ def computed(*owners: str, has_others: bool, seconds: float) -> Batches:
     """Return the batches after this time of a runner."""
     batches: Any = Batches(*owners, has_others=has_others)
     world = World(0)
-    runner = BatchRunner(Starlette(), batches, batches, lambda: world.now, lambda: world.now_ns)
+    batches.runtime = world
+    runner = BatchRunner(Starlette(), batches, batches)
 
     async def live() -> None:
         running = asyncio.create_task(runner.run())

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import select
 import tempfile
 import time
 import tracemalloc
@@ -196,10 +195,17 @@ def test_a_form_is_read_alike_wherever_its_pieces_end(piece_bytes: int) -> None:
     assert _parts(TYPE, body, piece_bytes) == ("batch", NAME, b"a\r\n-")
 
 
-def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
-    """Send the head of an upload of 60 MiB, and the beginning of its body; return the answer, which comes before."""
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+def posting(served: Served) -> HTTPConnection:
+    """Return a connection that begins to upload."""
+    connection = HTTPConnection("localhost")
+    connection.sock = served.connect()
     connection.putrequest("POST", "/v1/files")
+    return connection
+
+
+def announced(served: Served, head: bytes, **headers: str) -> tuple[int, str]:
+    """Send the head of an upload of 60 MiB, and the beginning of its body; return the answer, which comes before."""
+    connection = posting(served)
     for name, value in {"content-type": TYPE, "content-length": f"{60 * 2**20}", **headers}.items():
         connection.putheader(name, value)
     connection.endheaders()
@@ -221,12 +227,12 @@ def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
 def test_what_cannot_be_stored_is_refused_before_it_has_arrived(
     served: Served, head: bytes, headers: dict[str, str], status: int, reason: str
 ) -> None:
-    answer = announced(served.url, head, **headers)
+    answer = announced(served, head, **headers)
     assert (answer[0], reason in answer[1]) == (status, True)
 
 
 def test_a_file_that_finds_no_room_is_refused_before_it_has_arrived(serve: Serve) -> None:
-    assert announced(serve(of_plugins=(StoreOptions(response_store_bytes=Bytes(2**20)),)).url, b"")[0] == 400
+    assert announced(serve(of_plugins=(StoreOptions(response_store_bytes=Bytes(2**20)),)), b"")[0] == 400
 
 
 @pytest.mark.parametrize("coding", ["gzip", ""])
@@ -253,22 +259,17 @@ def test_a_large_upload_takes_no_memory_and_comes_back_as_it_was(served: Served,
 
 
 def test_uploads_that_arrive_are_limited_and_leave_their_places(served: Served) -> None:
-    assert announced(served.url, PURPOSE.replace(b"batch", b"evals") + b"--b\r\n")[0] == 400
-    connections = [HTTPConnection(served.url.removeprefix("http://"), timeout=60) for _ in range(MOST_ARRIVING + 1)]
+    assert announced(served, PURPOSE.replace(b"batch", b"evals") + b"--b\r\n")[0] == 400
     with ExitStack() as stack:
+        connections = [stack.enter_context(closing(posting(served))) for _ in range(MOST_ARRIVING + 1)]
         for connection in connections:
-            stack.enter_context(closing(connection))
-            connection.putrequest("POST", "/v1/files")
             connection.putheader("content-type", TYPE)
             connection.putheader("content-length", "100")
             connection.endheaders()
-        readable, _, _ = select.select([connection.sock for connection in connections], [], [], 60)
-        (refused,) = [connection for connection in connections if connection.sock in readable]
+        served.wait_until(lambda: any(connection.sock.has_arrived for connection in connections))
+        (refused,) = [connection for connection in connections if connection.sock.has_arrived]
         assert refused.getresponse().status == 429
-    while (
-        answer := served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": b"x"})
-    ).status_code == 429:
-        pass
+    answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": b"x"})
     assert answer.status_code == 200
 
 
