@@ -21,6 +21,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.refusals import Refusals
+from oaiserve.plugin import Plugin
 from tests import waiting
 from tests.engine.doubles import make_engine
 from tests.published import checked
@@ -108,11 +109,11 @@ class WorldServed(Served):
 
 
 @contextmanager
-def serving(place: Place, config: Config) -> Iterator[WorldServed]:
+def serving(place: Place, config: Config, plugins: list[Plugin] | None = None) -> Iterator[WorldServed]:
     """Serve an app with these settings, which only one test uses."""
     engine = FakeEngine(runtime=place.world)
     telemetry = FakeTelemetry(place.world)
-    app = create_app(config, engine, telemetry, runtime=place.world)
+    app = create_app(config, engine, telemetry, plugins=plugins, runtime=place.world)
     with place.running(app, config.server) as url, place.client_of(url) as http:
         yield WorldServed(url, engine, telemetry, http, app.state.serving.exchanges, place=place)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI, RateLimitError
+from openai import RateLimitError
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
@@ -16,7 +16,9 @@ from oaiserve.errors import Overloaded, StartupError
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.keys import Right
+from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, own_plugins, pages_of
+from oaiserve.plugins.keys import with_runtime
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.keys.options import KeysOptions
 from oaiserve.routes.door.access import OpenPaths, right_for
@@ -28,8 +30,9 @@ from tests.missing_plugins import is_served
 from tests.routes.asking import bearer
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, prompts_done, says, starts
 from tests.routes.test_access import SPELLINGS, check_refused
-from tests.serving import Served, run_server, serving
+from tests.serving import Served
 from tests.waiting import wait_until
+from tests.world.serving import Place, serving
 
 RunServer = Callable[[], AbstractContextManager[Served]]
 
@@ -39,19 +42,23 @@ def stored_in(file: Path) -> tuple[object, ...]:
     return KeysOptions(stored_keys=True), StoreOptions(response_store=file)
 
 
+def parts_in(place: Place) -> list[Plugin]:
+    """Return the plug-ins of a server in this world."""
+    return [with_runtime(place.world) if part.name == "keys" else part for part in own_plugins()]
+
+
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[KeyTable]:
-    with closing(KeyTable(tmp_path / "store")) as opened:
+def table(place: Place, tmp_path: Path) -> Iterator[KeyTable]:
+    with closing(KeyTable(tmp_path / "store", lambda: place.world.unix_ns() / 1e9)) as opened:
         yield opened
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunServer:
+def run(place: Place, tmp_path: Path) -> RunServer:
     """Return a function that serves with the keys of the table."""
     listed = ServerOptions(api_key=("listed",))
-    return lambda: serving(
-        Config("org/demo", listed, EngineOptions(lora_dir=tmp_path), of_plugins=stored_in(tmp_path / "store"))
-    )
+    config = Config("org/demo", listed, EngineOptions(lora_dir=tmp_path), of_plugins=stored_in(tmp_path / "store"))
+    return lambda: serving(place, config, parts_in(place))
 
 
 @contextmanager
@@ -73,24 +80,29 @@ def limits(headers: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("is_path", [False, True])
-def test_a_key_may_have_a_model_by_its_name_or_its_path(is_path: bool, table: KeyTable, tmp_path: Path) -> None:
+def test_a_key_may_have_a_model_by_its_name_or_its_path(
+    is_path: bool, place: Place, table: KeyTable, tmp_path: Path
+) -> None:
     file = tmp_path / "small.gguf"
     file.touch()
     config = Config(str(file), of_plugins=stored_in(tmp_path / "store"))
     key = table.add("alice", {"models": [str(file) if is_path else "small"]})
-    with asking(lambda: serving(config), key) as served:
+    with asking(lambda: serving(place, config, parts_in(place)), key) as served:
         for name in ("small", str(file)):
             assert served.complete(model=name).json()["model"] == "small"
 
 
 @pytest.mark.parametrize("is_child", [False, True])
 def test_a_server_without_stored_keys_says_how_to_create_one_once_for_all_of_its_processes(
-    is_child: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_child: bool, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = Config("demo", of_plugins=stored_in(tmp_path / "store"))
-    app = create_app(config, FakeEngine(), FakeTelemetry(), is_child=is_child)  # type: ignore[arg-type]
+    engine = FakeEngine(runtime=place.world)
+    app = create_app(
+        config, engine, FakeTelemetry(place.world), is_child=is_child, plugins=parts_in(place), runtime=place.world
+    )
 
-    with run_server(app):
+    with place.running(app):
         pass
 
     assert ("To create one: oaiserve keys add NAME" in caplog.text) == (not is_child)
@@ -179,7 +191,7 @@ def test_every_answer_has_openais_headers_and_the_client_gets_its_error(run: Run
         reserved = int(whole.request.headers["content-length"]) // 4 + 50
         assert limits(whole.headers) == ["3", "2", "10000", str(10_000 - reserved)]
         wait_until(lambda: used(table) == {"requests": 1, "tokens": 5})
-        sdk = OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+        sdk = served.sdk(key)
         messages: list[Any] = [{"role": "user", "content": "Hi"}]
         raw = sdk.chat.completions.with_raw_response.create(model="org/demo", messages=messages)
         assert limits(raw.headers)[:2] == ["3", "1"]
@@ -306,7 +318,7 @@ def test_lines_of_a_batch_use_the_limits_of_its_key(
     monkeypatch.setattr("oaiserve.plugins.batches.runner.RETRY_SECONDS", 0.01)
     key = table.add("alice", {"requests_per_day": 2, "tokens_per_day": 3000, "priority": 7})
     with asking(run, key) as served:
-        sdk = OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+        sdk = served.sdk(key)
         large = line(3, max_tokens=4000)
         batch = begin(sdk, line(1), large, line(2), line(4))
         wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed == 2)
