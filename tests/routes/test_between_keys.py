@@ -9,11 +9,11 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.runtime import THREADS
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, bearer
 from tests.routes.doubles import FakeTelemetry
-from tests.serving import Serve, run_server
+from tests.serving import Serve
+from tests.world.serving import Place
 
 ONE = bearer("one")
 TWO = bearer("two")
@@ -28,16 +28,17 @@ LONG = "A prompt of several blocks, which both keys send. " * 4
     ],
 )
 def test_another_key_finds_no_tokens_of_a_prompt_in_the_prefix_cache(
-    options: dict[str, Any], path: str, is_shared: bool
+    place: Place, options: dict[str, Any], path: str, is_shared: bool
 ) -> None:
     field = next(name for name in ("prompt", "messages", "input") if name in BODIES[path])
     prompt: Any = [{"role": "user", "content": LONG}] if field == "messages" else LONG
     app = create_app(
         Config("m", ServerOptions(**options)),
-        make_engine(ScriptedRunner(), kv_blocks=512, runtime=THREADS),
-        FakeTelemetry(),
+        make_engine(ScriptedRunner(), kv_blocks=512, runtime=place.world),
+        FakeTelemetry(place.world),
+        runtime=place.world,
     )
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with place.running(app) as url, place.client_of(url) as http:
 
         def num_cached(key: dict[str, str]) -> int:
             body = BODIES[path] | {field: prompt, "max_tokens" if path != RESPONSES else "max_output_tokens": 1}

@@ -9,16 +9,17 @@ import pytest
 from oaiserve.facts.record import ReadAgain, RequestRecord
 from oaiserve.facts.turn import AgentRun
 from oaiserve.routes.prompt_reuse import MAX_RUN_CHARACTERS, run_of
-from tests.serving import Served, reading
+from tests.serving import Served
+from tests.world.serving import Place, reading
 
 SYSTEM = "You are a helpful assistant who answers in one sentence. The time is 12:00."
 CLOCK = SYSTEM.replace("12:00", "12:01")
 QUESTION = "What is the capital of France, and how many people live there?"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with reading() as served:
+@pytest.fixture
+def server(place: Place) -> Iterator[Served]:
+    with reading(place) as served:
         yield served
 
 
@@ -100,8 +101,8 @@ def test_another_salt_reads_the_prompt_again(server: Served) -> None:
     assert record.read_again_reason is ReadAgain.SALT
 
 
-def test_an_eviction_names_the_request_that_took_the_blocks() -> None:
-    with reading(kv_blocks=64) as served:
+def test_an_eviction_names_the_request_that_took_the_blocks(place: Place) -> None:
+    with reading(place, kv_blocks=64) as served:
         chat(served, SYSTEM, QUESTION)
         taker = chat(served, "x" * 200)
         record = chat(served, SYSTEM, QUESTION)

@@ -18,7 +18,8 @@ from oaiserve.facts.record import ReadAgain, RequestRecord
 from tests.engine.doubles import ScriptedRunner, letter_id
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import PARAMETERS
-from tests.serving import Served, reading
+from tests.serving import Served
+from tests.world.serving import Place, reading
 
 Body = Mapping[str, Any]
 
@@ -187,14 +188,14 @@ def check(route: Route, turn: Turn, reason: ReadAgain) -> None:
         assert wire_of(route, turn) == OF_OPENAI.get(reason, "input_changed" if is_change else "unavailable")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+@pytest.fixture
+def server(place: Place) -> Iterator[Served]:
     adapters = AdapterTable(lambda number, name, path: None, lambda number: None, {"layer": (1, 1)})
     pictures = Pictures()
     media = Media(frozenset(["image"]), pictures, pictures, Vectors(0))
     brace = letter_id("{")  # which any answer may begin with, also one with a schema
     runner = ScriptedRunner(lambda sequence: brace)
-    with reading(runner=runner, tokenizer=TOKENIZER, adapters=adapters, media=media, kv_blocks=4096) as served:
+    with reading(place, runner=runner, tokenizer=TOKENIZER, adapters=adapters, media=media, kv_blocks=4096) as served:
         served.engine.load_adapter("tuned", Path("tuned"))
         yield served
 
@@ -217,8 +218,8 @@ def test_a_text_for_another_model_or_salt_is_read_again(server: Served, change: 
 
 
 @pytest.mark.parametrize("route", ALL)
-def test_an_evicted_prompt_is_read_again(route: Route) -> None:
-    with reading(kv_blocks=96) as served:
+def test_an_evicted_prompt_is_read_again(place: Place, route: Route) -> None:
+    with reading(place, kv_blocks=96) as served:
         turns = QUESTION["content"] if route is COMPLETIONS else TURNS
         before = route.ask(served, turns=turns)
         taker = COMPLETIONS.ask(served, turns="x" * 380)
@@ -228,8 +229,8 @@ def test_an_evicted_prompt_is_read_again(route: Route) -> None:
 
 
 @pytest.mark.parametrize("route", ALL)
-def test_without_a_cache_each_prompt_is_read_again(route: Route) -> None:
-    with reading(prefix_cache=False) as served:
+def test_without_a_cache_each_prompt_is_read_again(place: Place, route: Route) -> None:
+    with reading(place, prefix_cache=False) as served:
         turns = QUESTION["content"] if route is COMPLETIONS else TURNS
         before = route.ask(served, turns=turns)
         turn = route.ask(served, turns=turns, before=before.answer["id"])
@@ -237,8 +238,8 @@ def test_without_a_cache_each_prompt_is_read_again(route: Route) -> None:
 
 
 @pytest.mark.parametrize("route", ALL)
-def test_a_state_that_was_not_kept_is_the_reason(route: Route) -> None:
-    with reading(num_states=4) as served:
+def test_a_state_that_was_not_kept_is_the_reason(place: Place, route: Route) -> None:
+    with reading(place, num_states=4) as served:
         turns, longer = ("a" * 90, "a" * 60 + "b" * 60) if route is COMPLETIONS else (TURNS, TURNS[:1])
         before = route.ask(served, turns=turns)
         turn = route.ask(served, turns=longer, before=before.answer["id"])

@@ -1,23 +1,24 @@
 """What / answers on servers with pages and without any, and which clients get HTML."""
 
-import httpx
 import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.routes.answer.document import prefers_html
 from tests.routes.doubles import FakeEngine, FakeTelemetry
-from tests.serving import run_server
+from tests.world.serving import Place
 
 
-def test_without_pages_browsers_get_links_and_no_answer_names_a_page() -> None:
-    app = create_app(Config("demo", ServerOptions(api_key=("secret",))), FakeEngine(), FakeTelemetry(), plugins=[])  # type: ignore[arg-type]
+def test_without_pages_browsers_get_links_and_no_answer_names_a_page(place: Place) -> None:
+    config = Config("demo", ServerOptions(api_key=("secret",)))
+    engine = FakeEngine(runtime=place.world)
+    app = create_app(config, engine, FakeTelemetry(place.world), plugins=[], runtime=place.world)
     key = {"authorization": "Bearer secret"}
-    with run_server(app) as url:
-        shown = httpx.get(url, headers={"accept": "text/html"})
-        completed = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}, headers=key)
-        pages = [httpx.get(f"{url}/{path}", headers=key) for path in ("docs", "dashboard", "requests/x", "favicon.ico")]
-        schema = httpx.get(f"{url}/openapi.json").json()
+    with place.running(app) as url, place.client_of(url) as http:
+        shown = http.get("/", headers={"accept": "text/html"})
+        completed = http.post("/v1/completions", json={"prompt": "Hi"}, headers=key)
+        pages = [http.get(f"/{path}", headers=key) for path in ("docs", "dashboard", "requests/x", "favicon.ico")]
+        schema = http.get("/openapi.json").json()
     assert shown.json()["links"].keys() == {"api", "models", "health", "metrics", "schema"}
     assert completed.status_code == 200
     assert "link" not in completed.headers

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from oaiserve.app import _kind, create_app
@@ -13,7 +12,8 @@ from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
 from oaiserve.routes.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults
 from tests.routes.doubles import FakeEngine, FakeTelemetry
-from tests.serving import Serve, Served, running_server
+from tests.serving import Serve, Served
+from tests.world.serving import Place
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
@@ -144,13 +144,13 @@ def test_recommended_values_apply_and_are_named_with_their_source() -> None:
     assert str(changed) == "temperature 0.3 (--default-params and recommended by Mistral AI)"
 
 
-def test_models_show_where_their_default_sampling_is_recommended(served: Served) -> None:
+def test_models_show_where_their_default_sampling_is_recommended(served: Served, place: Place) -> None:
     assert "default_sampling_source" not in served.http.get("/v1/models").json()["data"][0]
-    engine = FakeEngine()
+    engine = FakeEngine(runtime=place.world)
     engine.recommendation = ROWS[0]
     engine.default_params = dict(ROWS[0].values)
-    app = create_app(Config("org/demo"), engine, FakeTelemetry())  # type: ignore[arg-type]
-    with running_server(app) as (url, _), httpx.Client(base_url=url, trust_env=False) as http:
+    app = create_app(Config("org/demo"), engine, FakeTelemetry(place.world), runtime=place.world)
+    with place.running(app) as url, place.client_of(url) as http:
         (model,) = http.get("/v1/models").json()["data"]
     assert model["default_sampling"] == NEUTRAL | ROWS[0].values
     assert model["default_sampling_source"] == ROWS[0].source

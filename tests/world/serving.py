@@ -90,6 +90,7 @@ class WorldServed(Served):
     """A server of the world."""
 
     place: Place = field(kw_only=True)
+    app: Any = field(kw_only=True, default=None)
 
     def client(self, **options: Any) -> httpx.Client:
         through = transport(self.place.world, self.place.client)
@@ -115,7 +116,7 @@ def serving(place: Place, config: Config, plugins: list[Plugin] | None = None) -
     telemetry = FakeTelemetry(place.world)
     app = create_app(config, engine, telemetry, plugins=plugins, runtime=place.world)
     with place.running(app, config.server) as url, place.client_of(url) as http:
-        yield WorldServed(url, engine, telemetry, http, app.state.serving.exchanges, place=place)
+        yield WorldServed(url, engine, telemetry, http, app.state.serving.exchanges, place=place, app=app)
 
 
 @contextmanager

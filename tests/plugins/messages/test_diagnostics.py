@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.routes.asking import PARAMETERS
-from tests.serving import Served, reading
+from tests.serving import Served
+from tests.world.serving import Place, reading
 
 TURNS = [
     {"role": "user", "content": "What is the capital of France, and how many people live there?"},
@@ -16,9 +17,9 @@ TURNS = [
 FIRST = {"model": "org/demo", "max_tokens": 1, "system": "Answer in one sentence, as short as you can."}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with reading() as served:
+@pytest.fixture
+def server(place: Place) -> Iterator[Served]:
+    with reading(place) as served:
         yield served
 
 
@@ -64,8 +65,8 @@ def test_an_unknown_message_is_said(server: Served) -> None:
     assert answer["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}
 
 
-def test_an_evicted_prompt_is_unavailable() -> None:
-    with reading(kv_blocks=80) as served:
+def test_an_evicted_prompt_is_unavailable(place: Place) -> None:
+    with reading(place, kv_blocks=80) as served:
         before = ask(served)
         ask(served, system="x" * 220, messages=TURNS[2:])
         answer = ask(served, diagnostics={"previous_message_id": before["id"]})

@@ -24,6 +24,7 @@ from tests.routes.asking import RESPONSES, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
 from tests.serving import Serve, Served, running_server
 from tests.waiting import wait_until
+from tests.world.serving import Place, serving
 
 ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -227,9 +228,9 @@ def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> No
     assert [read(served, each)["status"] for each in ids[1:]] == ["completed", "completed", "failed", "failed"]
 
 
-def test_a_response_that_cannot_be_stored_has_failed() -> None:
-    app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
-    with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+def test_a_response_that_cannot_be_stored_has_failed(place: Place) -> None:
+    with serving(place, Config("org/demo")) as served:
+        app, http = served.app, served.http
         app.state.responses = replace(app.state.responses, store=BrokenStore(has_room=True))
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": True})
         last = list(data_of(iter(response.text.split("\n"))))[-1]
@@ -238,9 +239,9 @@ def test_a_response_that_cannot_be_stored_has_failed() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_for_which_the_store_has_no_room_is_refused_at_once(stream: bool) -> None:
-    app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
-    with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+def test_a_response_for_which_the_store_has_no_room_is_refused_at_once(place: Place, stream: bool) -> None:
+    with serving(place, Config("org/demo")) as served:
+        app, http = served.app, served.http
         app.state.responses = replace(app.state.responses, store=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": stream})
         refused(response, None, "The store of responses does not work.", status=503)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.routes.asking import PARAMETERS
-from tests.serving import Served, reading
+from tests.serving import Served
+from tests.world.serving import Place, reading
 
 INPUT = [
     {"role": "user", "content": "What is the capital of France, and how many people live there?"},
@@ -16,9 +17,9 @@ INPUT = [
 TOOL = {"type": "function", "name": "search", "description": "Search.", "parameters": PARAMETERS}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with reading() as served:
+@pytest.fixture
+def server(place: Place) -> Iterator[Served]:
+    with reading(place) as served:
         yield served
 
 
@@ -60,8 +61,8 @@ def test_a_client_that_compares_with_nothing_gets_nothing(server: Served) -> Non
     assert "prompt_cache_diagnostics" not in ask(server)
 
 
-def test_an_evicted_prompt_is_unavailable() -> None:
-    with reading(kv_blocks=80) as served:
+def test_an_evicted_prompt_is_unavailable(place: Place) -> None:
+    with reading(place, kv_blocks=80) as served:
         before = ask(served)
         ask(served, instructions="x" * 220, input=INPUT[2:])
         answer = ask(served, before["id"])

@@ -6,6 +6,7 @@ A process that is killed does nothing more. So a copy of its store, made while i
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.plugins.responses.test_background import ENDS, begin, data_of, followed, following, go_on, read
 from tests.routes.asking import RESPONSES, bearer, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
-from tests.serving import Served, running_server
+from tests.serving import Served
 from tests.waiting import wait_until
+from tests.world.serving import Place, WorldServed
 
 KEY = "first-key-0123456789"
 OTHER_KEY = "other-key-0123456789"
@@ -33,38 +35,45 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "LOOK_SECONDS", 0.01)
 
 
+@dataclass(frozen=True)
+class Store:
+    """The file of a store, in a world."""
+
+    file: Path
+    place: Place
+
+
 @contextmanager
-def server(path: Path, script: Script, *keys: str, refusal: APIError | None = None, **limits: int) -> Iterator[Served]:
+def server(path: Store, script: Script, *keys: str, refusal: APIError | None = None, **limits: int) -> Iterator[Served]:
     """Serve with this store, with the first of these keys for `Served.http`. The engine refuses with `refusal`."""
-    engine = FakeEngine()
+    place = path.place
+    engine = FakeEngine(runtime=place.world)
     engine.script = script
     engine.submit_error = refusal
-    telemetry = FakeTelemetry()
+    telemetry = FakeTelemetry(place.world)
     options = ServerOptions(api_key=keys, drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
-    config = Config("org/demo", options, of_plugins=(StoreOptions(response_store=path, **limits),))
-    app = create_app(config, engine, telemetry)
+    config = Config("org/demo", options, of_plugins=(StoreOptions(response_store=path.file, **limits),))
+    app = create_app(config, engine, telemetry, runtime=place.world)
     headers = bearer(keys[0]) if keys else {}
-    with (
-        running_server(app, options) as (url, _),
-        httpx.Client(base_url=url, headers=headers, timeout=60) as http,
-    ):
-        yield Served(url, engine, telemetry, http)
+    with place.running(app, options) as url, place.client_of(url) as http:
+        http.headers.update(headers)
+        yield WorldServed(url, engine, telemetry, http, place=place)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "responses.db"
+def path(place: Place, tmp_path: Store) -> Store:
+    return Store(tmp_path / "responses.db", place)
 
 
-def left_behind(path: Path, *changes: str) -> Path:
+def left_behind(path: Store, *changes: str) -> Store:
     """Return the store that the processes of a store would leave behind if they were killed now, after `changes`."""
-    copy = path.with_name(f"killed-{path.name}")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+    copy = path.file.with_name(f"killed-{path.file.name}")
+    with closing(sqlite3.connect(path.file)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
         for change in changes:
             target.execute(f"UPDATE background_responses SET {change}")
         target.commit()
-    return copy
+    return replace(path, file=copy)
 
 
 def waits_for(served: Served, response_id: str, status: str) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def status_of(served: Served, response_id: str) -> int:
 
 
 @pytest.mark.parametrize("script", [starts(), starts("Hel")], ids=["queued", "running"])
-def test_response_of_a_killed_server_is_found_and_made_again(path: Path, script: Script) -> None:
+def test_response_of_a_killed_server_is_found_and_made_again(path: Store, script: Script) -> None:
     with server(path, script) as first:
         response_id = begin(first, metadata={"a": "b"}, background_options={"completion_window": "8h"})
         if any(script(first.engine.submitted.get(timeout=60))):
@@ -100,7 +109,7 @@ def test_response_of_a_killed_server_is_found_and_made_again(path: Path, script:
         assert third.engine.submitted.empty()
 
 
-def test_response_is_made_again_with_the_seed_that_it_had(path: Path) -> None:
+def test_response_is_made_again_with_the_seed_that_it_had(path: Store) -> None:
     with server(path, starts("Hel")) as first:
         for seed in (None, 7):
             begin(first, seed=seed)
@@ -115,7 +124,7 @@ def taken(served: Served, number: int) -> list[Any]:
     return [served.engine.submitted.get(timeout=60) for _ in range(number)]
 
 
-def test_response_that_was_made_again_waits_for_other_work_no_longer_than_it_would_have(path: Path) -> None:
+def test_response_that_was_made_again_waits_for_other_work_no_longer_than_it_would_have(path: Store) -> None:
     with server(path, starts()) as first:
         begin(first, background_options={"completion_window": "2h"})
         left = left_behind(path, "stream_ids = replace(stream_ids, ' 1', ' 0')")  # accepted long ago
@@ -123,7 +132,7 @@ def test_response_that_was_made_again_waits_for_other_work_no_longer_than_it_wou
         assert second.engine.submitted.get(timeout=60).background_wait_ns == 0
 
 
-def test_stream_of_a_response_goes_on_after_its_server_was_killed(path: Path) -> None:
+def test_stream_of_a_response_goes_on_after_its_server_was_killed(path: Store) -> None:
     with server(path, starts("Hel")) as first:
         response_id = begin(first)
         with following(first, response_id) as events:
@@ -146,7 +155,7 @@ def test_stream_of_a_response_goes_on_after_its_server_was_killed(path: Path) ->
         ("num_deaths = 2", "ended 3 times while it made this response"),
     ],
 )
-def test_response_that_is_given_up_says_why(path: Path, change: str, reason: str) -> None:
+def test_response_that_is_given_up_says_why(path: Store, change: str, reason: str) -> None:
     with server(path, starts("Hel")) as first:
         response_id = begin(first)
         left = left_behind(path, change)
@@ -158,7 +167,7 @@ def test_response_that_is_given_up_says_why(path: Path, change: str, reason: str
         assert read(third, response_id) == last, "it stays failed"
 
 
-def test_response_during_which_servers_died_is_made_alone_after_the_others(path: Path) -> None:
+def test_response_during_which_servers_died_is_made_alone_after_the_others(path: Store) -> None:
     with server(path, starts()) as first:
         ids = [begin(first) for _ in range(3)]
         left = left_behind(path, f"num_deaths = id IN ('{ids[0]}', '{ids[1]}')")
@@ -172,7 +181,7 @@ def test_response_during_which_servers_died_is_made_alone_after_the_others(path:
     assert order == [ids[2], ids[0], ids[1]]
 
 
-def test_response_that_is_refused_when_it_is_made_again_fails_with_the_reason(path: Path) -> None:
+def test_response_that_is_refused_when_it_is_made_again_fails_with_the_reason(path: Store) -> None:
     with server(path, starts()) as first:
         response_id = begin(first)
         left = left_behind(path)
@@ -180,7 +189,7 @@ def test_response_that_is_refused_when_it_is_made_again_fails_with_the_reason(pa
         assert waits_for(second, response_id, "failed")["error"]["message"] == "The template is gone."
 
 
-def test_response_that_is_refused_for_the_moment_is_tried_again_and_can_be_cancelled_or_deleted(path: Path) -> None:
+def test_response_that_is_refused_for_the_moment_is_tried_again_and_can_be_cancelled_or_deleted(path: Store) -> None:
     with server(path, starts()) as first:
         cancelled, deleted, made = (begin(first) for _ in range(3))
         left = left_behind(path)
@@ -200,7 +209,7 @@ def test_response_that_is_refused_for_the_moment_is_tried_again_and_can_be_cance
         assert status_of(third, deleted) == 404
 
 
-def test_response_with_a_model_that_is_not_here_waits_for_its_server(path: Path) -> None:
+def test_response_with_a_model_that_is_not_here_waits_for_its_server(path: Store) -> None:
     with server(path, starts()) as first:
         here = begin(first)
         elsewhere = begin(first)
@@ -210,7 +219,7 @@ def test_response_with_a_model_that_is_not_here_waits_for_its_server(path: Path)
         assert read(second, elsewhere)["status"] == "queued"
 
 
-def test_response_is_only_for_its_own_key_before_and_after_its_server_was_killed(path: Path) -> None:
+def test_response_is_only_for_its_own_key_before_and_after_its_server_was_killed(path: Store) -> None:
     with server(path, starts(), KEY, OTHER_KEY) as first:
         response_id = begin(first)
         left = left_behind(path)
@@ -224,13 +233,13 @@ def test_response_is_only_for_its_own_key_before_and_after_its_server_was_killed
         assert asked_by(second, OTHER_KEY, response_id) == [404] * 4
 
 
-def test_response_whose_key_was_removed_is_not_made_again(path: Path) -> None:
+def test_response_whose_key_was_removed_is_not_made_again(path: Store) -> None:
     with server(path, starts(), KEY) as first:
         begin(first)
         left = left_behind(path)
     with server(left, starts(), OTHER_KEY) as second:
         query = "SELECT response FROM background_responses WHERE NOT is_open"
-        with closing(sqlite3.connect(left)) as store:
+        with closing(sqlite3.connect(left.file)) as store:
             wait_until(lambda: store.execute(query).fetchall())
             assert b"API key of this response is not valid" in store.execute(query).fetchone()[0]
         assert second.engine.submitted.empty()
@@ -242,7 +251,7 @@ def asked_by(served: Served, key: str, response_id: str) -> list[int]:
     return [served.http.request(method, path, headers=bearer(key)).status_code for method, path in requests]
 
 
-def test_unfinished_responses_have_limits_which_hold_after_a_kill(path: Path) -> None:
+def test_unfinished_responses_have_limits_which_hold_after_a_kill(path: Store) -> None:
     with server(path, starts(), response_store_number=2) as first:
         ids = [begin(first), begin(first)]
         refused(first.post(RESPONSES, input="Hi", background=True), None, "2 of your responses", status=429)
@@ -258,7 +267,7 @@ def test_unfinished_responses_have_limits_which_hold_after_a_kill(path: Path) ->
         refused(response, "background", "--response-store-bytes")
 
 
-def test_shutdown_leaves_a_response_to_the_next_server(path: Path) -> None:
+def test_shutdown_leaves_a_response_to_the_next_server(path: Store) -> None:
     with server(path, starts("Hel")) as first:
         response_id = begin(first)
         with following(first, response_id) as events:
@@ -266,13 +275,13 @@ def test_shutdown_leaves_a_response_to_the_next_server(path: Path) -> None:
             first.engine.drain()
             first.engine.abort(response_id)  # as the engine does when it stops
             assert not ENDS & {event["type"] for event in events}
-    with closing(sqlite3.connect(path)) as store:
+    with closing(sqlite3.connect(path.file)) as store:
         assert store.execute("SELECT process, num_deaths FROM background_responses").fetchall() == [("", 0)]
     with server(path, says("Hello")) as second:
         assert waits_for(second, response_id, "completed")["output"][0]["content"][0]["text"] == "Hello"
 
 
-def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: Path) -> None:
+def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: Store) -> None:
     with server(path, says("Hello")) as first:
         response_id = begin(first)
         answer = followed(first, response_id)[-1]["response"]
@@ -289,12 +298,12 @@ def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: P
 
 
 @contextmanager
-def two_servers(path: Path) -> Iterator[tuple[Served, Served]]:
+def two_servers(path: Store) -> Iterator[tuple[Served, Served]]:
     with ExitStack() as stack:
         yield stack.enter_context(server(path, starts("Hel"))), stack.enter_context(server(path, starts("Hel")))
 
 
-def test_response_is_made_by_one_of_the_servers_and_read_from_all(path: Path) -> None:
+def test_response_is_made_by_one_of_the_servers_and_read_from_all(path: Store) -> None:
     with two_servers(path) as (one, two):
         response_id = begin(one)
         waits_for(two, response_id, "in_progress")
@@ -315,7 +324,7 @@ def test_response_is_made_by_one_of_the_servers_and_read_from_all(path: Path) ->
     ids=["cancelled", "deleted"],
 )
 def test_response_that_another_server_makes_ends_there_too(
-    path: Path, end: Callable[[Served, str], httpx.Response], status: str | None
+    path: Store, end: Callable[[Served, str], httpx.Response], status: str | None
 ) -> None:
     with two_servers(path) as (one, two):
         response_id = begin(one)
@@ -330,7 +339,7 @@ def test_response_that_another_server_makes_ends_there_too(
             waits_for(one, response_id, status)
 
 
-def test_of_two_servers_one_takes_over_what_a_third_has_left(path: Path) -> None:
+def test_of_two_servers_one_takes_over_what_a_third_has_left(path: Store) -> None:
     with server(path, starts("Hel")) as first:
         response_id = begin(first)
         left = left_behind(path)
@@ -344,7 +353,7 @@ def test_of_two_servers_one_takes_over_what_a_third_has_left(path: Path) -> None
         assert other.engine.submitted.empty()
 
 
-def test_stream_that_begins_a_response_is_like_any_other_after_a_kill(path: Path) -> None:
+def test_stream_that_begins_a_response_is_like_any_other_after_a_kill(path: Store) -> None:
     with server(path, starts("Hel")) as first:
         body = {"input": "Hi", "background": True, "stream": True}
         with first.http.stream("POST", RESPONSES, json=body) as response:
@@ -354,7 +363,7 @@ def test_stream_that_begins_a_response_is_like_any_other_after_a_kill(path: Path
         assert followed(second, response_id)[-1]["type"] == "response.completed"
 
 
-def test_request_that_a_gateway_sends_again_begins_one_response(path: Path) -> None:
+def test_request_that_a_gateway_sends_again_begins_one_response(path: Store) -> None:
     with server(path, starts("Hel")) as served:
         headers = {IDS_HEADER: StreamIds("1" * 32, 1, 2).as_text}
         body = {"input": "Hi", "background": True}

@@ -18,7 +18,8 @@ from oaiserve.storage.store_options import StoreOptions
 from tests.plugins.responses.asking import TOOLS, ask, events_of, streamed
 from tests.routes.asking import CALL, HYBRID, RESPONSES, ZONE, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
-from tests.serving import Serve, Served, run_server
+from tests.serving import Serve, Served
+from tests.world.serving import Place
 
 
 def messages_of(served: Served) -> list[Mapping[str, Any]]:
@@ -198,10 +199,10 @@ class BrokenStore:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_cannot_be_stored_is_no_answer(stream: bool) -> None:
-    telemetry = FakeTelemetry()
-    app = create_app(Config("org/demo"), FakeEngine(), telemetry)
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+def test_an_answer_that_cannot_be_stored_is_no_answer(place: Place, stream: bool) -> None:
+    telemetry = FakeTelemetry(place.world)
+    app = create_app(Config("org/demo"), FakeEngine(runtime=place.world), telemetry, runtime=place.world)
+    with place.running(app) as url, place.client_of(url) as http:
         app.state.responses = replace(app.state.responses, store=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "stream": stream})
         if stream:
