@@ -230,7 +230,8 @@ def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> No
 
 def test_a_response_that_cannot_be_stored_has_failed(place: Place) -> None:
     with serving(place, Config("org/demo")) as served:
-        app, http = served.app, served.http
+        app = served.app
+        http = served.http
         app.state.responses = replace(app.state.responses, store=BrokenStore(has_room=True))
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": True})
         last = list(data_of(iter(response.text.split("\n"))))[-1]
@@ -241,7 +242,8 @@ def test_a_response_that_cannot_be_stored_has_failed(place: Place) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_for_which_the_store_has_no_room_is_refused_at_once(place: Place, stream: bool) -> None:
     with serving(place, Config("org/demo")) as served:
-        app, http = served.app, served.http
+        app = served.app
+        http = served.http
         app.state.responses = replace(app.state.responses, store=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": stream})
         refused(response, None, "The store of responses does not work.", status=503)
