@@ -206,11 +206,13 @@ def transport(world: World, process: Process) -> httpx.HTTPTransport:
     return through
 
 
-def transport_of_sdks(world: World, process: Process) -> httpx2.HTTPTransport:
-    """As `transport`, for the package that SDKs use."""
+def client_of_sdk(sdk: ModuleType, world: World, process: Process) -> Any:
+    """Return the HTTP client of an SDK, as this process. SDKs before 2026 use httpx, and later ones httpx2."""
+    if issubclass(sdk.DefaultHttpxClient, httpx.Client):
+        return sdk.DefaultHttpxClient(transport=transport(world, process))
     through = httpx2.HTTPTransport(verify=False)
     through._pool = httpcore2.ConnectionPool(
         network_backend=_Backend(httpcore2, world, process),
         max_connections=None,
     )
-    return through
+    return sdk.DefaultHttpxClient(transport=through)

@@ -10,8 +10,9 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+import anthropic
 import httpx
-import httpx2
+import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
@@ -27,7 +28,7 @@ from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 from tests.serving import Serve, Served
-from tests.world.client import WorldSocket, transport, transport_of_sdks
+from tests.world.client import WorldSocket, client_of_sdk, transport
 from tests.world.loop import Process, World, on_clock
 from tests.world.network import Network
 from tests.world.servers import WorldServer
@@ -49,11 +50,11 @@ class Place:
         return checked(httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client)))
 
     def sdk_of(self, url: str, key: str = "any") -> OpenAI:
-        http = httpx2.Client(transport=transport_of_sdks(self.world, self.client))
+        http = client_of_sdk(openai, self.world, self.client)
         return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
 
     def anthropic_of(self, url: str, key: str = "any") -> Anthropic:
-        http = httpx2.Client(transport=transport_of_sdks(self.world, self.client))
+        http = client_of_sdk(anthropic, self.world, self.client)
         return Anthropic(base_url=url, api_key=key, max_retries=0, http_client=http)
 
     @contextmanager
