@@ -19,6 +19,6 @@ def put_on_clock(patch: pytest.MonkeyPatch, clock_ns: Callable[[], int]) -> None
 
 @lru_cache(maxsize=1)
 def _readers(num_imported: int) -> list[ModuleType]:
-    """Return the modules that read the clock, of so many that are imported. To look for them takes 10 ms."""
+    """Return the modules that read the clock. Finding them takes 10 ms, so it is done again only after an import."""
     modules = [module for name, module in [*sys.modules.items()] if name.startswith("oaiserve.")]
     return [module for module in modules if hasattr(module, "monotonic_ns")]

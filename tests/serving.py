@@ -151,9 +151,9 @@ class Served:
     def chat(self, **body: object) -> httpx.Response:
         return self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "Hi"}], **body})
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self) -> httpx.Client:
         """Return a client of its own, which does not check the answers."""
-        return httpx.Client(**{"base_url": self.url, "timeout": 60} | options)
+        return httpx.Client(base_url=self.url, timeout=60)
 
     def connect(self) -> Any:
         """Return a socket that is connected to the server."""

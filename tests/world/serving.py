@@ -93,9 +93,9 @@ class WorldServed(Served):
     place: Place = field(kw_only=True)
     app: Any = field(kw_only=True, default=None)
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self) -> httpx.Client:
         through = transport(self.place.world, self.place.client)
-        return httpx.Client(**{"base_url": self.url, "timeout": 60, "transport": through} | options)
+        return httpx.Client(base_url=self.url, timeout=60, transport=through)
 
     def sdk(self, key: str = "any") -> OpenAI:
         return self.place.sdk_of(self.url, key)
