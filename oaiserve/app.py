@@ -107,6 +107,7 @@ def create_app(
             sampling=sampling,
             recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),
             runtime=runtime,
+            adapter_loads=runtime.executor("adapters") if config.engine.lora_dir else None,
         )
         serving = app.state.serving
         app.state.files = None  # a plug-in may store some
@@ -121,14 +122,19 @@ def create_app(
             runtime=runtime,
             is_child=is_child,
         )
+        thread = runtime.executor("end")
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
         async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
+            ends.callback(thread.shutdown, wait=False)
+            if serving.adapter_loads is not None:
+                ends.callback(serving.adapter_loads.shutdown, wait=False)
             # All records exist only after the engine's last events, which come before its `stop` returns.
-            ends.push_async_callback(in_thread, runtime, telemetry.close, TELEMETRY_CLOSE_SECONDS)
+            ends.push_async_callback(in_thread, telemetry.close, TELEMETRY_CLOSE_SECONDS)
             if ring is not None:
                 ends.push_async_callback(ring.close)
             engine.start()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
-            ends.push_async_callback(in_thread, runtime, engine.stop, 0.0)
+            ends.push_async_callback(in_thread, engine.stop, 0.0)
             tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag, runtime))]
             if ring is not None:
                 tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
@@ -226,15 +232,6 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
         step_cost=lambda: None if (cost := engine.step_cost) is None else asdict(cost),
         epoch_offset_ns=epoch_offset_ns,
     )
-
-
-async def in_thread(runtime: Runtime, call: Callable[[float], object], seconds: float) -> None:
-    """Call a function that may wait for so long, on a thread of its own."""
-    thread = runtime.executor("end")
-    try:
-        await asyncio.get_running_loop().run_in_executor(thread, call, seconds)
-    finally:
-        thread.shutdown(wait=False)
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runtime = THREADS) -> None:

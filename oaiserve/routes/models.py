@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -176,7 +175,6 @@ def _description(serving: Serving) -> str | UnsetType:
 
 logger = logging.getLogger(__name__)
 MOST_NAME = 200  # characters of an adapter's name
-_THREAD = ThreadPoolExecutor(1, "adapters")  # Loads wait in this thread, so that they take none that other routes need.
 
 
 @Operation(
@@ -198,7 +196,7 @@ async def load(request: Request) -> Response:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
         load_adapter = partial(serving.engine.load_adapter, in_place=bool(body.load_inplace))
-        adapter = await _in_turn(load_adapter, name, path)
+        adapter = await _in_turn(serving, load_adapter, name, path)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
     logger.info("Loaded the adapter '%s' from %s", name, path)
@@ -215,13 +213,14 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none with this name."""
     body, _ = await read_parsed(request, UnloadAdapterBody)
-    adapter = await _in_turn(serving_of(request).engine.unload_adapter, body.lora_name)
+    serving = serving_of(request)
+    adapter = await _in_turn(serving, serving.engine.unload_adapter, body.lora_name)
     logger.info("Unloaded the adapter '%s'", adapter.name)
     return json_response(Deleted(adapter.name, "model"))
 
 
-async def _in_turn(call: Callable[..., ServedAdapter], *arguments: object) -> ServedAdapter:
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, call, *arguments)
+async def _in_turn(serving: Serving, call: Callable[..., ServedAdapter], *arguments: object) -> ServedAdapter:
+    return await asyncio.get_running_loop().run_in_executor(serving.adapter_loads, call, *arguments)
 
 
 switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from starlette.requests import Request
 
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 
 if TYPE_CHECKING:
     from oaiserve.config import Config
@@ -68,7 +69,8 @@ class Serving:
     dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults
     recent_prompts: RecentPrompts  # those that later ones are compared with
-    runtime: Runtime = THREADS
+    runtime: Runtime
+    adapter_loads: Executor | None  # where loads of adapters wait, and hold no thread that other routes need
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 
     @property
