@@ -112,6 +112,7 @@ class ScriptedRunner:
         """Let steps wait in this runtime."""
         self.started = queue_in(runtime)
         self._permits = queue_in(runtime)
+        self._most_seconds = TIMEOUT_SECONDS if isinstance(runtime, Threads) else None  # An hour of a world is short.
 
     def permit(self, steps: int = 1) -> None:
         for _ in range(steps):
@@ -149,7 +150,7 @@ class ScriptedRunner:
         self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])
         self.started.put(step)
         if self.is_gated:
-            self._permits.get(timeout=TIMEOUT_SECONDS)
+            self._permits.get(timeout=self._most_seconds)
         self._computing(step)
         results = []
         for chunk in step.chunks:

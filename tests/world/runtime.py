@@ -210,6 +210,31 @@ class WorldExecutor(Executor):
         return AT_ONCE
 
 
+class Beside(Executor):
+    """Makes each call beside the test, as if it had a thread of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._futures: list[WorldFuture] = []
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future = WorldFuture(self._world)
+
+        def make() -> None:
+            try:
+                future.set_result(call(*given, **named))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._futures.append(future)
+        self._world.begin(make)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if wait:
+            self._world.wait_for(lambda: all(future.done() for future in self._futures))
+
+
 class WorldQueue(Generic[Item]):
     """A queue whose reader waits in the world."""
 

@@ -31,6 +31,7 @@ from tests.serving import Serve, Served
 from tests.world.client import WorldSocket, client_of_sdk, transport
 from tests.world.loop import Process, World, on_clock
 from tests.world.network import Network
+from tests.world.runtime import Beside
 from tests.world.servers import WorldServer
 
 IP = "127.0.0.1"
@@ -49,6 +50,13 @@ class Place:
         """Return a client that checks the answers."""
         return checked(httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client)))
 
+    def connect(self, url: str) -> WorldSocket:
+        return WorldSocket(self.world, self.client, IP, httpx.URL(url).port or 0, 60.0)
+
+    def plain(self, url: str) -> httpx.Client:
+        """Return a client that does not check the answers."""
+        return httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client))
+
     def sdk_of(self, url: str, key: str = "any") -> OpenAI:
         http = client_of_sdk(openai, self.world, self.client)
         return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
@@ -57,33 +65,65 @@ class Place:
         http = client_of_sdk(anthropic, self.world, self.client)
         return Anthropic(base_url=url, api_key=key, max_retries=0, http_client=http)
 
+    def threads(self) -> Beside:
+        return Beside(self.world)
+
     @contextmanager
     def running(self, app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
-        """Serve an app, and return its URL."""
-        options = options or ServerOptions(drain_timeout_seconds=5)
-        world = self.world
-        port = next(self._ports)
-        process = Process(world, f"server {port}", IP)
+        """Serve the API's app, and return its URL."""
+        with PlacedServer(
+            self,
+            app,
+            options or ServerOptions(drain_timeout_seconds=5),
+            on_drain=lambda: app.state.serving.engine.drain(),
+            failure=lambda: app.state.serving.engine.failure,
+        ) as server:
+            yield server.url
+
+    def new_port(self) -> int:
+        return next(self._ports)
+
+
+class PlacedServer(WorldServer):
+    """A server of this world. `should_exit` ends it as a signal would."""
+
+    def __init__(self, place: Place, app: Starlette, options: ServerOptions, **callbacks: Any) -> None:
         connections = allowed_connections(options)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
-        server = WorldServer(
-            app,
-            options,
-            connections,
-            on_drain=lambda: app.state.serving.engine.drain(),
-            failure=lambda: app.state.serving.engine.failure,
-        )
-        serving = process.run(server.serve_in, self.network, process, (IP, port))
-        world.wait_for(lambda: (IP, port) in self.network.listeners or serving.done())
-        if serving.done():
-            serving.result()
+        super().__init__(app, options, connections, **callbacks)
+        self._place = place
+        self.port = place.new_port()
+        self.url = f"http://{IP}:{self.port}"
+        self.process = Process(place.world, f"server {self.port}", IP)
+
+    def __enter__(self) -> PlacedServer:
+        network = self._place.network
+        self._serving = self.process.run(self.serve_in, network, self.process, (IP, self.port))
+        self._place.world.wait_for(lambda: (IP, self.port) in network.listeners or self._serving.done())
+        if self._serving.done():
+            self._serving.result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = True
+        self._place.world.wait_for(self._serving.done)
+        self._serving.result()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Do nothing at all in the block."""
+        self.process.stop()
         try:
-            yield f"http://{IP}:{port}"
+            yield
         finally:
-            server.should_exit = True
-            world.wait_for(serving.done)
-            serving.result()
+            self.process.go_on()
+
+    def kill(self) -> None:
+        """End as a process that is killed: the sockets end, and nobody says a word. Afterwards, nothing is sent."""
+        self._place.network.kill(self.process, "kill")
+
+    die = kill
 
 
 @dataclass
@@ -94,8 +134,7 @@ class WorldServed(Served):
     app: Any = field(kw_only=True, default=None)
 
     def client(self) -> httpx.Client:
-        through = transport(self.place.world, self.place.client)
-        return httpx.Client(base_url=self.url, timeout=60, transport=through)
+        return self.place.plain(self.url)
 
     def sdk(self, key: str = "any") -> OpenAI:
         return self.place.sdk_of(self.url, key)
@@ -104,7 +143,7 @@ class WorldServed(Served):
         return self.place.anthropic_of(self.url, key)
 
     def connect(self) -> WorldSocket:
-        return WorldSocket(self.place.world, self.place.client, IP, httpx.URL(self.url).port or 0, 60.0)
+        return self.place.connect(self.url)
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         self.place.world.wait_for(condition)

@@ -49,6 +49,7 @@ from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage.private import cache_folder
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.telemetry import make_tracing
@@ -109,14 +110,14 @@ async def version(request: Request) -> Response:
 
 
 def create_gateway(
-    options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
+    options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL, runtime: Runtime = THREADS
 ) -> tuple[Starlette, Gateway]:
     """Return the app of a gateway for servers elsewhere, and the gateway, whose `drain` must be called at a shutdown.
     `resolve` finds a URL's replicas."""
     headers = report_headers(options.replica_key)
     routers = Routers()
     watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
-    return _create(watch, routers, options.config, options, own_plugins(), None)
+    return _create(watch, routers, options.config, options, own_plugins(), None, runtime)
 
 
 def create_gateway_of_models(
@@ -169,6 +170,7 @@ def _create(
     options: RouteOptions,
     plugins: Iterable[Plugin],
     children: Children | None,
+    runtime: Runtime = THREADS,
 ) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
@@ -180,7 +182,7 @@ def _create(
         count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
         service="oaiserve-gateway",
     )
-    gateway = Gateway(routers, watch, metrics, config, options, tracing, models)
+    gateway = Gateway(routers, watch, metrics, config, options, tracing, models, runtime)
     pages = pages_of(plugins).shown(None if config.shows_dashboard else page.hidden_by(models))
 
     async def ready(request: Request) -> Response:

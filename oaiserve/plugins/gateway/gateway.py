@@ -60,6 +60,7 @@ from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
+from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import names
 from oaiserve.wire.routing_decision import OWNER_HEADER
 
@@ -91,10 +92,12 @@ class Gateway:
         options: RouteOptions,
         tracing: Tracing | None,
         models: ChildModels | None = None,
+        runtime: Runtime = THREADS,
     ) -> None:
         """`models` are those of its child processes, if these are its replicas."""
         self.router = router
         self._models = models
+        self._runtime = runtime
         self.watch = watch
         self.metrics = metrics
         self._tracing = tracing
@@ -143,7 +146,7 @@ class Gateway:
     def _run_in_turns(self, work: Work[Any], *, client: str, num_bytes: int) -> Future[Any]:
         """Read a large body for a part of this process, which has no engine. Most gateways never need the threads."""
         if self._workers is None:
-            self._workers = TurnWorkers(1, "intake")
+            self._workers = TurnWorkers(1, "intake", runtime=self._runtime)
         return self._workers.run(work, client=client, num_bytes=num_bytes)
 
     async def stop(self) -> None:

@@ -1,6 +1,7 @@
-"""A gateway with replicas, in threads: servers and engines are real, what the models draw is a script."""
+"""A gateway with replicas, in a world or in threads: servers and engines are real, what models draw is a script."""
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Semaphore
@@ -24,8 +25,10 @@ from oaiserve.runtime import THREADS
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
 from tests.routes.doubles import FakeTelemetry
-from tests.serving import RunningServer, running_server
+from tests.serving import RunningServer
 from tests.waiting import wait_until
+from tests.world.client import WorldSocket
+from tests.world.serving import Place, PlacedServer
 
 # A stream that begins late on a busy machine shows no progress, so that its events are always the same.
 OPTIONS = ServerOptions(drain_timeout_seconds=0, progress_after_seconds=0)
@@ -43,7 +46,7 @@ def quick(**other: float) -> Pace:
 QUICK = quick()
 
 
-def address_of(server: RunningServer) -> Address:
+def address_of(server: RunningServer | PlacedServer) -> Address:
     return Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
 
 
@@ -105,7 +108,7 @@ class Replica:
     """One server, its engine, and the script of its model."""
 
     app: Starlette
-    server: RunningServer
+    server: RunningServer | PlacedServer
     engine: ToldEngine
     runner: ScriptedRunner | Gate
     telemetry: FakeTelemetry
@@ -120,6 +123,7 @@ class Fleet:
     """A gateway, the replicas that it is told of, and a client."""
 
     stack: ExitStack
+    place: Place | None = None  # None: with threads and sockets
     replicas: dict[str, Replica] = field(default_factory=dict)
     named: list[Address] = field(default_factory=list)  # what the gateway's name stands for
     token_of: Callable[[Sequence], int | list[int]] = next_letter
@@ -135,17 +139,59 @@ class Fleet:
         scripted = ScriptedRunner(self.token_of, gated=gated)
         is_real = engine is not None
         engine = engine or make_engine(
-            scripted, kind=ToldEngine, runtime=THREADS, **{"kv_blocks": 512, "max_step_tokens": 64} | options
+            scripted, kind=ToldEngine, runtime=self.runtime, **{"kv_blocks": 512, "max_step_tokens": 64} | options
         )
-        telemetry = FakeTelemetry()
-        app = create_app(Config(model, self.server, of_plugins=self.of_plugins), engine, telemetry)
+        telemetry = FakeTelemetry(self.runtime)
+        config = Config(model, self.server, of_plugins=self.of_plugins)
+        app = create_app(config, engine, telemetry, runtime=self.runtime)
         app.add_middleware(Signed)
-        _, server = self.stack.enter_context(running_server(app, self.server))
+        server = self.serve(app, self.server, on_drain=engine.drain, failure=lambda: engine.failure)
         runner = Gate(engine.runner) if is_real else scripted  # a real engine has computed steps when it is ready
         replica = Replica(app, server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))
         return replica
+
+    @property
+    def runtime(self) -> Any:
+        return THREADS if self.place is None else self.place.world
+
+    def serve(self, app: Starlette, options: ServerOptions, **callbacks: Any) -> RunningServer | PlacedServer:
+        if self.place is None:
+            return self.stack.enter_context(RunningServer(app, options, **callbacks))
+        return self.stack.enter_context(PlacedServer(self.place, app, options, **callbacks))
+
+    def begin(self, route: RouteOptions, pace: Pace) -> None:
+        """Serve the gateway, and wait until it knows its replicas."""
+        given = replace(route, replica=("http://replicas",))
+        app, self.gateway = create_gateway(given, self.resolve, pace, self.runtime)
+        url = self.serve(app, OPTIONS, on_drain=self.gateway.drain).url
+        client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) if self.place is None else self.place.plain(url)
+        self.http = self.stack.enter_context(client)
+        self.wait_until_known()
+
+    @property
+    def url(self) -> str:
+        return str(self.http.base_url)
+
+    def connect(self) -> WorldSocket:
+        assert self.place is not None
+        return self.place.connect(self.url)
+
+    def straight(self, name: str = "") -> httpx.Client:
+        """Return a client of this replica, or else of the first one."""
+        assert self.place is not None
+        return self.place.plain(f"http://{name or next(iter(self.replicas))}")
+
+    def threads(self) -> Executor:
+        """Return what makes calls beside the test."""
+        return ThreadPoolExecutor(8) if self.place is None else self.place.threads()
+
+    def wait_for(self, asked: Future[Any], most_seconds: float) -> None:
+        if self.place is None:
+            wait([asked], most_seconds)
+        else:
+            self.place.world.wait_for(asked.done, most_seconds)
 
     async def resolve(self, url: str) -> Iterable[Address]:
         return list(self.named)
@@ -178,6 +224,7 @@ class Fleet:
 
 @contextmanager
 def fleet(
+    place: Place | None,
     number: int = 4,
     *,
     pace: Pace = QUICK,
@@ -190,16 +237,11 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Run a gateway in front of `number` replicas, whose engines have these options."""
     with ExitStack() as stack:
-        fleet = Fleet(stack, token_of=token_of, server=server, of_plugins=of_plugins)
+        fleet = Fleet(stack, place, token_of=token_of, server=server, of_plugins=of_plugins)
         for _ in range(number):
             fleet.add(**options)
-        given = replace(route, replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
-        app, fleet.gateway = create_gateway(given, fleet.resolve, pace)
-        server_before = RunningServer(app, OPTIONS, on_drain=fleet.gateway.drain)
-        url = stack.enter_context(server_before).url
-        fleet.http = stack.enter_context(httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS))
         try:
-            fleet.wait_until_known()
+            fleet.begin(replace(route, body_limit=20_000, continue_streams=continues), pace)
             yield fleet
         finally:
             for replica in fleet.replicas.values():

@@ -20,14 +20,15 @@ from tests.plugins.gateway.doubles import OPTIONS, QUICK, fleet
 from tests.routes.asking import RESPONSES, answered, refused
 from tests.serving import RunningServer
 from tests.waiting import LIMIT_SECONDS, wait_until
+from tests.world.serving import Place
 
 
 def test_response_is_found_through_the_gateway_once_its_replica_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resumption, "LOOK_SECONDS", 0.01)
     store = (StoreOptions(response_store=tmp_path / "responses.db"),)
-    with fleet(1, gated=True, of_plugins=store) as running:
+    with fleet(place, 1, gated=True, of_plugins=store) as running:
         body = {"input": "Hi", "background": True, "max_output_tokens": 4}
         response_id = answered(running.http.post(RESPONSES, json=body))["id"]
         (replica,) = running.replicas.values()
@@ -48,8 +49,8 @@ def test_response_is_found_through_the_gateway_once_its_replica_is_back(
         replica.runner.permit(100)
 
 
-def test_response_is_not_said_to_be_missing_while_a_replica_does_not_answer() -> None:
-    with fleet(2) as running:
+def test_response_is_not_said_to_be_missing_while_a_replica_does_not_answer(place: Place) -> None:
+    with fleet(place, 2) as running:
         response_id = answered(running.http.post(RESPONSES, json={"input": "Hi", "max_output_tokens": 2}))["id"]
         for path in (response_id, "resp_unknown"):
             statuses = {running.http.get(f"{RESPONSES}/{path}").status_code for _ in range(4)}

@@ -3,13 +3,12 @@
 import json
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from oaiserve.config import EngineOptions
@@ -30,6 +29,7 @@ from tests.engine.remembered import save
 from tests.missing_plugins import is_served
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, SIGNATURE, Fleet, ToldEngine, fleet, quick
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -90,7 +90,7 @@ def run_stream(
 ) -> bytes:
     """Return the bytes of a stream whose replica is disturbed `after` steps after the first piece."""
     runners = [replica.runner for replica in running.replicas.values()]
-    with ThreadPoolExecutor(2) as threads:
+    with running.threads() as threads:
         asked = running.http.build_request("POST", path, json=body | {"stream": True})
         asking = threads.submit(running.http.send, asked, stream=True)
 
@@ -103,7 +103,7 @@ def run_stream(
 
         while not asking.done():
             step(1, asking)
-            wait([asking], 0.1)  # Steps while the head of the answer is late would soon end it.
+            running.wait_for(asking, 0.1)  # Steps while the head of the answer is late would soon end it.
         answer = asking.result()
         assert answer.status_code == 200, answer.read()
         reading = threads.submit(answer.read)
@@ -116,13 +116,15 @@ def run_stream(
 
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(case: str, after: int) -> None:
+def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(
+    place: Place, case: str, after: int
+) -> None:
     path, body = CASES[case]
     server = replace(BEHIND_A_GATEWAY, tool_call_parser="hermes" if "calls" in case else "none")
     token_of = {"token_of": scripted} if "calls" in case else {}
-    with fleet(2, gated=True, server=server, **token_of) as running:
+    with fleet(place, 2, gated=True, server=server, **token_of) as running:
         running_alone = run_stream(running, path, body, None, 0)
-    with fleet(2, gated=True, server=server, **token_of) as running:
+    with fleet(place, 2, gated=True, server=server, **token_of) as running:
         found = run_stream(running, path, body, lambda name: running.replicas[name].server.kill(), after)
         assert running.metric("oaiserve_gateway_continued_total", result="alike") == 1
         # Its end is counted when its last bytes have been sent, and the client may have read them before.
@@ -142,12 +144,14 @@ LONG_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.plugin("responses")
 @pytest.mark.parametrize("after", [2, 40])
-def test_numbers_of_events_continue_after_signs_of_life(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_events_continue_after_signs_of_life(
+    place: Place, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("oaiserve.plugins.responses.shape.ResponsesShape.activity_seconds", 0.0)
     server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
     # A slow server may read the first token together with the progress, which it then leaves out.
     for _ in range(ATTEMPTS):
-        with fleet(2, gated=True, server=server) as running:
+        with fleet(place, 2, gated=True, server=server) as running:
             disturb = lambda name: running.replicas[name].server.kill()  # noqa: E731
             found = run_stream(running, RESPONSES, LONG_CASES[RESPONSES], disturb, after)
         events = [json.loads(event.split(b"data: ")[1]) for event in found.split(b"\n\n") if b"data: {" in event]
@@ -159,7 +163,9 @@ def test_numbers_of_events_continue_after_signs_of_life(after: int, monkeypatch:
 
 @pytest.mark.parametrize("after", [0, 2, 40])  # before the next part of the prompt, before the last, in the answer
 @pytest.mark.parametrize("path", LONG_CASES)
-def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_that(path: str, after: int) -> None:
+def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_that(
+    place: Place, path: str, after: int
+) -> None:
     server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
 
     def without_signs_of_life(content: bytes) -> list[bytes]:
@@ -171,9 +177,9 @@ def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_
     # A slow server may read the first token together with the progress, which it then leaves out. A message that begins
     # then counts the tokens that are cached now.
     for _ in range(ATTEMPTS):
-        with fleet(2, gated=True, server=server) as running:
+        with fleet(place, 2, gated=True, server=server) as running:
             running_alone = run_stream(running, path, LONG_CASES[path], None, 0)
-        with fleet(2, gated=True, server=server) as running:
+        with fleet(place, 2, gated=True, server=server) as running:
             disturb = lambda name: running.replicas[name].server.kill()  # noqa: E731
             found = run_stream(running, path, LONG_CASES[path], disturb, after)
         assert b": tokens" not in found
@@ -183,10 +189,10 @@ def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_
     pytest.fail(f"no progress was shown in {ATTEMPTS} attempts")
 
 
-def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_has_signs_of_life_until_its_stream_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.SIGN_OF_LIFE_SECONDS", 0.01)
     path, body = CASES["text"]
-    with fleet(2, gated=True) as running, ThreadPoolExecutor(1) as threads:
+    with fleet(place, 2, gated=True) as running, place.threads() as threads:
         asked = running.http.build_request("POST", path, json=body | {"stream": True})
         asking = threads.submit(running.http.send, asked, stream=True)
         first, other = running.begun()
@@ -198,14 +204,16 @@ def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest
             found += part
             if SIGN_OF_LIFE in found:
                 other.runner.permit(1000)  # it has computed nothing before
-    with fleet(1, gated=True) as running:
+    with fleet(place, 1, gated=True) as running:
         running_alone = run_stream(running, path, body, None, 0)
     assert found.count(SIGN_OF_LIFE) > 0
     assert shown(found.replace(SIGN_OF_LIFE, b"")) == shown(running_alone)
 
 
 @pytest.mark.plugin("responses")
-def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def full(store: object, owner: str, stored: object) -> None:
         raise Unavailable("The disk is full.")
 
@@ -213,7 +221,7 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.GO_ON_SECONDS", 0.5)
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.PAUSE_SECONDS", 0.02)
     path, body = CASES["response"]
-    with fleet(2) as running:
+    with fleet(place, 2) as running:
         answer = running.http.post(path, json=body | {"stream": True}).content
         continued = running.metric("oaiserve_gateway_continued_total", result="alike")
         num_failures = [upstream.num_failures for upstream in running.watch.upstreams.values()]
@@ -226,7 +234,7 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
 @pytest.mark.plugin("responses")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
-    monkeypatch: pytest.MonkeyPatch, stream: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     def full(store: object, owner: str, stored: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
@@ -235,7 +243,7 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     monkeypatch.setattr(f"{STORE}._insert", full)
     monkeypatch.setattr(Watch, "exclude", lambda watch, name, why: excluded.append(name))
     path, body = CASES["response"]
-    with fleet(2) as running:
+    with fleet(place, 2) as running:
         answer = running.http.post(path, json=body | {"stream": stream})
         assert running.metric("oaiserve_gateway_continued_total", result="alike") == 0
         assert all(upstream.num_failures == 0 for upstream in running.watch.upstreams.values())
@@ -251,7 +259,7 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("ends_after", "in_conversation"), [("put", False), ("put", True), ("replace", True)])
 def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_after: str, in_conversation: bool, stream: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_after: str, in_conversation: bool, stream: bool
 ) -> None:
     """The next server computes the same response, stores it again, and goes on from the conversation as it was."""
     from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
@@ -269,7 +277,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
         return result
 
     monkeypatch.setattr(ResponseDatabase, ends_after, write_and_end)
-    with fleet(2, of_plugins=(StoreOptions(response_store=tmp_path / "store.db"),)) as running:
+    with fleet(place, 2, of_plugins=(StoreOptions(response_store=tmp_path / "store.db"),)) as running:
         if in_conversation:
             items = [{"id": "msg_of_client", "role": "user", "content": "Before"}]
             name = running.http.post("/v1/conversations", json={"items": items}).json()["id"]
@@ -292,8 +300,8 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
-def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) -> None:
-    with fleet(2, gated=True, pace=quick(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
+def test_a_request_without_a_head_moves_when_its_replica_hangs(place: Place, is_told: bool) -> None:
+    with fleet(place, 2, gated=True, pace=quick(answer_seconds=0.3)) as running, place.threads() as threads:
         asked = threads.submit(running.ask)
         hung, other = running.begun()
         if is_told:
@@ -310,11 +318,11 @@ def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) ->
     ("never", ("a", "a"), False),
 ])  # fmt: skip
 def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
-    continues: ContinueStreams, kinds: tuple[str, str], is_whole: bool, monkeypatch: pytest.MonkeyPatch
+    place: Place, continues: ContinueStreams, kinds: tuple[str, str], is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.GO_ON_SECONDS", 1.0)
     path, body = CASES["text"]
-    with fleet(2, gated=True, continues=continues) as running:
+    with fleet(place, 2, gated=True, continues=continues) as running:
         for replica, kind in zip(running.replicas.values(), kinds, strict=True):
             state = replica.app.state
             state.serving = replace(state.serving, kind=kind)
@@ -329,9 +337,9 @@ def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 @pytest.mark.parametrize("continues", ["any", "alike"])
-def test_a_server_of_the_same_kind_is_preferred(continues: ContinueStreams, odd: int) -> None:
+def test_a_server_of_the_same_kind_is_preferred(place: Place, continues: ContinueStreams, odd: int) -> None:
     path, body = CASES["text"]
-    with fleet(3, gated=True, continues=continues) as running:
+    with fleet(place, 3, gated=True, continues=continues) as running:
         replicas = list(running.replicas.values())
         for replica in replicas:
             state = replica.app.state
@@ -365,18 +373,18 @@ def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
     assert first >= 5  # two tokens between two steps
 
 
-def test_only_the_peers_that_the_operator_names_choose_ids(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_peers_that_the_operator_names_choose_ids(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     given = {"x-oaiserve-stream": f"{'ab' * 16} 5 7", "x-oaiserve-route": "replica=a; reason=b"}
     for server, is_trusted in ((BEHIND_A_GATEWAY, True), (OPTIONS, False)):
-        with fleet(1, server=server) as running:
-            url = next(iter(running.replicas.values())).server.url + COMPLETIONS
-            answer = httpx.post(url, json={"prompt": "Hi", "max_tokens": 1}, headers=given).json()
+        with fleet(place, 1, server=server) as running:
+            with running.straight() as replica:
+                answer = replica.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 1}, headers=given).json()
             assert [running.ask(body={"stream": True}).status_code for _ in range(2)] == [200, 200]
         assert (answer["id"] == f"cmpl-{'ab' * 16}", answer["created"] == 5) == (is_trusted, is_trusted)
     assert sum("--trusted-proxy" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
+def test_what_was_sent_must_be_the_begin_of_an_answer(place: Place) -> None:
     def asked(pieces: bytes, length: str = "") -> dict[str, Any]:
         body = json.dumps({"prompt": "Hi", "max_tokens": 3}).encode() + pieces
         headers = {"x-oaiserve-sent": f"{length or len(pieces)}", "content-type": "application/json"}
@@ -384,7 +392,7 @@ def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
         assert answer.status_code == 400
         return dict(answer.json()["error"])
 
-    with fleet(1) as running, httpx.Client(base_url=next(iter(running.replicas.values())).server.url) as replica:
+    with fleet(place, 1) as running, running.straight() as replica:
         assert "no pieces" in asked(b"{}")["message"]
         for length in ("-1", "99999", "x", "0"):
             assert "no number of bytes" in asked(b"[]", length)["message"]
@@ -393,13 +401,13 @@ def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
         assert running.ask().status_code == 200
 
 
-def test_a_server_counts_the_tokens_that_it_generated_itself() -> None:
+def test_a_server_counts_the_tokens_that_it_generated_itself(place: Place) -> None:
     body = json.dumps({"prompt": "Hi", "max_tokens": 5}).encode()
     pieces = b"[[0,[70]],[0,[71]]]"
     headers = {"x-oaiserve-sent": str(len(pieces)), "content-type": "application/json"}
-    with fleet(1) as running:
+    with fleet(place, 1) as running:
         (replica,) = running.replicas.values()
-        answer = httpx.post(replica.server.url + COMPLETIONS, content=body + pieces, headers=headers)
+        answer = running.straight().post(COMPLETIONS, content=body + pieces, headers=headers)
         record = replica.telemetry.next_record()
     assert answer.json()["usage"]["completion_tokens"] == record.completion_tokens == 5
     assert (record.account.num_continued_tokens, record.generated_tokens, record.tokens_per_choice) == (2, 3, 3)
@@ -423,7 +431,7 @@ def test_a_real_model_goes_on_with_the_same_tokens(case: str, small_model: Path)
     body = {"messages": ASKED, "seed": 5, "max_tokens": 60, "ignore_eos": True, **REAL[case]}
     found = []
     for kills in (False, True):
-        with fleet(0) as running:
+        with fleet(None, 0) as running:
             for _ in range(2):
                 running.add(engine=ToldEngine.from_pretrained(small_model, options))
             running.wait_until_known()

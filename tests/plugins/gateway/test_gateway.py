@@ -9,7 +9,6 @@ import re
 import socket
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -51,15 +50,16 @@ from tests.plugins.gateway.doubles import (
 )
 from tests.serving import RunningServer
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune. " * 6
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Fleet]:
-    with fleet(4) as running:
+@pytest.fixture
+def four(place: Place) -> Iterator[Fleet]:
+    with fleet(place, 4) as running:
         yield running
 
 
@@ -96,7 +96,7 @@ def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body
     def ask(http: httpx.Client) -> httpx.Response:
         return http.request(method, path, json=body or None, headers={"x-request-id": "mine"})
 
-    with httpx.Client(base_url=f"http://{next(iter(four.replicas))}", timeout=TIMEOUT_SECONDS) as alone:
+    with four.straight() as alone:
         expected = ask(alone)
         got = ask(four.http)
     assert meaning(got) == meaning(expected)
@@ -122,8 +122,8 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here_whate
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
 
-def test_the_requests_of_a_session_stay_together() -> None:
-    with fleet(4) as idle:  # So few make no replica of it busy, however fast they come.
+def test_the_requests_of_a_session_stay_together(place: Place) -> None:
+    with fleet(place, 4) as idle:  # So few make no replica of it busy, however fast they come.
         assert len({replica_of(idle.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
 
 
@@ -131,7 +131,7 @@ def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Flee
     text = "Known to one. " + LONG
     owner = [*four.replicas.values()][2]
     key = prompt_of({"prompt": text}).keys[0]
-    with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
+    with four.straight(owner.name) as http:
         assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
     wait_until(lambda: bool(four.gateway.router.fleet.holders.find(key)))
     answer = four.ask(text)
@@ -173,7 +173,8 @@ def test_no_spelling_of_a_path_reaches_what_is_about_one_replica(four: Fleet) ->
 
 def raw_answer(running: Fleet, path: str) -> tuple[int, bytes]:
     """Return status and body for a path that httpx would tidy."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.http.base_url.port, timeout=TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1")
+    connection.sock = running.connect()
     with closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -187,7 +188,7 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
 
     def post(body: dict[str, Any], headers: dict[str, str] = headers) -> httpx.Response:
         content = compress(json.dumps(body).encode())
-        return httpx.post(four.http.base_url.join(COMPLETIONS), content=content, headers=headers, timeout=60)
+        return four.http.post(COMPLETIONS, content=content, headers=headers)
 
     prompt = f"The words of a long prompt in {coding}. " * 20
     four.ask(prompt)
@@ -196,9 +197,7 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
     assert {reason_of(answer) for answer in answers} <= {"prefix", "spilled"}  # both know the prompt
     assert post({"prompt": "x" * 30_000}).status_code == 413
     assert post({"prompt": "x"}, headers | {"content-encoding": "br"}).status_code == 415
-    damaged = httpx.post(
-        four.http.base_url.join(COMPLETIONS), content=compress(b"{}")[:-1], headers=headers, timeout=60
-    )
+    damaged = four.http.post(COMPLETIONS, content=compress(b"{}")[:-1], headers=headers)
     assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
     wait_until(lambda: four.gateway.bodies.received.total == 0)
 
@@ -213,8 +212,8 @@ def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
         assert name not in text
 
 
-def test_replicas_come_and_go() -> None:
-    with fleet(1) as running:
+def test_replicas_come_and_go(place: Place) -> None:
+    with fleet(place, 1) as running:
         (first,) = running.replicas
         second = running.add()
         running.wait_until_known()
@@ -243,8 +242,8 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
-    with fleet(2, gated=True, max_running=1, max_waiting=1) as running, ThreadPoolExecutor(5) as threads:
+def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full(place: Place) -> None:
+    with fleet(place, 2, gated=True, max_running=1, max_waiting=1) as running, place.threads() as threads:
         asked = []
 
         def ask() -> None:
@@ -272,9 +271,9 @@ def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full
         assert answered == [first.name, first.name, second.name, second.name]
 
 
-def test_a_replica_gets_the_time_that_is_left_until_the_deadlines() -> None:
+def test_a_replica_gets_the_time_that_is_left_until_the_deadlines(place: Place) -> None:
     second_ns = 10**9
-    with fleet(1) as running:
+    with fleet(place, 1) as running:
         (replica,) = running.replicas.values()
         body = {"ttft_deadline_ms": 45_000, "deadline_ms": 50_000}
         assert running.ask(headers={"x-deadline-ms": "40000"}, body=body).status_code == 200
@@ -290,15 +289,15 @@ def test_a_deadline_that_is_none_is_refused_by_the_replica(four: Fleet, text: st
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-deadline-ms")
 
 
-def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:
-    with fleet(2, pace=quick(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
+def test_the_faster_a_replica_reports_the_sooner_it_is_missed(place: Place) -> None:
+    with fleet(place, 2, pace=quick(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
         hung, _ = running.replicas.values()
         with hung.server.hanging():
             wait_until(lambda: hung.name in running.watch.silent)
 
 
-def test_requests_for_hung_replicas_are_refused_at_once_until_one_reports() -> None:
-    with fleet(1, pace=quick(answer_seconds=0.4)) as running:
+def test_requests_for_hung_replicas_are_refused_at_once_until_one_reports(place: Place) -> None:
+    with fleet(place, 1, pace=quick(answer_seconds=0.4)) as running:
         (replica,) = running.replicas.values()
         assert running.ask().status_code == 200
         with replica.server.hanging():
@@ -330,11 +329,13 @@ async def test_pause_of_the_gateway_is_no_silence_of_its_replicas(monkeypatch: p
     assert await waiting == "report"
 
 
-def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = InMemorySpanExporter()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setattr(tracing, "exporter", lambda kind: kept)
-    with fleet(2, pace=quick(report_seconds=TIMEOUT_SECONDS)) as running:
+    with fleet(place, 2, pace=quick(report_seconds=TIMEOUT_SECONDS)) as running:
         victim, other = running.replicas
         running.replicas[victim].server.kill()
         wait_until(lambda: not accepts(running.replicas[victim].server.port))
@@ -360,11 +361,11 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
     ids=["valid", "invalid"],
 )
 def test_a_state_goes_on_with_the_trace_that_it_belongs_to(
-    traceparent: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    place: Place, traceparent: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setattr(tracing, "exporter", lambda kind: InMemorySpanExporter())
-    with fleet(1) as running:
+    with fleet(place, 1) as running:
         running.ask(headers=[("traceparent", traceparent), ("tracestate", "a=1"), ("tracestate", "b=2")])
         (replica,) = running.replicas.values()
         record = replica.telemetry.records.get(timeout=TIMEOUT_SECONDS)
@@ -391,10 +392,10 @@ def test_names_of_spans_have_no_ids_and_no_paths_without_a_route(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
-    with fleet(1, gated=True) as running:
+def test_a_client_that_leaves_takes_its_request_along(place: Place, stream: bool) -> None:
+    with fleet(place, 1, gated=True) as running:
         (replica,) = running.replicas.values()
-        sock = send_request(str(running.http.base_url), prompt="Hi", max_tokens=20, stream=stream)
+        sock = send_request(running, prompt="Hi", max_tokens=20, stream=stream)
         replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
         sock.close()
         wait_until(lambda: running.watch.upstreams[replica.name].num_open == 0)
@@ -404,9 +405,9 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
         wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1)
 
 
-def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
+def test_a_server_that_gives_no_reports_is_used_all_the_same(place: Place) -> None:
     # On such an address, a server without keys shows its reports to nobody.
-    with fleet(2, server=replace(BEHIND_A_GATEWAY, host="0.0.0.0", allowed_host=("127.0.0.1",))) as running:
+    with fleet(place, 2, server=replace(BEHIND_A_GATEWAY, host="0.0.0.0", allowed_host=("127.0.0.1",))) as running:
         assert all(upstream.has_warned_of_reports for upstream in running.watch.upstreams.values())
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1

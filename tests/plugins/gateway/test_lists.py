@@ -6,21 +6,20 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.missing_plugins import is_served
 from tests.plugins.gateway.doubles import SIGNATURE, Fleet, fleet
 from tests.published import published
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 
-@pytest.fixture(scope="module")
-def two_models() -> Iterator[Fleet]:
+@pytest.fixture
+def two_models(place: Place) -> Iterator[Fleet]:
     """Two servers of a model "m", and one of "other"."""
-    with fleet(2) as running:
+    with fleet(place, 2) as running:
         running.add(model="other")
         running.wait_until_known()
         wait_until(lambda: running.gateway.router.differ)
@@ -45,12 +44,12 @@ def test_tokenizer_of_the_model_in_the_query_is_described(two_models: Fleet) -> 
     assert two_models.http.get("/tokenizer_info?model=none").status_code == 404
 
 
-def test_a_path_names_the_same_model_before_and_behind_the_gateway(tmp_path: Path) -> None:
+def test_a_path_names_the_same_model_before_and_behind_the_gateway(place: Place, tmp_path: Path) -> None:
     files = [tmp_path / folder / f"{name}.gguf" for folder, name in (("here", "m"), ("there", "m"), ("here", "other"))]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.touch()
-    with fleet(0) as running:
+    with fleet(place, 0) as running:
         replicas = [running.add(model=str(file)) for file in files]
         wait_until(lambda: running.gateway.router.differ and len(running.watch.joined - running.watch.silent) == 3)
         for file, replica in zip(files, replicas, strict=True):
@@ -105,8 +104,8 @@ def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet)
 
 
 @pytest.fixture
-def sdk(two_models: Fleet) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{two_models.http.base_url}/v1", api_key="any", max_retries=0) as sdk:
+def sdk(place: Place, two_models: Fleet) -> Iterator[OpenAI]:
+    with place.sdk_of(two_models.url) as sdk:
         yield sdk
 
 
@@ -117,7 +116,7 @@ def make_at_several(two_models: Fleet, path: str, make: Callable[[int], None]) -
         make(next(numbers))
 
     def has_homes() -> bool:
-        homes = [url for url in two_models.replicas if httpx.get(f"http://{url}{path}").json()["data"]]
+        homes = [name for name in two_models.replicas if two_models.straight(name).get(path).json()["data"]]
         if len(homes) < 2:
             make(next(numbers))
         return len(homes) > 1
@@ -154,8 +153,8 @@ def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fl
 
 
 @pytest.mark.plugin("batches")
-def test_files_are_listed_in_anthropics_form_at_whichever_server_has_them(two_models: Fleet) -> None:
-    with Anthropic(base_url=str(two_models.http.base_url), api_key="any", max_retries=0) as sdk:
+def test_files_are_listed_in_anthropics_form_at_whichever_server_has_them(place: Place, two_models: Fleet) -> None:
+    with place.anthropic_of(two_models.url) as sdk:
         known = [file.id for file in sdk.beta.files.list()]
         ids: list[str] = []
 
@@ -185,9 +184,9 @@ def test_files_are_listed_in_anthropics_form_at_whichever_server_has_them(two_mo
 
 
 @pytest.mark.plugin("batches", "messages")
-def test_batches_of_messages_are_found_at_whichever_server_has_them(two_models: Fleet) -> None:
+def test_batches_of_messages_are_found_at_whichever_server_has_them(place: Place, two_models: Fleet) -> None:
     params = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
-    with Anthropic(base_url=str(two_models.http.base_url), api_key="any", max_retries=0) as sdk:
+    with place.anthropic_of(two_models.url) as sdk:
         batches = sdk.messages.batches
         ids: list[str] = []
 

@@ -19,6 +19,7 @@ from tests.e2e.browser import (  # noqa: F401
 )
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 
 def told(running: Fleet) -> dict[str, Any]:
@@ -29,8 +30,8 @@ def told(running: Fleet) -> dict[str, Any]:
     return json.loads(text.removeprefix("data: "))
 
 
-def test_feed_has_numbers_states_and_addresses_of_replicas() -> None:
-    with fleet(2) as running:
+def test_feed_has_numbers_states_and_addresses_of_replicas(place: Place) -> None:
+    with fleet(place, 2) as running:
         (first, second) = running.replicas
         for number in range(6):
             assert running.ask(f"{number}").status_code == 200
@@ -55,19 +56,19 @@ def test_feed_has_numbers_states_and_addresses_of_replicas() -> None:
 
 
 @pytest.mark.plugin("pages")
-def test_a_gateway_has_the_pages_of_a_server() -> None:
-    with fleet(1) as running:
+def test_a_gateway_has_the_pages_of_a_server(place: Place) -> None:
+    with fleet(place, 1) as running:
         assert "chat-form" in running.http.get("/", headers={"accept": "text/html,*/*;q=0.8"}).text
         assert running.http.get("/").json()["links"]["page"] == "dashboard"
 
 
 @pytest.mark.plugin("pages")
-def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addresses() -> None:
+def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addresses(place: Place) -> None:
     for route, status in (
         (RouteOptions(host="0.0.0.0"), 404),
         (RouteOptions(host="0.0.0.0", open_dashboard=True), 200),
     ):
-        with fleet(1, route=route) as running:
+        with fleet(place, 1, route=route) as running:
             for path in ("/dashboard", "/requests", "/requests/req-1", "/debug/requests"):
                 answer = running.http.get(path)
                 assert answer.status_code == status
@@ -83,7 +84,7 @@ def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addres
 @pytest.mark.plugin("pages")
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light", "dark on a phone"])
 def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: dict[str, int]) -> None:  # noqa: F811
-    with fleet(2) as running:
+    with fleet(None, 2) as running:
         page = open_page(f"{running.http.base_url}/dashboard", viewport, color_scheme=scheme)
         page.wait_for_selector("#status[data-state=live]")
         for number in range(3):
@@ -107,7 +108,7 @@ def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: 
 @pytest.mark.browser
 @pytest.mark.plugin("pages")
 def test_the_page_of_a_request_says_why_its_replica_was_chosen(open_page: OpenPage) -> None:  # noqa: F811
-    with fleet(1) as running:
+    with fleet(None, 1) as running:
         request_id = running.ask().headers["x-request-id"]
         page = open_page(f"{running.http.base_url}/requests")
         page.goto(f"{running.http.base_url}/requests/{request_id}")
@@ -121,7 +122,7 @@ def test_the_page_of_a_request_says_why_its_replica_was_chosen(open_page: OpenPa
 @pytest.mark.plugin("pages")
 def test_only_the_requests_of_replicas_with_keys_need_a_key(open_page: OpenPage) -> None:  # noqa: F811
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
-    with fleet(1, server=server, route=RouteOptions(replica_key="secret")) as running:
+    with fleet(None, 1, server=server, route=RouteOptions(replica_key="secret")) as running:
         running.ask(headers={"authorization": "Bearer secret"})
         page = open_page(f"{running.http.base_url}/dashboard", may_log=True)
         page.wait_for_selector("#replicas tr")

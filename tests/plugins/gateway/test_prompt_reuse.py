@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from oaiserve.facts.record import ReadAgain, RequestRecord
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.wire.report import MOST_KEYS, ReplicaReport
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, SIGNATURE, Fleet, fleet
+from tests.world.serving import Place
 
 SYSTEM = "You are a helpful assistant who answers in one sentence. " * 20 + "The time is {}."
 QUESTION = {"role": "user", "content": "What is the capital of France, and how many people live there? " * 20}
@@ -24,8 +24,8 @@ NUMBERS = count()
 
 
 @pytest.fixture
-def two() -> Iterator[Fleet]:
-    with fleet(2, kv_blocks=2048) as running:
+def two(place: Place) -> Iterator[Fleet]:
+    with fleet(place, 2, kv_blocks=2048) as running:
         yield running
 
 
@@ -77,12 +77,12 @@ def report_load(running: Fleet, turn: Turn, num_open: int) -> None:
     keys = array("Q", [0]) * MOST_KEYS  # as of a replica that holds more than it reports
     number = known.number + 2**20 + next(NUMBERS)
     report = ReplicaReport(name, known.incarnation, number, num_open, 0, keys, models=known.models)
-    running.gateway.router.learn(report, monotonic_ns())
+    running.gateway.router.learn(report, running.runtime.clock_ns())
 
 
 @pytest.mark.parametrize("ask", ROUTES)
-def test_a_changed_system_message_is_named_behind_a_gateway(ask: Callable[..., Turn]) -> None:
-    with fleet(1, kv_blocks=2048) as running:
+def test_a_changed_system_message_is_named_behind_a_gateway(place: Place, ask: Callable[..., Turn]) -> None:
+    with fleet(place, 1, kv_blocks=2048) as running:
         before = ask(running, QUESTION)
         turn = ask(running, QUESTION, time="12:01", before=None if ask is chat else before.id)
         account = running.http.get(f"/debug/requests/{turn.record.request_id}").json()
@@ -119,9 +119,9 @@ def test_an_answer_that_this_replica_does_not_know_may_be_of_another(two: Fleet,
     assert ask(two, QUESTION, before="of-another-replica").http.json()[name] == unavailable
 
 
-def test_a_key_is_not_told_what_another_replica_has_which_may_be_of_another_key() -> None:
+def test_a_key_is_not_told_what_another_replica_has_which_may_be_of_another_key(place: Place) -> None:
     server = replace(BEHIND_A_GATEWAY, api_key=("first", "second"))
-    with fleet(2, kv_blocks=2048, server=server, route=RouteOptions(replica_key="first")) as running:
+    with fleet(place, 2, kv_blocks=2048, server=server, route=RouteOptions(replica_key="first")) as running:
         running.http.headers["authorization"] = "Bearer first"
         before = chat(running, QUESTION)
         report_load(running, before, MANY)

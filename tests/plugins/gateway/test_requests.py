@@ -16,6 +16,7 @@ from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 KEY = {"authorization": "Bearer secret"}
 
@@ -26,8 +27,8 @@ def entries(running: Fleet, query: str = "", **more: Any) -> list[dict[str, Any]
     return answer.json()["requests"]
 
 
-def test_metrics_count_connections_that_the_gateway_refused() -> None:
-    with fleet(1) as running:
+def test_metrics_count_connections_that_the_gateway_refused(place: Place) -> None:
+    with fleet(place, 1) as running:
         connections = Connections(most=1, most_per_address=0)
         running.gateway.metrics.show(connections)
         for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
@@ -37,8 +38,8 @@ def test_metrics_count_connections_that_the_gateway_refused() -> None:
         assert 'oaiserve_gateway_connections_refused_total{reason="address"} 0.0' in running.http.get("/metrics").text
 
 
-def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them() -> None:
-    with fleet(2) as running:
+def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them(place: Place) -> None:
+    with fleet(place, 2) as running:
         sent = [running.ask(f"{number}").headers["x-request-id"] for number in range(6)]
         for replica in running.replicas.values():
             wait_until(lambda replica=replica: replica.telemetry.recent.list())
@@ -65,9 +66,11 @@ def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them()
         assert running.http.get("/debug/requests?limit=0").status_code == 400
 
 
-def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lists, "MOST_REQUESTS", 2)
-    with fleet(1) as running:
+    with fleet(place, 1) as running:
         for number in range(3):
             running.ask(f"{number}")
         (replica,) = running.replicas.values()
@@ -76,15 +79,15 @@ def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(monkeypatch: 
 
 
 @pytest.mark.plugin("pages")
-def test_an_answer_by_a_gateway_links_to_the_page_of_its_request() -> None:
-    with fleet(1) as running:
+def test_an_answer_by_a_gateway_links_to_the_page_of_its_request(place: Place) -> None:
+    with fleet(place, 1) as running:
         answer = running.ask()
         assert answer.links["describedby"]["url"] == f"../requests/{answer.headers['x-request-id']}"
 
 
-def test_requests_of_replicas_with_keys_are_shown_to_those_with_a_key() -> None:
+def test_requests_of_replicas_with_keys_are_shown_to_those_with_a_key(place: Place) -> None:
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
-    with fleet(2, server=server, route=RouteOptions(replica_key="secret")) as running:
+    with fleet(place, 2, server=server, route=RouteOptions(replica_key="secret")) as running:
         request_id = running.ask(headers=KEY).headers["x-request-id"]
         for path in ("/debug/requests", f"/debug/requests/{request_id}"):
             assert running.http.get(path).status_code == 401

@@ -11,13 +11,14 @@ import pytest
 from oaiserve.plugins.gateway.options import RouteOptions
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
 from tests.plugins.runs.records import turn_at
+from tests.world.serving import Place
 
 UNNAMED = {"is_named": False}
 
 
 @pytest.fixture
-def two() -> Iterator[Fleet]:
-    with fleet(2) as running:
+def two(place: Place) -> Iterator[Fleet]:
+    with fleet(place, 2) as running:
         yield running
 
 
@@ -72,9 +73,9 @@ def test_an_unknown_run_is_not_found(two: Fleet) -> None:
     assert two.http.get("/debug/runs/nobody").status_code == 404
 
 
-def test_runs_of_replicas_with_keys_are_shown_to_those_with_a_key() -> None:
+def test_runs_of_replicas_with_keys_are_shown_to_those_with_a_key(place: Place) -> None:
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
-    with fleet(2, server=server, route=RouteOptions(replica_key="secret")) as running:
+    with fleet(place, 2, server=server, route=RouteOptions(replica_key="secret")) as running:
         add(running, 0, 0)
         assert running.http.get("/debug/runs").status_code == 401
         assert running.http.get("/debug/runs/run_1").status_code == 401

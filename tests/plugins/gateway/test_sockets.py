@@ -3,10 +3,11 @@
 from oaiserve.plugins.responses.socket_frames import CloseCode, Opcode
 from tests.plugins.gateway.doubles import fleet
 from tests.plugins.responses.web_socket import WebSocket, masked
+from tests.world.serving import Place
 
 
-def test_a_socket_through_a_gateway_moves_between_its_replicas() -> None:
-    with fleet(2) as running, WebSocket(str(running.http.base_url)) as client:
+def test_a_socket_through_a_gateway_moves_between_its_replicas(place: Place) -> None:
+    with fleet(place, 2) as running, WebSocket(running) as client:
         client.create(max_output_tokens=4, store=False)
         first = client.response()
         client.create(max_output_tokens=4, store=False, input="More", previous_response_id=first["id"])
@@ -17,8 +18,8 @@ def test_a_socket_through_a_gateway_moves_between_its_replicas() -> None:
         assert client.event()["status"] == 404
 
 
-def test_a_socket_through_a_gateway_ends_with_its_replica() -> None:
-    with fleet(1, gated=True, continues="never") as running, WebSocket(str(running.http.base_url)) as client:
+def test_a_socket_through_a_gateway_ends_with_its_replica(place: Place) -> None:
+    with fleet(place, 1, gated=True, continues="never") as running, WebSocket(running) as client:
         client.create(max_output_tokens=40)
         (replica,) = running.begun()
         replica.runner.permit(3)
