@@ -10,8 +10,10 @@ import pytest
 
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import AdapterTable
+from tests import serving as on_sockets
 from tests.routes.asking import refused
-from tests.serving import Served, serving
+from tests.serving import Served
+from tests.world.serving import Place, serving
 
 
 @pytest.fixture
@@ -22,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def loading(folder: Path) -> Iterator[Served]:
+def loading(place: Place, folder: Path) -> Iterator[Served]:
     """A server whose clients may load adapters."""
-    with serving(Config("org/demo", engine=EngineOptions(lora_dir=folder))) as served:
+    with serving(place, Config("org/demo", engine=EngineOptions(lora_dir=folder))) as served:
         yield served
 
 
@@ -163,16 +165,17 @@ def test_without_lora_dir_the_routes_say_how_to_switch_them_on(served: Served, p
     refused(served.post(path, lora_name="sql", lora_path="sql"), None, "--lora-dir", status=404)
 
 
-def test_a_public_server_without_keys_lets_nobody_load_adapters(folder: Path) -> None:
-    with serving(Config("org/demo", ServerOptions(host="0.0.0.0"), EngineOptions(lora_dir=folder))) as served:
+def test_a_public_server_without_keys_lets_nobody_load_adapters(place: Place, folder: Path) -> None:
+    with serving(place, Config("org/demo", ServerOptions(host="0.0.0.0"), EngineOptions(lora_dir=folder))) as served:
         refused(served.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql"), None, "--api-key", status=404)
 
 
-def test_adapters_that_wait_to_be_loaded_hold_no_thread_that_others_need(loading: Served) -> None:
+def test_adapters_that_wait_to_be_loaded_hold_no_thread_that_others_need(folder: Path) -> None:
     go = threading.Event()
-    loading.engine.adapters = AdapterTable(lambda *_: go.wait(60))
     body = {"lora_path": "sql"}
-    with ThreadPoolExecutor(50) as clients:
+    config = Config("org/demo", engine=EngineOptions(lora_dir=folder))
+    with on_sockets.serving(config) as loading, ThreadPoolExecutor(50) as clients:
+        loading.engine.adapters = AdapterTable(lambda *_: go.wait(60))
         loads = [
             clients.submit(loading.post, "/v1/load_lora_adapter", lora_name=f"{number}", **body) for number in range(50)
         ]

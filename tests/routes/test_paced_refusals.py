@@ -1,14 +1,11 @@
 """Tests which answers are charged to whom, and what an answer that is held back still holds."""
 
-import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 
 from oaiserve.config import Config, ServerOptions
@@ -20,7 +17,8 @@ from oaiserve.routes.intake import receive as body
 from oaiserve.routes.intake import turns
 from tests.routes.asking import CHAT, COMPLETIONS, bearer
 from tests.routes.doubles import fails
-from tests.serving import Served, serving
+from tests.serving import Served
+from tests.world.serving import Place, serving
 
 DELAY_NS = 300_000_000
 LEAST_NS = DELAY_NS - 2_000_000  # a timer of uvloop may be a millisecond early
@@ -49,10 +47,10 @@ def charges(monkeypatch: pytest.MonkeyPatch) -> Charges:
 
 
 @pytest.fixture
-def start(charges: Charges) -> Iterator[Callable[..., Served]]:
+def start(place: Place, charges: Charges) -> Iterator[Callable[..., Served]]:
     """Return a function that starts a server with these ServerOptions, whose connections charge to `charges`."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(serving(Config("org/demo", ServerOptions(**options))))
+        yield lambda **options: stack.enter_context(serving(place, Config("org/demo", ServerOptions(**options))))
 
 
 def test_mistakes_are_charged_to_the_key_or_else_to_the_address(start: Callable[..., Served], charges: Charges) -> None:
@@ -106,9 +104,9 @@ def test_the_engine_work_for_a_refused_request_is_charged(start: Callable[..., S
 
 
 def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., Served], charges: Charges) -> None:
-    url = httpx.URL(start().url)
+    served = start()
     length = 2**40
-    with socket.create_connection((url.host, url.port), timeout=60) as client:
+    with served.connect() as client:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(12).endswith(b"413")
@@ -122,7 +120,6 @@ def test_uploads_are_charged_while_other_clients_have_open_requests(
     monkeypatch.setattr(CpuTime, "of", lambda self, work: work)
     served = start(api_key=(KEY, OTHER_KEY))
     served.engine.script = lambda _: []  # it never ends
-    url = httpx.URL(served.url)
     body = b'{"prompt": "Hi"}'
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
 
@@ -131,7 +128,7 @@ def test_uploads_are_charged_while_other_clients_have_open_requests(
         assert served.http.post("/v1/files", headers=bearer(key), **form).status_code == 200
 
     upload(OTHER_KEY)
-    with socket.create_connection((url.host, url.port), timeout=60) as client:
+    with served.connect() as client:
         client.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         served.engine.submitted.get(timeout=60)
         upload(KEY)
@@ -186,10 +183,9 @@ def test_a_refusal_that_is_held_back_holds_no_body(
     assert held == [0, 0, 0]
 
 
-def test_the_answer_to_broken_http_is_held_back_too(start: Callable[..., Served], charges: Charges) -> None:
+def test_the_answer_to_broken_http_is_held_back_too(charges: Charges, served_on_a_port: Served) -> None:
     charges.delay_ns = DELAY_NS
-    url = httpx.URL(start().url)
-    with socket.create_connection((url.host, url.port), timeout=60) as client:
+    with served_on_a_port.connect() as client:
         began = time.monotonic()
         client.sendall(b"nothing\r\n\r\n")
         assert client.recv(12).endswith(b"400")
@@ -199,18 +195,14 @@ def test_the_answer_to_broken_http_is_held_back_too(start: Callable[..., Served]
     assert parsing_ns > 0
 
 
-def test_a_refusal_is_held_back_alone_and_only_until_the_server_ends(charges: Charges) -> None:
+def test_a_refusal_is_held_back_alone_and_only_until_the_server_ends(place: Place, charges: Charges) -> None:
     charges.delay_ns = 3600 * 10**9
-    begun = threading.Event()
-    charges.meanwhile = begun.set
-    statuses = []
-    with httpx.Client(timeout=60) as client:
-        with serving(Config("org/demo", ServerOptions(drain_timeout_seconds=0))) as served:
-            nothing = f"{served.url}/nothing"
-            thread = threading.Thread(target=lambda: statuses.append(client.get(nothing).status_code))
-            thread.start()
-            assert begun.wait(60)
+    begun: list[bool] = []
+    charges.meanwhile = lambda: begun.append(True)
+    with place.threads() as threads:
+        with serving(place, Config("org/demo", ServerOptions(drain_timeout_seconds=0))) as served:
+            asking = threads.submit(served.client().get, "/nothing")
+            served.wait_until(lambda: begun)
             assert served.complete().status_code == 200
-            assert statuses == []
-        thread.join(60)
-    assert statuses == [404]
+            assert not asking.done()
+        assert asking.result(60).status_code == 404

@@ -4,9 +4,7 @@ import asyncio
 import gc
 import gzip
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -32,7 +30,8 @@ from oaiserve.routes.intake.receive import read_body
 from tests.missing_plugins import is_served
 from tests.routes.asking import BODIES, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
-from tests.serving import Serve, Served, run_server
+from tests.serving import Serve, Served
+from tests.world.serving import Place
 
 # Requests that finish.
 
@@ -243,25 +242,26 @@ def test_pieces_of_a_stream_end_with_an_event() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bool) -> None:
-    engine = FakeEngine()
-    telemetry = FakeTelemetry()
+def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(place: Place, stream: bool) -> None:
+    engine = FakeEngine(runtime=place.world)
+    telemetry = FakeTelemetry(place.world)
     engine.script = starts("Hel")
-    has_begun = threading.Event()
+    begun: list[httpx.Response] = []
 
-    def ask(url: str) -> httpx.Response:
+    def ask(http: httpx.Client) -> httpx.Response:
         body = {"prompt": "Hi", "stream": stream}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-            has_begun.set()
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            begun.append(answer)
             answer.read()
         return answer
 
     options = ServerOptions(drain_timeout_seconds=0)
-    with ThreadPoolExecutor(1) as threads:
-        with run_server(create_app(Config("demo"), engine, telemetry), options) as url:
-            asking = threads.submit(ask, url)
+    app = create_app(Config("demo"), engine, telemetry, runtime=place.world)
+    with place.threads() as threads:
+        with place.running(app, options) as url:
+            asking = threads.submit(ask, place.plain(url))
             engine.submitted.get(timeout=60)
-            assert not stream or has_begun.wait(60)
+            place.world.wait_for(lambda: begun or not stream)
         answer = asking.result(60)
     assert answer.status_code == (200 if stream else 503)
     assert "The server is shutting down." in answer.text

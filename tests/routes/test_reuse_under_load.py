@@ -1,13 +1,13 @@
 """What prompts reused adds up under load: with many clients, choices, prompts in pieces, preemptions and evictions."""
 
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
 import pytest
 
 from oaiserve.facts.record import ReadAgain, RequestRecord
-from tests.serving import Served, reading
+from tests.serving import Served
+from tests.world.serving import Place, reading
 
 NUM_CLIENTS = 100
 NUM_TURNS = 3
@@ -20,7 +20,7 @@ def records_of(served: Served, number: int) -> dict[str, RequestRecord]:
     return {record.request_id: record for record in (served.telemetry.next_record() for _ in range(number))}
 
 
-def test_evictions_are_told_right_under_a_hundred_clients() -> None:
+def test_evictions_are_told_right_under_a_hundred_clients(place: Place) -> None:
     """Each client only goes on with its talk, so all that it reads again of its last prompt was evicted."""
     turns: dict[int, list[str]] = {client: [] for client in range(NUM_CLIENTS)}
 
@@ -35,8 +35,8 @@ def test_evictions_are_told_right_under_a_hundred_clients() -> None:
             turns[client].append(answer.headers["x-request-id"])
             messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
 
-    with reading(kv_blocks=400, max_running=8) as served:
-        with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+    with reading(place, kv_blocks=400, max_running=8) as served:
+        with place.threads() as clients:
             list(clients.map(talk, range(NUM_CLIENTS)))
         records = records_of(served, NUM_CLIENTS * NUM_TURNS)
     answers = {record.response_id for record in records.values()}
@@ -72,7 +72,7 @@ def body_of(random: Random) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cached_read_again_and_new_tokens_add_up_for_any_history(seed: int) -> None:
+def test_cached_read_again_and_new_tokens_add_up_for_any_history(place: Place, seed: int) -> None:
     random = Random(seed)
     bodies = [body_of(random) for _ in range(60)]
 
@@ -80,8 +80,8 @@ def test_cached_read_again_and_new_tokens_add_up_for_any_history(seed: int) -> N
         answer = served.http.post(path, json=body)
         assert answer.status_code == 200, answer.text
 
-    with reading(kv_blocks=60, max_step_tokens=16, max_running=4) as served:
-        with ThreadPoolExecutor(6) as clients:
+    with reading(place, kv_blocks=60, max_step_tokens=16, max_running=4) as served:
+        with place.threads() as clients:
             list(clients.map(lambda both: ask(*both), bodies))
         records = records_of(served, len(bodies)).values()
     for record in records:
