@@ -142,21 +142,42 @@ def test_a_long_prompt_leaves_half_of_a_step_to_a_client_with_nothing_running() 
     memory = memory_of(kv_blocks=64, policy=fair)
     add(memory, "greedy", prompt=40)
     assert memory.run() == [("greedy0", 8)]
-    add(memory, "polite", prompt=6, max_tokens=1)
-    assert memory.run() == [("greedy0", 4), ("polite0", 4)]
-    assert memory.run() == [("polite0", 2), ("greedy0", 6)]  # they got the same so far, and it needs less
+    add(memory, "polite", prompt=10, max_tokens=1)
+    assert memory.run() == [("polite0", 4), ("greedy0", 4)]
+    assert memory.run() == [("polite0", 6), ("greedy0", 2)]  # it ends in this step
 
 
-def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something_running_and_got_less() -> None:
+def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something_running() -> None:
     memory = memory_of(kv_blocks=64, policy=fair)
     add(memory, "polite", max_tokens=20)
     memory.run()
     add(memory, "greedy", prompt=40)
     assert memory.run() == [("polite0", 1), ("greedy0", 7)]
     memory.add(sequence("another", 6, client_name="polite", max_tokens=1))
-    assert memory.run() == [("polite0", 1), ("greedy0", 7)]  # the polite one got more so far
+    assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]  # the polite one got more so far
     assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]
-    assert memory.run() == [("polite0", 1), ("another", 3), ("greedy0", 4)]
+
+
+def test_a_prompt_leaves_no_more_than_others_want() -> None:
+    memory = memory_of(kv_blocks=64, policy=fair)
+    add(memory, "polite", max_tokens=20)
+    memory.run()
+    memory.add(sequence("another", 8, client_name="polite", max_tokens=1))
+    add(memory, "greedy", prompt=40)
+    for _ in range(2):
+        assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]
+    assert memory.run() == [("polite0", 1), ("greedy0", 5), ("another", 2)]
+
+
+def test_of_three_clients_the_one_with_the_least_service_gets_half_of_a_step() -> None:
+    memory = memory_of(kv_blocks=64, policy=fair)
+    add(memory, "greedy", prompt=40)
+    memory.run()
+    for name in ("first", "second"):
+        add(memory, name, prompt=40)
+    tokens = [dict(memory.run()) for _ in range(3)]
+    assert [max(step, key=lambda name: step[name]) for step in tokens] == ["first0", "greedy0", "second0"]
+    assert [sorted(step.values()) for step in tokens] == [[2, 2, 4]] * 3
 
 
 def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keeps_one() -> None:
@@ -320,7 +341,7 @@ def test_a_single_place_is_never_taken_away() -> None:
 
 
 def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
-    queue = WaitingQueue(by_client=True)
+    queue = WaitingQueue([], by_client=True)
 
     def waiting(client: str) -> Sequence:
         one = sequence("x", client_name=client)

@@ -39,8 +39,8 @@ class Lane:
         adapter."""
         self.memory = memory
         self.step_time = step_time
-        self.waiting = WaitingQueue(by_client=by_client)
         self.running: list[Sequence] = []  # by key
+        self.waiting = WaitingQueue(self.running, by_client=by_client)
         self.forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self.waits = QueueWaits()
         self.num_parked = 0

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
-from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.pacing import UNIT, StepTime
 from oaiserve.engine.scheduling.policy import Policy
 from oaiserve.engine.sequences.clients import Client
 from oaiserve.engine.sequences.sequence import Sequence
@@ -48,9 +49,10 @@ class PromptsOfStep:
     """The prompts of the step being filled, so far."""
 
     budget: int  # tokens left in the step
-    share: int  # tokens left for prompts that were under way before the step
     under_way: list[Sequence]  # those left, the first one last
     num_prompts: int  # those under way, and those that begin in the step
+    of_several: bool  # clients
+    share: float  # of the step's remaining time, which a prompt may take
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -68,9 +70,12 @@ class Order:
     # -- the prompts of a step ----------------------------------------------------------------------------------------
 
     def passes(self, head: Sequence | None, prompt: Sequence) -> bool:
-        """Return whether the next waiting prompt goes before this one, which is under way."""
-        if head is None or head.client is not prompt.client or not self.by_client:
+        """Return whether the next waiting prompt goes before this one, which is under way: its client has had less
+        service, or as much and has nothing running, or it is of another request of the same client and due earlier."""
+        if head is None or not self.by_client:
             return False
+        if head.client is not prompt.client:
+            return head.client.service < prompt.client.service + (head.client.num_running == 0)
         return head.turn.num_running == 0 and head.key < prompt.key
 
     def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
@@ -90,23 +95,46 @@ class Order:
         prompts = (one for one in lane.running if one.num_uncomputed > 1 and not one.is_held)
         return sorted(prompts, key=_client_and_key, reverse=True)
 
-    def share_of_prompts(self, lane: Lane, budget: int) -> int:
-        """Return how many tokens of the budget the prompts under way may take before waiting ones.
+    def prompts_of_step(self, lane: Lane, budget: int) -> PromptsOfStep:
+        """Begin with the prompts of a step. For some steps after a short prompt has arrived, prompts get only a share
+        of their time, unless several clients want some: then they divide all of it."""
+        under_way = self.prompts_under_way(lane)
+        of_several = False
+        if self.by_client:
+            wanting = chain(under_way, lane.waiting.heads())
+            client = next((one.client for one in wanting), None)
+            of_several = any(one.client is not client for one in wanting)
+        share = 1.0 if of_several or not self.by_client or not lane.num_shorter_steps else SHORTER_SHARE
+        return PromptsOfStep(budget, under_way, len(under_way), of_several, share)
 
-        They leave half if the client whose turn it is has nothing running, or has a place and less service than all
-        whose prompts are under way: it does not wait until the long prompt of another client is computed.
-        """
-        waiting = lane.waiting
-        client = waiting.next_client() if waiting.has_several_clients else None
-        if client is None:
-            return budget
-        if client.num_running == 0 or (len(lane.running) < lane.max_running and self._is_after_prompts(lane, client)):
-            return (budget + 1) // 2
-        return budget
+    def sort_again(self, prompts: PromptsOfStep) -> None:
+        """Put the prompts left in their order, after a client among several has got some of the step."""
+        if prompts.of_several:
+            prompts.under_way.sort(key=_client_and_key, reverse=True)
 
-    def _is_after_prompts(self, lane: Lane, client: Client) -> bool:
-        services = [one.client.service for one in lane.running if one.num_uncomputed > 1]
-        return bool(services) and min(services) > client.service
+    def wanted_by_others(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> int:
+        """Return how many tokens prompts after this one could use in the step: those of other clients, and a shorter
+        next one of its own client. `head` waits next. Enough to know that they want half of the step is enough."""
+        if not self.by_client:
+            return 0
+        number = 0
+        has_own = False
+        most = prompts.budget // 2
+        for other in (*reversed(prompts.under_way), *self._waiting_heads(lane, head)):
+            if other.client is not sequence.client:
+                number += other.num_uncomputed
+            elif not has_own:
+                has_own = True  # the next one
+                number += other.num_uncomputed if other.num_uncomputed < sequence.num_uncomputed else 0
+            if number > most:
+                break
+        return number
+
+    def _waiting_heads(self, lane: Lane, head: Sequence | None) -> Iterator[Sequence]:
+        """Yield the next sequences of clients that wait, `head` first."""
+        if head is not None:
+            yield head
+            yield from (other for other in lane.waiting.heads() if other is not head)
 
     def is_held_back(self, lane: Lane, head: Sequence) -> bool:
         """Return whether the next sequence waits for the next step, because the step is full of decodes, and others of
@@ -157,25 +185,20 @@ class Order:
             return False
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
 
-    def num_tokens_in(self, lane: Lane, sequence: Sequence, most: int, next_prompt: Sequence | None = None) -> int:
-        """Return how many tokens of a prompt, `most` at most, fit into the step of a lane.
+    def num_tokens_in(self, lane: Lane, sequence: Sequence, most: int, others: int = 0, share: float = 1.0) -> int:
+        """Return how many tokens of a prompt, `most` at most, fit into this share of what is left of a lane's step.
 
-        A prompt that does not end in the step leaves half to the next one of the same client if that one is shorter.
-        For some steps after a short prompt has arrived, prompts get only a share of their time.
+        A prompt that does not end in the step leaves the tokens that `others` want, up to half of what there is.
         """
-        num_tokens = sequence.num_uncomputed
-        leaves_half = (
-            self.by_client
-            and next_prompt is not None
-            and next_prompt.client is sequence.client
-            and next_prompt.num_uncomputed < num_tokens
-        )
-        if num_tokens > most:
-            num_tokens = (most + 1) // 2 if leaves_half else most
-        if lane.step_time is None:
+        num_tokens = min(sequence.num_uncomputed, most)
+        if lane.step_time is not None:
+            num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, share)
+        if not others or num_tokens == sequence.num_uncomputed:
             return num_tokens
-        share = SHORTER_SHARE if self.by_client and lane.num_shorter_steps else 1.0
-        return lane.step_time.fitting(sequence.num_computed, num_tokens, share / 2 if leaves_half else share)
+        most = max(num_tokens - others, (num_tokens + 1) // 2)
+        if lane.step_time is None:
+            return most
+        return max(most // UNIT * UNIT, min(num_tokens, UNIT))
 
     def cost_of_token(self, lane: Lane, sequence: Sequence) -> int:
         """Return how many tokens of the budget a prompt token of this sequence counts for."""

@@ -296,8 +296,7 @@ class Scheduler:
         overtakes one without enough room.
         """
         order = self.order
-        under_way = order.prompts_under_way(lane)
-        prompts = PromptsOfStep(budget, order.share_of_prompts(lane, budget), under_way, len(under_way))
+        prompts = order.prompts_of_step(lane, budget)
         reason: WaitReason | None = None
         while reason is None:
             head = lane.waiting.head()
@@ -313,9 +312,10 @@ class Scheduler:
         for sequence in prompts.passed:
             lane.waits.lack_blocks(sequence)
             lane.waiting.put_back(sequence)
-        for sequence in reversed(prompts.under_way):  # those that waiting ones might have passed
+        while prompts.under_way:  # those that waiting ones might have passed
+            sequence = prompts.under_way.pop()
             if prompts.budget > 0 and sequence.place is Place.RUNNING and order.has_room(lane, sequence):
-                prompts.budget -= self._add_chunk(lane, sequence, prompts.budget)
+                self._add_chunk(lane, prompts, sequence)
         lane.waiting.release()
         lane.waits.reason = reason
 
@@ -324,13 +324,11 @@ class Scheduler:
         order = self.order
         under_way = prompts.under_way
         next_waiting = None if order.is_full(lane, head) else head
-        while under_way and min(prompts.share, prompts.budget) > 0 and not order.passes(head, under_way[-1]):
+        while under_way and prompts.budget > 0 and not order.passes(next_waiting, under_way[-1]):
             sequence = under_way.pop()
             if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # it was not preempted for another
-                next_prompt = under_way[-1] if under_way else next_waiting
-                spent = self._add_chunk(lane, sequence, min(prompts.share, prompts.budget), next_prompt)
-                prompts.share -= spent
-                prompts.budget -= spent
+                others = order.wanted_by_others(lane, prompts, sequence, next_waiting)
+                self._add_chunk(lane, prompts, sequence, others)
 
     def _begin(self, lane: Lane, prompts: PromptsOfStep, head: Sequence) -> WaitReason | None:
         """Let the next waiting sequence run, with its first chunk, if it has room. Return why no other may begin."""
@@ -349,7 +347,8 @@ class Scheduler:
             for other in prompts.passed:
                 other.num_overtaken += 1
             prompts.num_prompts += head.num_uncomputed > 1
-            prompts.budget -= self._add_chunk(lane, head, prompts.budget, lane.waiting.head())
+            others = self.order.wanted_by_others(lane, prompts, head, lane.waiting.head())
+            self._add_chunk(lane, prompts, head, others)
             return None
         if not lane.running and lane.forked:
             lane.preempt(next(reversed(lane.forked)))  # otherwise nothing would ever run again
@@ -361,15 +360,16 @@ class Scheduler:
         prompts.passed.append(head)
         return None
 
-    def _add_chunk(self, lane: Lane, sequence: Sequence, budget: int, next_prompt: Sequence | None = None) -> int:
-        """Add a chunk of a sequence with as many tokens as budget and time allow, and return its cost."""
+    def _add_chunk(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, others: int = 0) -> None:
+        """Add a chunk of a prompt with as many tokens as budget and time allow beside those that `others` want."""
         cost = self.order.cost_of_token(lane, sequence)
+        budget = prompts.budget
         num_tokens = sequence.num_uncomputed
         if not sequence.is_whole:
-            num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), next_prompt)
+            num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), others, prompts.share)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
         if num_tokens < 1:  # background work without room in a step of the foreground
-            return 0
+            return
         if sequence.media is not None:  # a step grows for tokens that see each other
             start = sequence.num_computed
             num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
@@ -387,7 +387,8 @@ class Scheduler:
             lane.step_time.add(chunk.start, chunk.num_tokens)
         chunks = lane.step.chunks
         chunks.insert(0 if num_tokens == 1 else len(chunks), chunk)  # decodes come first (see Step)
-        return cost * num_tokens
+        prompts.budget -= cost * num_tokens
+        self.order.sort_again(prompts)
 
     # -- room for a sequence ------------------------------------------------------------------------------------------
 

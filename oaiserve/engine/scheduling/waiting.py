@@ -1,14 +1,16 @@
 """The waiting sequences, and the turns of their clients. Engine thread only, no torch.
 
 Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). The next
-sequence to be admitted is the first one of the waiting client with the lowest counter. A client coming back is lifted
-to the lowest counter of the waiting ones, or of the last one to stop waiting: being idle earns nothing.
+sequence to be admitted is the first one of the waiting client with the lowest counter, and the prompts of a step are in
+the order of these counters, whether they wait or are under way. A client coming back is lifted to the lowest counter of
+those with a prompt that waits or is under way, or of the last one to stop waiting: being idle earns nothing.
 
 While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
-theorem 4.4, with our weights). No sequence of the client ahead is admitted before the other client's, so it only gets
-what its running ones still get. Overtaking (`may_overtake`) adds to the bound. Half of a step's prompt tokens for the
-client in turn, and a place taken from one ahead of it (`Order.gives_way`), only reduce the difference.
+theorem 4.4, with our weights). No prompt of the client ahead is computed before the other client's, so it only gets
+what its decodes still get, and half of a step. Overtaking (`may_overtake`) adds to the bound. A place taken from a
+client ahead (`Order.gives_way`) only reduces the difference. A client that had nothing open goes before those with as
+much service, so a short prompt of it ends in one of the next two steps.
 
 The requests of a client take turns, too. A request with nothing running goes before one that has a place already. The
 prompts of each client are computed in the order in which they would end if they shared equally (`EqualShares`), so a
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterator
 from operator import attrgetter
 
 from oaiserve.engine.sequences.clients import Client, EqualShares, RequestTurn
@@ -46,12 +49,15 @@ class WaitingQueue:
     one that it would be lifted to. The others are kept, up to the MOST_ABSENT with the highest counters.
     """
 
-    def __init__(self, *, by_client: bool) -> None:
+    def __init__(self, running: list[Sequence], *, by_client: bool) -> None:
+        """Begin without sequences. `running` are those that run, by the lane that has this queue."""
+        self._running = running
         self._by_client = by_client
         self._clients: dict[str, Client] = {}
-        # A heap with one entry for each client that waits: its counter, and a number that settles ties by arrival. As
-        # counters only grow, an entry is never above its client's counter, and is put right when its turn comes.
-        self._turns: list[tuple[int, int, Client]] = []
+        # A heap with one entry for each client that waits: its counter, whether it had anything running, and a number.
+        # Of equal counters, those with nothing running are first, by arrival. As counters only grow, an entry is never
+        # above its client's counter, and is put right when its turn comes.
+        self._turns: list[tuple[int, bool, int, Client]] = []
         self._numbers = itertools.count()
         self._last = Client("", EqualShares())  # the last client that stopped waiting
         self._held: list[Client] = []  # clients that are passed over until the end of the step
@@ -68,12 +74,12 @@ class WaitingQueue:
     def next_client(self) -> Client | None:
         """Return the client whose turn it is, or None if none waits."""
         while self._turns:
-            service, number, client = self._turns[0]
+            service, _, number, client = self._turns[0]
             if not client.num_waiting:
                 heapq.heappop(self._turns)
                 client.has_turn = False
             elif client.service > service:
-                heapq.heapreplace(self._turns, (client.service, number, client))
+                heapq.heapreplace(self._turns, (client.service, client.num_running > 0, number, client))
             else:
                 return client
         return None
@@ -141,6 +147,13 @@ class WaitingQueue:
                 head: Sequence = turn.waiting[0][1]
                 return head
 
+    def heads(self) -> Iterator[Sequence]:
+        """Yield a next sequence of each client that waits and is not held, in no order. It may not be the very next of
+        its client."""
+        for *_, client in self._turns:
+            if client.num_waiting:
+                yield from (turn.waiting[0][1] for _, _, turn in client.turns[:1] if turn.waiting)
+
     def take(self, head: Sequence) -> None:
         """Take the next sequence from the queue."""
         heapq.heappop(head.turn.waiting)
@@ -168,7 +181,7 @@ class WaitingQueue:
 
     def hold(self, client: Client) -> None:
         """Pass over a client, until `release`."""
-        self._turns = [turn for turn in self._turns if turn[2] is not client]
+        self._turns = [turn for turn in self._turns if turn[-1] is not client]
         heapq.heapify(self._turns)
         self._held.append(client)
 
@@ -231,7 +244,7 @@ class WaitingQueue:
     def _give_turn(self, client: Client) -> None:
         if not client.has_turn and client.num_waiting:
             client.has_turn = True
-            heapq.heappush(self._turns, (client.service, next(self._numbers), client))
+            heapq.heappush(self._turns, (client.service, client.num_running > 0, next(self._numbers), client))
 
     def _list(self, client: Client, turn: RequestTurn) -> None:
         """Put a request into the order of its client, if it is not there as early already."""
@@ -242,7 +255,11 @@ class WaitingQueue:
             heapq.heappush(client.turns, (turn.listed, next(self._numbers), turn))
 
     def _floor(self) -> int:
-        return (self.next_client() or self._last).service
+        """Return the least service of a client that wants prompt tokens, or else that of the last one that waited."""
+        services = [one.client.service for one in self._running if one.num_uncomputed > 1]
+        if (client := self.next_client()) is not None:
+            services.append(client.service)
+        return min(services, default=self._last.service)
 
     def _forget(self) -> None:
         floor = self._floor()
@@ -271,9 +288,9 @@ class WaitingQueue:
             raise AssertionError("the number of waiting sequences is wrong")
         if not {id(sequence.client) for sequence in running} <= {id(client) for client in clients}:
             raise AssertionError("a client that runs was forgotten")
-        if any(service > client.service for service, _, client in self._turns):
+        if any(service > client.service for service, *_, client in self._turns):
             raise AssertionError("a client has lost service")
-        turns = [client for _, _, client in self._turns]
+        turns = [client for *_, client in self._turns]
         if len(set(map(id, turns))) != len(turns) or not all(client.has_turn for client in turns):
             raise AssertionError("a client has two turns at once")
         if any(client.num_waiting and not client.has_turn for client in clients):

@@ -1,0 +1,129 @@
+"""Prompts of clients share each step by what the clients have got: one that wants little never waits for the others."""
+
+from random import Random
+
+import pytest
+
+from oaiserve.engine.scheduling.pacing import UNIT, StepTime
+from oaiserve.engine.scheduling.policy import fair
+from oaiserve.engine.sequences.clients import Client
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import load_of
+from oaiserve.explain.step_cost import KNOTS, StepCost
+from tests.engine.memory import make, sequence
+from tests.world.schedules import seeds
+
+NUM_MIXES = 40
+LONGEST = 3000  # tokens of a prompt
+# The step in which it begins comes after the one under way, and half of that step, or of the next one, is its own.
+MOST_STEPS = 2
+
+
+class Mix:
+    """Heavy clients, who send a long prompt after the other in several threads, on a device whose cost is known."""
+
+    def __init__(self, seed: int, *, is_timed: bool, most_new: int = 64) -> None:
+        draw = self.draw = Random(seed)
+        self.most_new = most_new
+        base_ns = draw.choice([1e6, 6e6, 20e6])
+        row_ns = draw.choice([0.02e6, 0.3e6])
+        self.cost = StepCost(
+            tuple(base_ns + row_ns * rows for rows in KNOTS), prompt_context_ns=draw.choice([0.0, 170.0]), draw_ns=1e5
+        )
+        most_tokens = draw.choice([256, 512, 2048])
+        self.scheduler = make(
+            kv_blocks=4_000,
+            block_size=64,
+            max_running=256,
+            max_step_tokens=most_tokens,
+            policy=fair,
+            step_time=StepTime(lambda: self.cost, most_tokens) if is_timed else None,
+            prefix_cache=False,
+        )
+        self.names = [f"heavy {number}" for number in range(draw.randint(1, 5))]
+        self.open: dict[Sequence, str] = {}
+        self.now = 0.0
+        self.num_steps = 0
+        for name in self.names:
+            for _ in range(draw.randint(1, 8)):
+                self.ask(name)
+
+    def ask(self, name: str, prompt_len: int | None = None, max_tokens: int | None = None) -> Sequence:
+        draw = self.draw
+        prompt = [7] * (prompt_len or draw.randint(100, LONGEST))
+        max_tokens = max_tokens or min(self.most_new, draw.choice([1, 16, 64]))
+        one = sequence(f"{name}, {draw.random()}", prompt, max_tokens, client_name=name)
+        self.open[one] = name
+        self.scheduler.add(one)
+        return one
+
+    def step(self) -> Step:
+        """Compute a step. Each request of a heavy client that ends is followed by another one."""
+        step = self.scheduler.schedule(int(self.now * 1e9))
+        assert step is not None
+        self.scheduler.advance(step)
+        for chunk in step.chunks:
+            if chunk.max_draws:
+                self.scheduler.commit(chunk, [7])
+        self.now += self.cost.expected_ns(load_of(step)) / 1e9
+        self.num_steps += 1
+        for one, name in [*self.open.items()]:
+            if one.place is Place.NOWHERE:
+                del self.open[one]
+                if name in self.names:
+                    self.ask(name)
+        return step
+
+    def wanted(self) -> dict[Client, int]:
+        """Return how many prompt tokens each client's sequences want."""
+        wanted: dict[Client, int] = {}
+        for one in self.open:
+            if one.num_uncomputed > 1:
+                wanted[one.client] = wanted.get(one.client, 0) + one.num_uncomputed
+        return wanted
+
+
+def test_the_client_with_the_least_service_gets_half_of_each_step_or_what_it_wants() -> None:
+    for seed in seeds(NUM_MIXES):
+        mix = Mix(seed, is_timed=False)
+        for _ in range(40):
+            if mix.draw.random() < 0.2:
+                mix.ask("light", mix.draw.randint(1, 300), 4)
+            wanted = mix.wanted()
+            services = {client: client.service for client in wanted}
+            step = mix.step()
+            got = dict.fromkeys(wanted, 0)
+            for chunk in step.chunks:
+                if chunk.num_tokens > 1 and chunk.sequence.client in got:
+                    got[chunk.sequence.client] += chunk.num_tokens
+            if len(services) > 1:
+                client, other = sorted(services, key=services.__getitem__)[:2]
+                has_caught_up = client.service >= services[other]  # then it's the other one's turn, within the step
+                assert has_caught_up or got[client] >= min(wanted[client], sum(got.values()) // 2), f"SEED={seed}"
+
+
+@pytest.mark.parametrize("is_timed", [False, True], ids=["by tokens", "by time"])
+def test_a_light_client_waits_two_steps_at_most_after_the_one_under_way(is_timed: bool) -> None:
+    for seed in seeds(NUM_MIXES):
+        mix = Mix(seed, is_timed=is_timed)
+        for _ in range(mix.draw.randint(1, 40)):
+            mix.step()
+        for _ in range(8):
+            for _ in range(mix.draw.randint(1, 10)):
+                mix.step()
+            light = mix.ask("light", mix.draw.randint(2, UNIT), 1)
+            began = mix.num_steps
+            while len(light.token_ids) == light.prompt_len:
+                mix.step()
+            assert mix.num_steps - began <= MOST_STEPS, f"SEED={seed}"
+
+
+def test_heavy_clients_get_the_same_however_many_requests_they_send() -> None:
+    for seed in seeds(NUM_MIXES):
+        mix = Mix(seed, is_timed=True, most_new=1)  # answers of one token, so that prompts always wait
+        clients = {one.client for one in mix.open}
+        for _ in range(150):
+            mix.step()
+        services = [client.service for client in clients]
+        assert max(services) - min(services) <= 2 * LONGEST, f"SEED={seed}"  # the bound of waiting.py
