@@ -187,6 +187,7 @@ class Request:
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
     client: str = ""  # client that sent the request, so that clients can take turns
+    share: float = 1.0  # what the client gets in relation to others who want as much
     num_bytes: int = 0  # bytes of the body, which count towards the limit of waiting requests
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.

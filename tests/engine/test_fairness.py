@@ -180,6 +180,13 @@ def test_of_three_clients_the_one_with_the_least_service_gets_half_of_a_step() -
     assert [sorted(step.values()) for step in tokens] == [[2, 2, 4]] * 3
 
 
+def test_a_prompt_leaves_others_their_part_of_a_step() -> None:
+    memory = memory_of(kv_blocks=64, policy=fair)
+    memory.add(sequence("large", 40, client_name="large", share=3), sequence("small", 40, client_name="small"))
+    for _ in range(3):
+        assert sorted(memory.run()) == [("large", 6), ("small", 2)]
+
+
 def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keeps_one() -> None:
     memory = memory_of(kv_blocks=64, max_running=3, policy=fair)
     large = [sequence("large", 4, 40, client_name="only") for _ in range(8)]

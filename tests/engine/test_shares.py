@@ -23,7 +23,7 @@ MOST_STEPS = 2
 class Mix:
     """Heavy clients, who send a long prompt after the other in several threads, on a device whose cost is known."""
 
-    def __init__(self, seed: int, *, is_timed: bool, most_new: int = 64) -> None:
+    def __init__(self, seed: int, *, is_timed: bool, most_new: int = 64, shares: tuple[float, ...] = (1,)) -> None:
         draw = self.draw = Random(seed)
         self.most_new = most_new
         base_ns = draw.choice([1e6, 6e6, 20e6])
@@ -42,6 +42,7 @@ class Mix:
             prefix_cache=False,
         )
         self.names = [f"heavy {number}" for number in range(draw.randint(1, 5))]
+        self.shares = {name: draw.choice(shares) for name in self.names}
         self.open: dict[Sequence, str] = {}
         self.now = 0.0
         self.num_steps = 0
@@ -53,7 +54,7 @@ class Mix:
         draw = self.draw
         prompt = [7] * (prompt_len or draw.randint(100, LONGEST))
         max_tokens = max_tokens or min(self.most_new, draw.choice([1, 16, 64]))
-        one = sequence(f"{name}, {draw.random()}", prompt, max_tokens, client_name=name)
+        one = sequence(f"{name}, {draw.random()}", prompt, max_tokens, client_name=name, share=self.shares.get(name, 1))
         self.open[one] = name
         self.scheduler.add(one)
         return one
@@ -127,3 +128,14 @@ def test_heavy_clients_get_the_same_however_many_requests_they_send() -> None:
             mix.step()
         services = [client.service for client in clients]
         assert max(services) - min(services) <= 2 * LONGEST, f"SEED={seed}"  # the bound of waiting.py
+
+
+@pytest.mark.parametrize("is_timed", [False, True], ids=["by tokens", "by time"])
+def test_clients_with_larger_shares_get_as_much_more(is_timed: bool) -> None:
+    for seed in seeds(NUM_MIXES // 4):
+        mix = Mix(seed, is_timed=is_timed, most_new=1, shares=(1, 4))
+        clients = {one.client for one in mix.open}
+        for _ in range(400):
+            mix.step()
+        services = [client.service for client in clients]
+        assert max(services) - min(services) <= 2 * LONGEST, f"SEED={seed}"

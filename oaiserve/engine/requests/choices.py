@@ -62,6 +62,7 @@ class Choices:
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,
                     client_name=request.client,
+                    share=request.share,
                     is_background=request.is_background,
                     background_wait_ns=request.background_wait_ns,
                     bad_words=tokenized.bad_words,

@@ -57,6 +57,16 @@ class PromptsOfStep:
     has_held: bool = False  # a client is held back until the end of the step
 
 
+class Others(NamedTuple):
+    """What other prompts could use in a step beside one."""
+
+    num_tokens: int
+    part: float  # of the step, which it leaves them at most
+
+
+NOBODY = Others(0, 0.0)
+
+
 class Order:
     """Answers questions about the order of sequences by the policy. It changes none of them."""
 
@@ -75,7 +85,9 @@ class Order:
         if head is None or not self.by_client:
             return False
         if head.client is not prompt.client:
-            return head.client.service < prompt.client.service + (head.client.num_running == 0)
+            mine = head.client.service
+            others = prompt.client.service
+            return mine < others or (mine == others and not head.client.num_running)
         return head.turn.num_running == 0 and head.key < prompt.key
 
     def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
@@ -112,23 +124,25 @@ class Order:
         if prompts.of_several:
             prompts.under_way.sort(key=_client_and_key, reverse=True)
 
-    def wanted_by_others(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> int:
-        """Return how many tokens prompts after this one could use in the step: those of other clients, and a shorter
-        next one of its own client. `head` waits next. Enough to know that they want half of the step is enough."""
+    def others_of(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> Others:
+        """Return what prompts after this one could use in the step: those of other clients, and a shorter next one of
+        its own client. `head` waits next. Enough to know that they want all of the step is enough."""
         if not self.by_client:
-            return 0
+            return NOBODY
         number = 0
         has_own = False
-        most = prompts.budget // 2
+        part = None
+        mine = sequence.client
         for other in (*reversed(prompts.under_way), *self._waiting_heads(lane, head)):
-            if other.client is not sequence.client:
+            if other.client is not mine:
                 number += other.num_uncomputed
+                part = part or other.client.share / (mine.share + other.client.share)  # the first of them is next
             elif not has_own:
                 has_own = True  # the next one
                 number += other.num_uncomputed if other.num_uncomputed < sequence.num_uncomputed else 0
-            if number > most:
+            if number >= prompts.budget:
                 break
-        return number
+        return Others(number, part or 0.5)
 
     def _waiting_heads(self, lane: Lane, head: Sequence | None) -> Iterator[Sequence]:
         """Yield the next sequences of clients that wait, `head` first."""
@@ -185,17 +199,19 @@ class Order:
             return False
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
 
-    def num_tokens_in(self, lane: Lane, sequence: Sequence, most: int, others: int = 0, share: float = 1.0) -> int:
+    def num_tokens_in(
+        self, lane: Lane, sequence: Sequence, most: int, others: Others = NOBODY, share: float = 1.0
+    ) -> int:
         """Return how many tokens of a prompt, `most` at most, fit into this share of what is left of a lane's step.
 
-        A prompt that does not end in the step leaves the tokens that `others` want, up to half of what there is.
+        A prompt that does not end in the step leaves the tokens that `others` want, up to their part.
         """
         num_tokens = min(sequence.num_uncomputed, most)
         if lane.step_time is not None:
             num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, share)
-        if not others or num_tokens == sequence.num_uncomputed:
+        if not others.num_tokens or num_tokens == sequence.num_uncomputed:
             return num_tokens
-        most = max(num_tokens - others, (num_tokens + 1) // 2)
+        most = num_tokens - min(others.num_tokens, int(num_tokens * others.part))
         if lane.step_time is None:
             return most
         return max(most // UNIT * UNIT, min(num_tokens, UNIT))

@@ -26,7 +26,7 @@ from oaiserve.engine.lower_tier import BlocksArrived, LowerTier
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
-from oaiserve.engine.scheduling.order import Order, PromptsOfStep
+from oaiserve.engine.scheduling.order import NOBODY, Order, Others, PromptsOfStep
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy, fcfs
 from oaiserve.engine.scheduling.progress import advance, commit, planned_draw, settle
@@ -327,7 +327,7 @@ class Scheduler:
         while under_way and prompts.budget > 0 and not order.passes(next_waiting, under_way[-1]):
             sequence = under_way.pop()
             if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # it was not preempted for another
-                others = order.wanted_by_others(lane, prompts, sequence, next_waiting)
+                others = order.others_of(lane, prompts, sequence, next_waiting)
                 self._add_chunk(lane, prompts, sequence, others)
 
     def _begin(self, lane: Lane, prompts: PromptsOfStep, head: Sequence) -> WaitReason | None:
@@ -347,7 +347,7 @@ class Scheduler:
             for other in prompts.passed:
                 other.num_overtaken += 1
             prompts.num_prompts += head.num_uncomputed > 1
-            others = self.order.wanted_by_others(lane, prompts, head, lane.waiting.head())
+            others = self.order.others_of(lane, prompts, head, lane.waiting.head())
             self._add_chunk(lane, prompts, head, others)
             return None
         if not lane.running and lane.forked:
@@ -360,7 +360,7 @@ class Scheduler:
         prompts.passed.append(head)
         return None
 
-    def _add_chunk(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, others: int = 0) -> None:
+    def _add_chunk(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, others: Others = NOBODY) -> None:
         """Add a chunk of a prompt with as many tokens as budget and time allow beside those that `others` want."""
         cost = self.order.cost_of_token(lane, sequence)
         budget = prompts.budget

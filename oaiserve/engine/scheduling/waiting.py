@@ -1,6 +1,7 @@
 """The waiting sequences, and the turns of their clients. Engine thread only, no torch.
 
-Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). The next
+Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), which grows
+the slower the larger its share is. The next
 sequence to be admitted is the first one of the waiting client with the lowest counter, and the prompts of a step are in
 the order of these counters, whether they wait or are under way. A client coming back is lifted to the lowest counter of
 those with a prompt that waits or is under way, or of the last one to stop waiting: being idle earns nothing.
@@ -57,7 +58,7 @@ class WaitingQueue:
         # A heap with one entry for each client that waits: its counter, whether it had anything running, and a number.
         # Of equal counters, those with nothing running are first, by arrival. As counters only grow, an entry is never
         # above its client's counter, and is put right when its turn comes.
-        self._turns: list[tuple[int, bool, int, Client]] = []
+        self._turns: list[tuple[float, bool, int, Client]] = []
         self._numbers = itertools.count()
         self._last = Client("", EqualShares())  # the last client that stopped waiting
         self._held: list[Client] = []  # clients that are passed over until the end of the step
@@ -100,6 +101,7 @@ class WaitingQueue:
         turn = client.requests.get(request)
         if turn is None:
             turn = client.requests[request] = RequestTurn()
+        client.share = sequence.share
         sequence.client = client
         sequence.turn = turn
         if self._by_client:
@@ -226,7 +228,7 @@ class WaitingQueue:
             end += 1  # it is computed like a token of the answer, and those are not looked at one by one
         first = max(chunk.start, sequence.num_charged)
         if end > first:
-            sequence.client.service += end - first
+            sequence.client.service += (end - first) / sequence.client.share
             sequence.num_charged = end
 
     def charge_draws(self, step: Step) -> None:
@@ -234,12 +236,13 @@ class WaitingQueue:
         if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
             for chunk in step.chunks:
                 if chunk.max_draws:
-                    chunk.sequence.client.service += GENERATED_WEIGHT
+                    client = chunk.sequence.client
+                    client.service += GENERATED_WEIGHT / client.share
 
     def charge_further(self, sequence: Sequence, number: int) -> None:
         """Count the tokens after the first one of a step as service: those of a draft, or forced ones."""
         if len(self._clients) > 1:
-            sequence.client.service += GENERATED_WEIGHT * number
+            sequence.client.service += GENERATED_WEIGHT * number / sequence.client.share
 
     def _give_turn(self, client: Client) -> None:
         if not client.has_turn and client.num_waiting:
@@ -254,7 +257,7 @@ class WaitingQueue:
             turn.listed = turn.place
             heapq.heappush(client.turns, (turn.listed, next(self._numbers), turn))
 
-    def _floor(self) -> int:
+    def _floor(self) -> float:
         """Return the least service of a client that wants prompt tokens, or else that of the last one that waited."""
         services = [one.client.service for one in self._running if one.num_uncomputed > 1]
         if (client := self.next_client()) is not None:

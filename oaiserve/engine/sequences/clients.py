@@ -31,7 +31,8 @@ class Client:
 
     name: str
     shares: EqualShares
-    service: int = 0  # prompt tokens and generated tokens, weighted
+    share: float = 1.0  # in relation to those of others, as its last request says
+    service: float = 0.0  # prompt tokens and generated tokens, weighted, and divided by the share
     requests: WeakValueDictionary[str, RequestTurn] = field(default_factory=WeakValueDictionary)
     turns: list[tuple[tuple[object, ...], int, RequestTurn]] = field(default_factory=list)  # a heap of those that wait
     num_waiting: int = 0

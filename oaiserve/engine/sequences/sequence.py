@@ -49,6 +49,7 @@ class Sequence:
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too
     client_name: str = ""  # clients take turns, where the policy asks for it
+    share: float = 1.0  # of the client, in relation to those of others
     is_background: bool = False  # it can wait: see `Scheduler`, which ends this after `background_wait_ns`
     background_wait_ns: int | None = None  # None: it can wait for ever
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order

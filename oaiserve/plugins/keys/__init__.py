@@ -35,8 +35,9 @@ def _file(config: Config) -> Path | None:
 
 
 def _check(config: Config) -> None:
-    from oaiserve.plugins.keys.key_table import KeyTable
+    from oaiserve.plugins.keys.key_table import KeyTable, check_share
 
+    check_share("--default-share", config.of(KeysOptions).default_share)
     if (file := _file(config)) is not None:
         KeyTable(file).close()
 
@@ -72,7 +73,8 @@ def with_runtime(runtime: Runtime) -> Plugin:
 
         if (file := _file(config)) is None:
             return None
-        return KeyStore(KeyTable(file, lambda: runtime.unix_ns() / 1e9), runtime)
+        share = config.of(KeysOptions).default_share
+        return KeyStore(KeyTable(file, lambda: runtime.unix_ns() / 1e9, share), runtime)
 
     return Plugin(
         name="keys",

@@ -69,6 +69,10 @@ class KeyOptions:
     priority: int | None = None
     """Priority of requests that name none, under --policy priority. Others get no better (lower) one."""
 
+    share: float | None = None
+    """What its requests get under --policy fair, in relation to other clients who want as much, whose share is 1 where
+    nothing else is said. Default: --default-share of the server."""
+
     models: Annotated[tuple[str, ...] | None, Parameter(name="--model")] = None
     """Name of a model or adapter that the key may use. May be repeated. Default, and *: all."""
 
@@ -117,6 +121,8 @@ def _row(
     name: str, role: str, models: list[str], revoked: float | None, last_used: float | None, **more: Any
 ) -> list[str]:
     limits = [f"{more[of]:,} {of.replace('_per_', '/')}" for of in Limits._fields if more[of] is not None]
+    if more["share"] is not None:
+        limits.append(f"share {more['share']:g}")
     cost = more["cost_today"]
     shown_cost = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
     used = f"{more['requests_today']:,} requests, {more['tokens_today']:,} tokens, cost {shown_cost}"

@@ -26,6 +26,8 @@ SECOND = 1
 MINUTE = 60
 DAY = 86_400
 MOST_INTEGER = 2**63 - 1  # in a column
+LEAST_SHARE = 0.001
+MOST_SHARE = 1000.0
 KEPT_PERIODS = 62  # number of seconds, and of days, whose rows are stored
 
 
@@ -55,6 +57,8 @@ CREATE TABLE IF NOT EXISTS keys (
 )
 """,
     "CREATE UNIQUE INDEX IF NOT EXISTS valid_keys ON keys (name) WHERE revoked IS NULL",
+    # A table of its own, so that files without it are of the same version.
+    "CREATE TABLE IF NOT EXISTS shares (key INTEGER PRIMARY KEY, share REAL NOT NULL)",
     """
 CREATE TABLE IF NOT EXISTS uses (
     key INTEGER NOT NULL,
@@ -68,6 +72,10 @@ CREATE TABLE IF NOT EXISTS uses (
 ) WITHOUT ROWID
 """,
 )
+_SET_SHARE = """
+INSERT INTO shares SELECT number, ? FROM keys WHERE name = ? AND revoked IS NULL
+ON CONFLICT DO UPDATE SET share = excluded.share
+"""
 _ADD_USE = """
 INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     requests = requests + excluded.requests,
@@ -132,9 +140,15 @@ class Use:
 class KeyTable:
     """The table of keys in a file. Only one thread at a time may call its methods."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = lambda: THREADS.unix_ns() / 1e9) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = lambda: THREADS.unix_ns() / 1e9,
+        default_share: float = 1.0,
+    ) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
         self._path = path
+        self._default_share = default_share
         self._connection = opened(path, _SCHEMA, "NORMAL")
         self.clock = clock
         self.close = self._connection.close
@@ -150,23 +164,34 @@ class KeyTable:
 
     def valid(self, begin: Callable[[StoredKey], KeyUse] | None = None) -> dict[bytes, StoredKey]:
         """Return the valid keys by digest, whose uses `begin` makes. Raises StartupError for an unreadable table."""
-        columns = f"name, digest, role, number, priority, models, {', '.join(Limits._fields)}"
+        columns = f"name, digest, role, number, share, priority, models, {', '.join(Limits._fields)}"
+        query = f"SELECT {columns} FROM keys LEFT JOIN shares ON key = number WHERE revoked IS NULL"
         found = {}
         with usable(self._path):
-            for row in self._connection.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL"):
-                name, digest, role, number, priority, models, *limits = row
+            for name, digest, role, number, share, priority, models, *limits in self._connection.execute(query):
                 names = (*json.loads(models),)
-                found[digest] = StoredKey(name, digest, ROLES[role], number, Limits(*limits), priority, names, begin)
+                found[digest] = StoredKey(
+                    name,
+                    digest,
+                    ROLES[role],
+                    share or self._default_share,
+                    number=number,
+                    limits=Limits(*limits),
+                    priority=priority,
+                    models=names,
+                    begin=begin,
+                )
         return found
 
     def listed(self) -> list[dict[str, Any]]:
         """Return all keys to show to people, with today's use. Raises StartupError if the table cannot be read."""
         query = f"""
-            SELECT name, role, priority, models, {", ".join(Limits._fields)}, created, revoked,
+            SELECT name, role, share, priority, models, {", ".join(Limits._fields)}, created, revoked,
                 coalesce(requests, 0) AS requests_today, coalesce(tokens, 0) AS tokens_today,
                 coalesce(cost, 0.0) AS cost_today,
-                (SELECT max(last) FROM uses WHERE key = number AND period = {DAY}) AS last_used
-            FROM keys LEFT JOIN uses ON key = number AND period = {DAY} AND start = ?
+                (SELECT max(last) FROM uses WHERE uses.key = number AND period = {DAY}) AS last_used
+            FROM keys LEFT JOIN uses ON uses.key = number AND period = {DAY} AND start = ?
+            LEFT JOIN shares ON shares.key = number
             ORDER BY revoked IS NOT NULL, name
         """
         with usable(self._path):
@@ -179,11 +204,13 @@ class KeyTable:
         if not is_name(name):
             raise StartupError(f"'{name}' cannot be the name of a key: {NAME_RULE}.")
         key = f"sk-{token_urlsafe(32)}"
+        columns: dict[str, Any]
         columns = {"name": name, "digest": sha256(key.encode()).digest(), "created": self.clock(), "models": "[]"}
         columns |= {"role": "use"} | _checked(values)
+        share = columns.pop("share", None)
         given = f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         try:
-            self._change(f"INSERT INTO keys {given}", (*columns.values(),))
+            self._change(f"INSERT INTO keys {given}", (*columns.values(),), name, share)
         except sqlite3.IntegrityError:
             raise StartupError(f"There is a key '{name}' already. Revoke it first, or take another name.") from None
         return key
@@ -191,19 +218,23 @@ class KeyTable:
     def change(self, name: str, values: Mapping[str, Any]) -> None:
         """Change values of a valid key. Raises StartupError."""
         columns = _checked(values)
-        changes = ", ".join(f"{column} = ?" for column in columns)
-        if not changes:
+        if not columns:
             raise StartupError(f"Nothing is given that shall change of the key '{name}'.")
-        if not self._change(f"UPDATE keys SET {changes} WHERE name = ? AND revoked IS NULL", (*columns.values(), name)):
+        share = columns.pop("share", None)
+        changes = ", ".join([*(f"{column} = ?" for column in columns), "name = name"])
+        update = f"UPDATE keys SET {changes} WHERE name = ? AND revoked IS NULL"
+        if not self._change(update, (*columns.values(), name), name, share):
             raise StartupError(f"There is no valid key '{name}'. 'oaiserve keys list' shows all.")
 
     def revoke(self, name: str) -> None:
         self.change(name, {"revoked": self.clock()})
 
-    def _change(self, statement: str, values: tuple[Any, ...]) -> int:
+    def _change(self, statement: str, values: tuple[Any, ...], name: str, share: float | None) -> int:
         try:
             with self.transaction():
                 changed = self._connection.execute(statement, values).rowcount
+                if share is not None:
+                    self._connection.execute(_SET_SHARE, (float(share), name))
                 self._connection.execute(f"PRAGMA user_version = {self.version() + 1}")
         except sqlite3.IntegrityError:
             raise
@@ -271,6 +302,12 @@ class KeyTable:
         return found
 
 
+def check_share(flag: str, share: float) -> None:
+    """Raise StartupError for a share that is not allowed."""
+    if not LEAST_SHARE <= share <= MOST_SHARE:
+        raise StartupError(f"{flag} is {share:g}, but must be between {LEAST_SHARE:g} and {MOST_SHARE:g}.")
+
+
 def _start(at: float, period: int) -> int:
     return int(at) // period * period
 
@@ -282,6 +319,8 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if not 0 <= columns[name] < math.inf:
             raise StartupError(f"--{name.replace('_', '-')} is {columns[name]}, but must be at least 0. 0: no limit.")
         columns[name] = columns[name] or None
+    if "share" in columns:
+        check_share("--share", columns["share"])
     for name, value in columns.items():
         if isinstance(value, int) and abs(value) > MOST_INTEGER:
             raise StartupError(

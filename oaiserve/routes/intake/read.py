@@ -192,6 +192,7 @@ class Intake(Generic[OwnBody]):
             adapter=0 if adapter is None else adapter.number,
             origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
             client=f"{exchange.client} in the background" if exchange.is_background else exchange.client,
+            share=1.0 if exchange.use is None else exchange.use.key.share,
             is_background=exchange.is_background,
             background_wait_ns=exchange.background_wait_ns,
             num_bytes=self.num_bytes + self.media.num_bytes,

@@ -96,6 +96,30 @@ def test_a_change_keeps_the_rest_and_a_revoked_key_stays_in_the_list_only(table:
     assert [(key["name"], key["revoked"] is None) for key in table.listed()] == [("alice", True), ("alice", False)]
 
 
+def test_a_key_has_the_share_that_it_was_given_last_or_else_the_default(tmp_path: Path) -> None:
+    table = KeyTable(tmp_path / "keys.db", default_share=0.5)
+    table.add("alice", {"share": 3.0})
+    table.add("bob", {"role": "watch"})
+    assert {key.name: key.share for key in table.valid().values()} == {"alice": 3.0, "bob": 0.5}
+    table.change("bob", {"share": 2})
+    table.change("alice", {"requests_per_day": 9})
+    assert {key.name: key.share for key in table.valid().values()} == {"alice": 3.0, "bob": 2.0}
+    table.revoke("alice")
+    table.add("alice", {})
+    assert {key.name: key.share for key in table.valid().values()} == {"alice": 0.5, "bob": 2.0}
+    assert [key["share"] for key in table.listed()] == [None, 2.0, 3.0]
+
+
+def test_a_file_that_has_no_shares_yet_gets_them(tmp_path: Path) -> None:
+    table = KeyTable(tmp_path / "keys.db")
+    table.add("alice", {})
+    table.close()
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as before:
+        before.execute("DROP TABLE shares")
+    with closing(KeyTable(tmp_path / "keys.db")) as after:
+        assert [key.share for key in after.valid().values()] == [1.0]
+
+
 @pytest.mark.parametrize(
     ("work", "says"),
     [
@@ -111,6 +135,8 @@ def test_a_change_keeps_the_rest_and_a_revoked_key_stays_in_the_list_only(table:
             lambda table: table.change("alice", {"priority": -(2**63)}),
             "--priority is -9223372036854775808, but must be",
         ),
+        (lambda table: table.change("alice", {"share": 0.0}), "--share is 0, but must be between 0.001 and 1000"),
+        (lambda table: table.add("b", {"share": float("nan")}), "--share is nan, but must be"),
         (lambda table: table.change("alice", {}), "Nothing is given"),
         (lambda table: table.change("bob", {"role": "use"}), "no valid key 'bob'"),
         (lambda table: table.revoke("bob"), "no valid key 'bob'"),

@@ -293,6 +293,12 @@ def test_a_request_gets_no_better_priority_than_its_key(run: RunServer, table: K
     assert priorities == [5, 5, 9]
 
 
+def test_a_request_has_the_share_of_its_key(run: RunServer, table: KeyTable) -> None:
+    with asking(run, table.add("alice", {"share": 3.0})) as served:
+        served.complete()
+        assert served.engine.submitted.get(timeout=60).share == 3.0
+
+
 # -- changes and failures ----------------------------------------------------------------------------------------------
 
 
