@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tools.gpu.compiling import end_with_parent
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("forkserver"), initializer=end_with_parent)
     print(pool.submit(abs, -1).result(), flush=True)
     time.sleep(600)
 """

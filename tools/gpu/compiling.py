@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import multiprocessing
 import os
 import re
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tools.gpu.launches import Variant
 
@@ -20,6 +22,7 @@ HOPPER = 90
 # The most shared memory of one program on a card by its compute capability, as the device reports it.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 WARP_SIZE = 32
+LAUNCHES = "oaiserve.engine.executors.cuda.launches"  # sets Triton's options when it is imported
 # Those that take longest are compiled first, so that no process ends long after the others.
 _LONGEST = ("decode_kernel", "prefill_kernel", "product_kernel", "candidates_kernel", "cut_kernel")
 
@@ -63,9 +66,11 @@ def compiled(
     """Yield each variant with what it takes on a card, as soon as it is known.
 
     The processes compile for this card alone: Triton keeps how the first card that it sees converts floats of 8 bits.
+    They are forked from a process that has imported torch and Triton once for all cards.
     """
     order = sorted(variants, key=lambda one: (one.kernel not in _LONGEST, one.kernel, one.arguments))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([LAUNCHES, *{one.module for one in order}])
     number = min(processes or os.cpu_count() or 1, max(1, len(order)))
     with ProcessPoolExecutor(number, context, initializer=_as_on, initargs=(capability,)) as pool:
         running = {pool.submit(resources, variant, capability, disassembles): variant for variant in order}
@@ -92,7 +97,7 @@ def _as_on(capability: int) -> None:
 
     end_with_parent()
     driver.set_active(NoDevice(capability))
-    importlib.import_module("oaiserve.engine.executors.cuda.launches")
+    importlib.import_module(LAUNCHES)
 
 
 def resources(variant: Variant, capability: int, disassembles: bool) -> Resources:
@@ -102,10 +107,9 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
     except Exception as error:  # The compiler raises anything, and other variants are compiled, too.
         lines = str(error).strip().splitlines() or [""]
         return Resources(problem=f"cannot be compiled ({type(error).__name__}: {lines[-1]})")
-    flags = ["--dump-sass"] if disassembles and variant.kernel in ON_TENSOR_CORES else []
-    said = _dumped(found.asm["cubin"], flags)
+    said = _dumped(found.asm["cubin"], "--dump-resource-usage")
     counts = {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", said)}
-    instructions = tuple(sorted(set(re.findall(INSTRUCTIONS, said))))
+    instructions = _instructions(found) if disassembles and variant.kernel in ON_TENSOR_CORES else ()
     shared_bytes = found.metadata.shared
     most_bytes = SHARED_BYTES[capability]
     problem = ""
@@ -114,12 +118,28 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
     return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, instructions)
 
 
-def _dumped(binary: bytes, flags: list[str]) -> str:
+def _instructions(compiled_kernel: Any) -> tuple[str, ...]:
+    """Return those of INSTRUCTIONS that a kernel has.
+
+    They stay beside the kernel in Triton's cache, because a disassembler takes longer than all else about a kernel that
+    has been compiled.
+    """
+    from triton.runtime.cache import get_cache_manager
+
+    cache = get_cache_manager(compiled_kernel.hash)
+    name = f"instructions-{hashlib.sha256(INSTRUCTIONS.encode()).hexdigest()[:8]}.json"
+    path = cache.get_file(name)
+    if path is None:
+        found = sorted(set(re.findall(INSTRUCTIONS, _dumped(compiled_kernel.asm["cubin"], "--dump-sass"))))
+        path = cache.put(json.dumps(found), name, binary=False)
+    return tuple(json.loads(Path(path).read_text()))
+
+
+def _dumped(binary: bytes, what: str) -> str:
     import triton
 
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [program, "--dump-resource-usage", *flags, file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run([program, what, file.name], check=True, capture_output=True, text=True).stdout
