@@ -132,9 +132,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def pytest_collection_finish() -> None:
     """Get ready for the tests, when all that they need has been imported."""
+    gc.freeze()  # without a collection, which would take a second and find little
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    # A load test calls this at its end. Each full collection after it would take a second for the million objects here.
+    gc.unfreeze = lambda: None
     if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
         patch_once(interpreter)
 
