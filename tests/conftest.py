@@ -58,7 +58,8 @@ def restored_logging() -> Iterator[None]:
     yield
     for logger, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
         logger.handlers[:] = handlers
-        logger.setLevel(level)
+        if logger.level != level:  # Setting it clears a cache in each of a thousand loggers.
+            logger.setLevel(level)
         logger.propagate = propagate
         logger.disabled = disabled
 

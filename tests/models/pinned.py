@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.checkpoints.source import find_model
@@ -189,9 +191,15 @@ def _write(texts: dict[str, list[str]]) -> None:
 def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
     """Return numbers for a parameter that are the same on every machine, a few of which are large, as in real ones."""
     data = hashlib.shake_256(name.encode()).digest(2 * shape.numel())
-    even = np.frombuffer(data, "<i2").astype(np.float64) / 2**15
     is_near_one = len(shape) < 2 and name.endswith(("norm.weight", "layer_scalar"))
-    return torch.from_numpy(even * even * even + is_near_one).float().reshape(shape)
+    return torch.from_numpy(_numbers_of_bytes(is_near_one)[np.frombuffer(data, "<u2")]).reshape(shape)
+
+
+@cache
+def _numbers_of_bytes(is_near_one: bool) -> NDArray[np.float32]:
+    """Return the number for each pair of bytes."""
+    even = np.arange(2**16, dtype=np.uint16).view(np.int16).astype(np.float64) / 2**15
+    return (even * even * even + is_near_one).astype(np.float32)
 
 
 def main(names: list[str]) -> None:
