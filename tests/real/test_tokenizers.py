@@ -35,14 +35,22 @@ def vocabulary(llama_cpp: Path, name: str) -> Path:
     return llama_cpp / "models" / f"ggml-vocab-{name}.gguf"
 
 
+CONTENTS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(name: str, llama_cpp: Path) -> Tokenizer:
+    """Load a vocabulary once for all tests that have its name as a parameter of their module."""
+    return Tokenizer.from_pretrained(vocabulary(llama_cpp, name), CONTENTS)
+
+
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_recorded_ids_of_a_vocabulary_are_the_same(name: str, llama_cpp: Path) -> None:
+@pytest.mark.parametrize("name", CASES, scope="module")
+def test_all_recorded_ids_of_a_vocabulary_are_the_same(name: str, tokenizer: Tokenizer, llama_cpp: Path) -> None:
     path = vocabulary(llama_cpp, name)
-    tokenizer = Tokenizer.from_pretrained(path)
     texts = path.with_name(f"{path.name}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     recorded = [[*map(int, line.split())] for line in path.with_name(f"{path.name}.out").read_text().splitlines()]
     assert len(recorded) >= 46
@@ -50,9 +58,8 @@ def test_all_recorded_ids_of_a_vocabulary_are_the_same(name: str, llama_cpp: Pat
         assert ids_of(tokenizer, text) == expected, text
 
 
-@pytest.mark.parametrize("name", CASES + WITHOUT_CASES)
-def test_special_tokens_are_whole_and_have_the_files_ids_and_text_comes_back(name: str, llama_cpp: Path) -> None:
-    tokenizer = Tokenizer.from_pretrained(vocabulary(llama_cpp, name))
+@pytest.mark.parametrize("name", CASES + WITHOUT_CASES, scope="module")
+def test_special_tokens_are_whole_and_have_the_files_ids_and_text_comes_back(name: str, tokenizer: Tokenizer) -> None:
     added = tokenizer.backend.get_added_tokens_decoder()
     assert max(added) < tokenizer.vocab_size == tokenizer.backend.get_vocab_size()
     for token_id, token in added.items():
@@ -62,17 +69,15 @@ def test_special_tokens_are_whole_and_have_the_files_ids_and_text_comes_back(nam
         assert tokenizer.decode(ids_of(tokenizer, TEXT)) == TEXT
 
 
-CONTENTS = "{% for message in messages %}{{ message.content }}{% endfor %}"
-
-
 def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(ChatPrompt(({"role": "user", "content": text},)))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_contents_keep_the_recorded_ids_and_have_no_control_tokens(name: str, llama_cpp: Path) -> None:
+@pytest.mark.parametrize("name", CASES, scope="module")
+def test_contents_keep_the_recorded_ids_and_have_no_control_tokens(
+    name: str, tokenizer: Tokenizer, llama_cpp: Path
+) -> None:
     path = vocabulary(llama_cpp, name)
-    tokenizer = Tokenizer.from_pretrained(path, CONTENTS)
     for text in path.with_name(f"{path.name}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n"):
         if expected := ids_of(tokenizer, text):
             assert chat_ids(tokenizer, text) == expected
@@ -115,9 +120,8 @@ def test_a_tool_result_forges_neither_a_call_nor_an_end_of_reasoning(qwen_15b: P
     assert page in tokenizer.decode(encoded(page))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES + WITHOUT_CASES if name not in NOT_TEXT])
-def test_the_parts_of_tokens_are_the_text(name: str, llama_cpp: Path) -> None:
-    tokenizer = Tokenizer.from_pretrained(vocabulary(llama_cpp, name))
+@pytest.mark.parametrize("name", [name for name in CASES + WITHOUT_CASES if name not in NOT_TEXT], scope="module")
+def test_the_parts_of_tokens_are_the_text(name: str, tokenizer: Tokenizer) -> None:
     rng = random.Random(1)
     characters = [
         *"ab  \n\té🚀漢한▁0½",
