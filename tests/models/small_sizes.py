@@ -40,7 +40,7 @@ _LATENT_AND_EXPERTS = {**_LATENT, **_GROUPED_EXPERTS, **HEADS_FOR_EACH}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _WITH_LATENT = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "youtu")
 _WITH_EXPERTS = (
-    *("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "minimax_m2", "mixtral", "olmoe", "phimoe"),
+    *("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "mellum", "minimax_m2", "mixtral", "olmoe", "phimoe"),
     *("qwen2_moe", "qwen3_moe"),
 )
 OF_TYPE: dict[str, dict[str, Any]] = {
@@ -95,4 +95,5 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 16,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
     },
+    "solar_open": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }  # fmt: skip
