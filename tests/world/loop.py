@@ -215,9 +215,9 @@ class World(asyncio.BaseEventLoop):
         worker.start()
         return worker
 
-    def settle(self) -> None:
-        """Let happen what can happen now."""
-        self.run_until(most_seconds=MOMENT_SECONDS)
+    def settle(self, seconds: float = MOMENT_SECONDS) -> None:
+        """Let happen what can happen now, or within some seconds."""
+        self.run_until(most_seconds=seconds)
 
     def leave(self) -> None:
         """Give up the turns that still wait for something."""

@@ -29,7 +29,7 @@ from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 from tests.serving import Serve, Served
 from tests.world.client import WorldSocket, client_of_sdk, transport
-from tests.world.loop import Process, World, on_clock
+from tests.world.loop import MOMENT_SECONDS, Process, World, on_clock
 from tests.world.network import Network
 from tests.world.runtime import Beside
 from tests.world.servers import WorldServer
@@ -147,6 +147,10 @@ class WorldServed(Served):
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         self.place.world.wait_for(condition)
+
+    def settle(self, seconds: float = MOMENT_SECONDS) -> None:
+        """Let happen what can happen now, or within some seconds."""
+        self.place.world.settle(seconds)
 
 
 @contextmanager

@@ -29,8 +29,7 @@ from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_an
 from tests.nesting import TOO_DEEP
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import Serve, Served, serving
-from tests.waiting import wait_until
-from tests.world.serving import Place
+from tests.world.serving import Place, WorldServed
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_batch_goes_on_after_a_cancellation_that_could_not_be_stored(
 
 
 def test_no_line_begins_after_its_batch_was_cancelled_while_lines_were_read(
-    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+    served: WorldServed, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = BatchStore.next_lines
     taken: list[str] = []
@@ -244,7 +243,8 @@ def test_no_line_begins_after_its_batch_was_cancelled_while_lines_were_read(
 
     monkeypatch.setattr(BatchStore, "next_lines", next_lines)
     batch = begin(sdk, line(1))
-    served.wait_until(lambda: taken)
+    served.settle()
+    assert taken
     assert sdk.batches.cancel(batch.id).status == "cancelled"
     is_cancelled.set()
     assert ended(sdk, begin(sdk, line(2))).request_counts.completed == 1
@@ -288,12 +288,13 @@ def test_batch_that_expires_keeps_its_answers(place: Place, monkeypatch: pytest.
 
 
 def test_a_line_that_the_server_has_no_room_for_comes_again(
-    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+    served: WorldServed, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
     served.engine.submit_error = Overloaded("full")
     batch = begin(sdk, line(1))
-    wait_until(lambda: not served.telemetry.records.empty())
+    served.settle()
+    assert not served.telemetry.records.empty()
     served.engine.submit_error = None
     assert ended(sdk, batch).request_counts.completed == 1
 
@@ -315,21 +316,17 @@ def test_a_line_comes_again_however_often_it_was_refused(
     assert ended(sdk, begin(sdk, line(1))).request_counts.completed == 1
 
 
-def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
+def test_answers_are_read_while_they_come(served: WorldServed, sdk: OpenAI) -> None:
     served.engine.script = waits_for(3)
     batch = begin(sdk, *map(line, range(1, 8)))
     content = b""
     after = "0"
-
-    def read_more() -> bool:
-        nonlocal content, after
+    for _ in range(3):
         answer = served.http.get(f"/v1/batches/{batch.id}/answers", params={"after": after})
         content += answer.content
         after = answer.headers["x-after"]
-        return content.count(b"\n") >= 3
-
-    wait_until(read_more)
-    assert after == "3"
+        served.settle()
+    assert (after, content.count(b"\n")) == ("3", 3)
     assert {json.loads(text)["custom_id"] for text in content.splitlines()} == {"line-1", "line-2", "line-3"}
     sdk.batches.cancel(batch.id)
 
@@ -416,7 +413,8 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(place: Place, 
         wait_for_answers(two, batch, 2)
         batch = two.batches.cancel(batch.id)
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 0)
-        wait_until(lambda: not engines[0].open)  # The first process sees the cancellation in the store.
+        place.world.settle(2 * runner.SHARED_CHECK_SECONDS)
+        assert not engines[0].open, "the first process does not see the cancellation in the store"
         assert one.batches.retrieve(batch.id) == batch
 
 
@@ -450,7 +448,7 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(place: Place, tmp_path:
     app = create_app(config, engine, FakeTelemetry(), runtime=place.world)
     with place.running(app, options), closing(sqlite3.connect(path)) as database:
         query = "SELECT result FROM stored_lines"
-        wait_until(lambda: database.execute(query).fetchone() != (None,))
+        place.world.settle(2 * runner.SHARED_CHECK_SECONDS)
         row = database.execute(query).fetchone()
     assert json.loads(row[0])["response"]["status_code"] == 401
 

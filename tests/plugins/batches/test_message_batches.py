@@ -21,7 +21,7 @@ from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import Served
 from tests.waiting import wait_until
-from tests.world.serving import Place
+from tests.world.serving import Place, WorldServed
 
 pytestmark = pytest.mark.plugin("messages")
 PATH = "/v1/messages/batches"
@@ -133,10 +133,10 @@ def test_a_wrong_batch_is_refused_as_a_whole(sdk: Anthropic, given: list[Any], r
     assert reason in str(refusal.value)
 
 
-def test_a_batch_is_cancelled_with_what_it_has_and_deleted_then(served: Served, sdk: Anthropic) -> None:
+def test_a_batch_is_cancelled_with_what_it_has_and_deleted_then(served: WorldServed, sdk: Anthropic) -> None:
     served.engine.script = waits_for(3)
     batch = sdk.messages.batches.create(requests=requests(40))
-    wait_until(lambda: sdk.messages.batches.retrieve(batch.id).request_counts.succeeded == 3)
+    served.settle()
     assert counts_of(sdk.messages.batches.retrieve(batch.id)) == {"processing": 37, "succeeded": 3}
     with pytest.raises(anthropic.BadRequestError, match="The batch is being processed"):
         sdk.messages.batches.delete(batch.id)
@@ -161,7 +161,8 @@ def test_a_batch_that_expires_keeps_its_answers(place: Place, monkeypatch: pytes
     app = create_app(config, engine, FakeTelemetry(), plugins=plugins, runtime=place.world)
     with place.running(app) as url, place.anthropic_of(url) as sdk:
         batch = sdk.messages.batches.create(requests=requests(2))
-        wait_until(lambda: sdk.messages.batches.retrieve(batch.id).request_counts.succeeded == 1)
+        place.world.settle()
+        assert sdk.messages.batches.retrieve(batch.id).request_counts.succeeded == 1
         place.world.pause(25 * 3600)
         place.world.settle()
         assert counts_of(after_its_end(sdk, batch)) == {"succeeded": 1, "expired": 1}

@@ -15,7 +15,7 @@ from oaiserve.engine.request import Finished, Usage
 from oaiserve.errors import Overloaded, StartupError
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
-from oaiserve.http.keys import Right
+from oaiserve.http.keys import INTERVAL_SECONDS, Right
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, own_plugins, pages_of
 from oaiserve.plugins.keys import with_runtime
@@ -30,11 +30,11 @@ from tests.missing_plugins import is_served
 from tests.routes.asking import bearer
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, prompts_done, says, starts
 from tests.routes.test_access import SPELLINGS, check_refused
-from tests.serving import Served
-from tests.waiting import wait_until
-from tests.world.serving import Place, serving
+from tests.world.serving import Place, WorldServed, serving
 
-RunServer = Callable[[], AbstractContextManager[Served]]
+CHANGED_SECONDS = 2 * INTERVAL_SECONDS  # after which a server has seen a change of the table
+RETRIED_SECONDS = 60.0  # after which a line that was refused has come again
+RunServer = Callable[[], AbstractContextManager[WorldServed]]
 
 
 def stored_in(file: Path) -> tuple[object, ...]:
@@ -62,7 +62,7 @@ def run(place: Place, tmp_path: Path) -> RunServer:
 
 
 @contextmanager
-def asking(run: RunServer, key: str) -> Iterator[Served]:
+def asking(run: RunServer, key: str) -> Iterator[WorldServed]:
     with run() as served:
         served.http.headers.update(bearer(key))
         yield served
@@ -171,7 +171,8 @@ def test_admins_see_all_keys_and_what_they_use_but_no_key(run: RunServer, table:
     table.revoke("old")
     with asking(run, admin) as served:
         served.complete()
-        wait_until(lambda: served.http.get("/admin/keys").json()["keys"][0]["tokens_today"] == 5)
+        served.settle()
+        assert served.http.get("/admin/keys").json()["keys"][0]["tokens_today"] == 5
         answer = served.http.get("/admin/keys")
     first, second = answer.json()["keys"]
     assert (first["name"], first["requests_today"], first["requests_per_minute"]) == ("admin", 1, 9)
@@ -190,7 +191,8 @@ def test_every_answer_has_openais_headers_and_the_client_gets_its_error(run: Run
         whole = served.complete(max_tokens=50)
         reserved = int(whole.request.headers["content-length"]) // 4 + 50
         assert limits(whole.headers) == ["3", "2", "10000", str(10_000 - reserved)]
-        wait_until(lambda: used(table) == {"requests": 1, "tokens": 5})
+        served.settle()
+        assert used(table) == {"requests": 1, "tokens": 5}
         sdk = served.sdk(key)
         messages: list[Any] = [{"role": "user", "content": "Hi"}]
         raw = sdk.chat.completions.with_raw_response.create(model="org/demo", messages=messages)
@@ -224,7 +226,8 @@ def test_a_response_in_the_background_is_counted_once(run: RunServer, table: Key
     with asking(run, table.add("alice", {"requests_per_day": 1})) as served:
         queued = served.post("/v1/responses", input="Hi", background=True)
         assert (queued.status_code, limits(queued.headers)) == (200, ["1", "0"])
-        wait_until(lambda: used(table) == {"requests": 1, "tokens": 5})
+        served.settle()
+        assert used(table) == {"requests": 1, "tokens": 5}
         assert served.post("/v1/responses", input="Hi", background=True).status_code == 429
 
 
@@ -232,21 +235,25 @@ def test_whatever_ends_a_request_its_reservation_is_settled(run: RunServer, tabl
     with asking(run, table.add("alice", {"tokens_per_minute": 100_000, "requests_per_minute": 9})) as served:
         served.engine.submit_error = Overloaded("The server is overloaded.")
         assert served.complete(max_tokens=1000).status_code == 429
-        wait_until(lambda: used(table) == {"requests": 1, "tokens": 0})
+        served.settle()
+        assert used(table) == {"requests": 1, "tokens": 0}
         served.engine.submit_error = None
         served.engine.script = fails(Overloaded("Too many tokens."), "one")
         served.complete(max_tokens=1000, stream=True)
-        wait_until(lambda: used(table) == {"requests": 2, "tokens": 4})
+        served.settle()
+        assert used(table) == {"requests": 2, "tokens": 4}
         served.engine.script = starts("one")
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
         with served.http.stream("POST", "/v1/chat/completions", json=body) as stream:
             chunks = stream.iter_raw()  # It closes the connection as soon as nothing refers to it.
             next(chunks)
             assert used(table)["tokens"] > 1000  # an answer without max_tokens reserves as many
-        wait_until(lambda: used(table) == {"requests": 3, "tokens": 8})
+        served.settle()
+        assert used(table) == {"requests": 3, "tokens": 8}
         served.engine.script = says(*"0123456789")
         served.complete(max_tokens=1, n=2)
-        wait_until(lambda: used(table) == {"requests": 4, "tokens": 8 + 23})
+        served.settle()
+        assert used(table) == {"requests": 4, "tokens": 8 + 23}
 
 
 @pytest.mark.parametrize(("price", "cost"), [(None, 2.5), (0.75, 0.75)])
@@ -260,7 +267,8 @@ def test_a_request_costs_its_price_or_else_its_seconds_of_cores(
         ]
         for done in (1, 2):
             assert served.complete(max_tokens=0).status_code == 200
-            wait_until(lambda done=done: table.listed()[0]["cost_today"] == done * cost)
+            served.settle()
+            assert table.listed()[0]["cost_today"] == done * cost
         assert served.complete().json()["error"]["code"] == "insufficient_quota"
 
 
@@ -305,14 +313,17 @@ def test_a_request_has_the_share_of_its_key(run: RunServer, table: KeyTable) -> 
 def test_a_key_is_made_changed_and_revoked_while_the_server_runs(run: RunServer, table: KeyTable) -> None:
     with run() as served:
         headers = bearer(table.add("alice", {}))
-        wait_until(lambda: served.http.get("/v1/models", headers=headers).status_code == 200)
+        served.settle(CHANGED_SECONDS)
+        assert served.http.get("/v1/models", headers=headers).status_code == 200
         table.change("alice", {"requests_per_day": 1})
-        wait_until(lambda: limits(served.http.post("/v1/completions", json={}, headers=headers).headers) == ["1", "1"])
+        served.settle(CHANGED_SECONDS)
+        assert limits(served.http.post("/v1/completions", json={}, headers=headers).headers) == ["1", "1"]
         served.engine.script = starts("Hello")
         body = {"prompt": "Hi", "stream": True}
         with served.http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
             table.revoke("alice")
-            wait_until(lambda: served.http.get("/v1/models", headers=headers).status_code == 401)
+            served.settle(CHANGED_SECONDS)
+            assert served.http.get("/v1/models", headers=headers).status_code == 401
             assert b"Hello" in next(stream.iter_raw())  # what is under way goes on
 
 
@@ -327,12 +338,14 @@ def test_lines_of_a_batch_use_the_limits_of_its_key(
         sdk = served.sdk(key)
         large = line(3, max_tokens=4000)
         batch = begin(sdk, line(1), large, line(2), line(4))
-        wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed == 2)
-        wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.failed == 1)
+        served.settle(RETRIED_SECONDS)
+        counts = sdk.batches.retrieve(batch.id).request_counts
+        assert (counts.completed, counts.failed) == (2, 1)
         assert used(table)["requests"] == 2
         assert served.engine.submitted.get(timeout=60).priority == 7
         table.change("alice", {"requests_per_day": 3})
-        wait_until(lambda: sdk.batches.retrieve(batch.id).status == "completed")
+        served.settle(RETRIED_SECONDS)
+        assert sdk.batches.retrieve(batch.id).status == "completed"
     assert used(table) == {"requests": 3, "tokens": 15}
 
 
@@ -348,9 +361,11 @@ def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later
         answer = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=limited)
         check_refused(answer, 503, "service_unavailable", "limits")
         assert served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=free).status_code == 200
-        wait_until(lambda: "The table of keys does not work" in caplog.text)
+        served.settle()
+        assert "The table of keys does not work" in caplog.text
         for connection in opened:
             connection.execute("PRAGMA query_only = OFF")
-        wait_until(lambda: sum(key["tokens_today"] for key in table.listed()) == 5)
+        served.settle(CHANGED_SECONDS)
+        assert sum(key["tokens_today"] for key in table.listed()) == 5
     counts = {key["name"]: key["requests_today"] for key in table.listed()}
     assert counts == {"limited": 0, "free": 1}

@@ -23,11 +23,11 @@ from tests.plugins.responses.test_background import ENDS, begin, data_of, follow
 from tests.routes.asking import RESPONSES, bearer, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 from tests.serving import Served
-from tests.waiting import wait_until
 from tests.world.serving import Place, WorldServed
 
 KEY = "first-key-0123456789"
 OTHER_KEY = "other-key-0123456789"
+LATER_SECONDS = 0.5  # A server has looked into its store several times by then.
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,9 @@ class Store:
 
 
 @contextmanager
-def server(path: Store, script: Script, *keys: str, refusal: APIError | None = None, **limits: int) -> Iterator[Served]:
+def server(
+    path: Store, script: Script, *keys: str, refusal: APIError | None = None, **limits: int
+) -> Iterator[WorldServed]:
     """Serve with this store, with the first of these keys for `Served.http`. The engine refuses with `refusal`."""
     place = path.place
     engine = FakeEngine(runtime=place.world)
@@ -76,9 +78,12 @@ def left_behind(path: Store, *changes: str) -> Store:
     return replace(path, file=copy)
 
 
-def waits_for(served: Served, response_id: str, status: str) -> dict[str, Any]:
-    wait_until(lambda: read(served, response_id)["status"] == status)
-    return read(served, response_id)
+def read_later(served: WorldServed, response_id: str, status: str) -> dict[str, Any]:
+    """Return a response that has this status in a moment."""
+    served.settle(LATER_SECONDS)
+    answer = read(served, response_id)
+    assert answer["status"] == status
+    return answer
 
 
 def status_of(served: Served, response_id: str) -> int:
@@ -90,7 +95,7 @@ def test_response_of_a_killed_server_is_found_and_made_again(path: Store, script
     with server(path, script) as first:
         response_id = begin(first, metadata={"a": "b"}, background_options={"completion_window": "8h"})
         if any(script(first.engine.submitted.get(timeout=60))):
-            waits_for(first, response_id, "in_progress")
+            read_later(first, response_id, "in_progress")
         before = read(first, response_id)
         left = left_behind(path)
     with server(left, starts()) as second:
@@ -101,7 +106,7 @@ def test_response_of_a_killed_server_is_found_and_made_again(path: Store, script
         items = second.http.get(f"{RESPONSES}/{response_id}/input_items").json()["data"]
         assert items[0]["content"][0]["text"] == "Hi"
         go_on(second, "Hello")
-        answer = waits_for(second, response_id, "completed")
+        answer = read_later(second, response_id, "completed")
         assert answer["output"][0]["content"][0]["text"] == "Hello"
         assert answer["created_at"] == before["created_at"]
     with server(left, says("again")) as third:
@@ -141,7 +146,7 @@ def test_stream_of_a_response_goes_on_after_its_server_was_killed(path: Store) -
     assert seen[-1]["delta"] == "Hel"
     with server(left, starts("Hel")) as second:
         with following(second, response_id, starting_after=seen[-1]["sequence_number"]) as events:
-            waits_for(second, response_id, "in_progress")
+            read_later(second, response_id, "in_progress")
             go_on(second, "lo")
             rest = list(events)
         assert [event["sequence_number"] for event in rest] == list(range(6, 6 + len(rest)))
@@ -160,7 +165,7 @@ def test_response_that_is_given_up_says_why(path: Store, change: str, reason: st
         response_id = begin(first)
         left = left_behind(path, change)
     with server(left, says("Hello")) as second:
-        assert reason in waits_for(second, response_id, "failed")["error"]["message"]
+        assert reason in read_later(second, response_id, "failed")["error"]["message"]
         assert second.engine.submitted.empty()
         last = read(second, response_id)
     with server(left, says("Hello")) as third:
@@ -175,9 +180,10 @@ def test_response_during_which_servers_died_is_made_alone_after_the_others(path:
         order = []
         for _ in ids:
             order.append(second.engine.submitted.get(timeout=60).request_id)
-            wait_until(lambda: [*second.engine.open] == order[-1:])
+            second.settle()
+            assert [*second.engine.open] == order[-1:]
             go_on(second, "Hello")
-            waits_for(second, order[-1], "completed")
+            read_later(second, order[-1], "completed")
     assert order == [ids[2], ids[0], ids[1]]
 
 
@@ -186,7 +192,7 @@ def test_response_that_is_refused_when_it_is_made_again_fails_with_the_reason(pa
         response_id = begin(first)
         left = left_behind(path)
     with server(left, fails(InvalidRequest("The template is gone."))) as second:
-        assert waits_for(second, response_id, "failed")["error"]["message"] == "The template is gone."
+        assert read_later(second, response_id, "failed")["error"]["message"] == "The template is gone."
 
 
 def test_response_that_is_refused_for_the_moment_is_tried_again_and_can_be_cancelled_or_deleted(path: Store) -> None:
@@ -194,13 +200,14 @@ def test_response_that_is_refused_for_the_moment_is_tried_again_and_can_be_cance
         cancelled, deleted, made = (begin(first) for _ in range(3))
         left = left_behind(path)
     with server(left, says("Hello"), refusal=Overloaded("Full.")) as second:
-        wait_until(lambda: second.telemetry.records.qsize() >= 3)
+        second.settle(LATER_SECONDS)
+        assert second.telemetry.records.qsize() >= 3
         answer = second.post(f"{RESPONSES}/{cancelled}/cancel").json()
         assert (answer["status"], answer["output"]) == ("cancelled", [])
         assert second.http.delete(f"{RESPONSES}/{deleted}").json()["deleted"] is True
         assert read(second, made)["status"] == "queued"
         second.engine.submit_error = None
-        waits_for(second, made, "completed")
+        read_later(second, made, "completed")
         assert read(second, cancelled) == answer
         assert status_of(second, deleted) == 404
         assert second.engine.submitted.qsize() == 1
@@ -215,7 +222,7 @@ def test_response_with_a_model_that_is_not_here_waits_for_its_server(path: Store
         elsewhere = begin(first)
         left = left_behind(path, f"model = CASE id WHEN '{elsewhere}' THEN 'other' ELSE model END")
     with server(left, says("Hello")) as second:
-        waits_for(second, here, "completed")
+        read_later(second, here, "completed")
         assert read(second, elsewhere)["status"] == "queued"
 
 
@@ -229,7 +236,7 @@ def test_response_is_only_for_its_own_key_before_and_after_its_server_was_killed
         clients = [request.client for served in (first, second) for request in taken(served, 1)]
         assert clients[0] == clients[1]
         go_on(second, "Hello")
-        waits_for(second, response_id, "completed")
+        read_later(second, response_id, "completed")
         assert asked_by(second, OTHER_KEY, response_id) == [404] * 4
 
 
@@ -240,7 +247,7 @@ def test_response_whose_key_was_removed_is_not_made_again(path: Store) -> None:
     with server(left, starts(), OTHER_KEY) as second:
         query = "SELECT response FROM background_responses WHERE NOT is_open"
         with closing(sqlite3.connect(left.file)) as store:
-            wait_until(lambda: store.execute(query).fetchall())
+            second.settle(LATER_SECONDS)
             assert b"API key of this response is not valid" in store.execute(query).fetchone()[0]
         assert second.engine.submitted.empty()
 
@@ -278,7 +285,7 @@ def test_shutdown_leaves_a_response_to_the_next_server(path: Store) -> None:
     with closing(sqlite3.connect(path.file)) as store:
         assert store.execute("SELECT process, num_deaths FROM background_responses").fetchall() == [("", 0)]
     with server(path, says("Hello")) as second:
-        assert waits_for(second, response_id, "completed")["output"][0]["content"][0]["text"] == "Hello"
+        assert read_later(second, response_id, "completed")["output"][0]["content"][0]["text"] == "Hello"
 
 
 def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: Store) -> None:
@@ -289,7 +296,8 @@ def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: S
         other = begin(first)
         left = left_behind(path, f"id = '{response_id}'")
     with server(left, says("again")) as second:
-        wait_until(lambda: read(second, response_id) == answer)
+        second.settle(LATER_SECONDS)
+        assert read(second, response_id) == answer
         assert status_of(second, other) == 404
         assert second.engine.submitted.empty()
 
@@ -298,7 +306,7 @@ def test_response_that_was_stored_just_before_the_kill_is_not_made_again(path: S
 
 
 @contextmanager
-def two_servers(path: Store) -> Iterator[tuple[Served, Served]]:
+def two_servers(path: Store) -> Iterator[tuple[WorldServed, WorldServed]]:
     with ExitStack() as stack:
         yield stack.enter_context(server(path, starts("Hel"))), stack.enter_context(server(path, starts("Hel")))
 
@@ -306,12 +314,12 @@ def two_servers(path: Store) -> Iterator[tuple[Served, Served]]:
 def test_response_is_made_by_one_of_the_servers_and_read_from_all(path: Store) -> None:
     with two_servers(path) as (one, two):
         response_id = begin(one)
-        waits_for(two, response_id, "in_progress")
+        read_later(two, response_id, "in_progress")
         refused(
             two.http.get(f"{RESPONSES}/{response_id}", params={"stream": "true"}), "response_id", "another", status=404
         )
         go_on(one, "lo")
-        assert waits_for(two, response_id, "completed") == read(one, response_id)
+        assert read_later(two, response_id, "completed") == read(one, response_id)
         assert two.engine.submitted.empty()
 
 
@@ -328,15 +336,16 @@ def test_response_that_another_server_makes_ends_there_too(
 ) -> None:
     with two_servers(path) as (one, two):
         response_id = begin(one)
-        waits_for(two, response_id, "in_progress")
+        read_later(two, response_id, "in_progress")
         assert end(two, response_id).status_code == 200
         assert one.engine.aborted.get(timeout=60) == response_id
-        wait_until(lambda: not one.engine.open)
+        one.settle(LATER_SECONDS)
+        assert not one.engine.open
         if status is None:
-            wait_until(lambda: status_of(one, response_id) == status_of(two, response_id) == 404)
+            assert status_of(one, response_id) == status_of(two, response_id) == 404
         else:
             assert read(two, response_id)["status"] == status
-            waits_for(one, response_id, status)
+            read_later(one, response_id, status)
 
 
 def test_of_two_servers_one_takes_over_what_a_third_has_left(path: Store) -> None:
@@ -344,11 +353,11 @@ def test_of_two_servers_one_takes_over_what_a_third_has_left(path: Store) -> Non
         response_id = begin(first)
         left = left_behind(path)
     with two_servers(left) as (one, two):
-        wait_until(lambda: one.engine.submitted.qsize() + two.engine.submitted.qsize() > 0)
+        one.settle(LATER_SECONDS)
         maker, other = (one, two) if one.engine.submitted.qsize() else (two, one)
-        wait_until(lambda: maker.engine.open)
+        assert maker.engine.open
         go_on(maker, "lo")
-        waits_for(other, response_id, "completed")
+        read_later(other, response_id, "completed")
         assert maker.engine.submitted.qsize() == 1
         assert other.engine.submitted.empty()
 
