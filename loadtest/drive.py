@@ -34,6 +34,7 @@ class Sending:
     samples: list[Sample] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     limits: Slos = field(default_factory=dict)  # what a good request keeps
+    clock_ns: Callable[[], int] = monotonic_ns
 
     async def run(self, run_call: RunCall[CallT], call: CallT, intended_ns: int) -> None:
         self.progress.num_sent += 1
@@ -57,7 +58,7 @@ async def send_on_schedule(
     async with asyncio.TaskGroup() as tasks:
         for call, offset in zip(calls, offsets, strict=True):
             due_ns = start_ns + int(offset * 1e9)
-            while (wait_ns := due_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 - a timer may fire early
+            while (wait_ns := due_ns - sending.clock_ns()) > 0:  # noqa: ASYNC110 - a timer may fire early
                 await asyncio.sleep(wait_ns / 1e9)
             tasks.create_task(sending.run(run_call, call, due_ns))
 
@@ -77,12 +78,12 @@ async def send_in_loops(
 
     async def user(number: int) -> None:
         joins_ns = start_ns + int(ramp_seconds * number / num_users * 1e9)
-        await asyncio.sleep((joins_ns - monotonic_ns()) / 1e9)
-        while stop_ns is None or monotonic_ns() < stop_ns:
+        await asyncio.sleep((joins_ns - sending.clock_ns()) / 1e9)
+        while stop_ns is None or sending.clock_ns() < stop_ns:
             call = next(rest, None)
             if call is None:
                 return
-            await sending.run(run_call, call, monotonic_ns())
+            await sending.run(run_call, call, sending.clock_ns())
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(num_users):

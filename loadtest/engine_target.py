@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
 from loadtest.arrivals import Arrivals
@@ -23,6 +21,7 @@ from loadtest.sample import Sample
 from oaiserve import interpreter
 from oaiserve.config import Device, Dtype, EngineOptions, OptionError
 from oaiserve.errors import APIError, DeviceLost
+from oaiserve.runtime import THREADS, Empty, Queue, Runtime
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
@@ -159,10 +158,11 @@ class EngineResult:
 class EngineTarget:
     """An engine that has started. `run` may be called any number of times."""
 
-    def __init__(self, engine: Engine, workload: Workload, options: EngineRun) -> None:
+    def __init__(self, engine: Engine, workload: Workload, options: EngineRun, runtime: Runtime = THREADS) -> None:
         self._engine = engine
         self._workload = workload
         self._options = options
+        self._runtime = runtime
 
     def run(
         self, arrivals: Arrivals, seed: int, on_progress: Callable[[Progress, int], None] = lambda progress, total: None
@@ -184,7 +184,7 @@ class EngineTarget:
             for index, call in enumerate(calls)
         ]
         by_id = dict(zip((request.request_id for request in requests), samples, strict=True))
-        answers = Answers(by_id, lambda progress: on_progress(progress, len(calls)))
+        answers = Answers(by_id, lambda progress: on_progress(progress, len(calls)), self._runtime)
         if offsets is None:
             due = when_users_are_free(arrivals, answers)
         elif self._options.submit_schedule == "relative":
@@ -212,17 +212,18 @@ class EngineTarget:
     ) -> int:
         """Submit each request when it is due, and return the number of those submitted."""
         submit = self._engine.submit
+        clock_ns = self._runtime.clock_ns
         deliver = answers.deliver
         progress = answers.progress
         for request, sample, due_ns in zip(requests, samples, due, strict=False):
             progress.num_sent += 1
             sample.intended_ns = due_ns
-            sample.sent_ns = monotonic_ns()
+            sample.sent_ns = clock_ns()
             try:
                 submit(request, deliver)
             except APIError as error:  # the engine has ended
                 answers.fail(sample, error)
-            sample.submit_ns = monotonic_ns() - sample.sent_ns
+            sample.submit_ns = clock_ns() - sample.sent_ns
         return progress.num_sent
 
     def _request(self, request_id: str, call: Call) -> Request:
@@ -251,14 +252,15 @@ class Answers:
     """The answers of a run. The engine thread hands over the events of each step; the thread that submits writes them
     into the samples while it waits."""
 
-    def __init__(self, samples: Mapping[str, Sample], show: Callable[[Progress], None]) -> None:
+    def __init__(self, samples: Mapping[str, Sample], show: Callable[[Progress], None], runtime: Runtime) -> None:
         """`samples` are by request id."""
         from oaiserve.engine.request import TERMINAL, Failed, TokenChunk
 
         self._samples = samples
         self._show = show
-        self._shown_ns = monotonic_ns()
-        self._inbox: SimpleQueue[tuple[int, list[Event]]] = SimpleQueue()
+        self.clock_ns = runtime.clock_ns
+        self._shown_ns = self.clock_ns()
+        self._inbox: Queue[tuple[int, list[Event]]] = runtime.queue()
         self._chunk = TokenChunk
         self._terminal = TERMINAL
         self._failed = Failed
@@ -267,16 +269,16 @@ class Answers:
 
     def deliver(self, events: list[Event]) -> None:
         """Take all events of a step, on the engine thread."""
-        self._inbox.put((monotonic_ns(), events))
+        self._inbox.put((self.clock_ns(), events))
 
     def take(self, until_ns: int) -> None:
         """Wait for the events of a step, and write them into the samples; or return at a time."""
-        now_ns = monotonic_ns()
+        now_ns = self.clock_ns()
         if now_ns - self._shown_ns >= SHOW_NS and until_ns - now_ns >= LEAST_QUIET_NS:
             self._shown_ns = now_ns
             self._show(self.progress)
         try:
-            at_ns, events = self._inbox.get(timeout=max(0, until_ns - monotonic_ns()) / 1e9)
+            at_ns, events = self._inbox.get(timeout=max(0, until_ns - self.clock_ns()) / 1e9)
         except Empty:
             return
         for event in events:
@@ -287,18 +289,18 @@ class Answers:
                 self._finish(self._samples[event.request_id], at_ns, event)
 
     def wait_until(self, due_ns: int) -> None:
-        while monotonic_ns() < due_ns:
+        while self.clock_ns() < due_ns:
             self.take(due_ns)
 
     def wait_for_all(self) -> None:
         while self.progress.num_ended < self.progress.num_sent:
-            self.take(monotonic_ns() + SHOW_NS)
+            self.take(self.clock_ns() + SHOW_NS)
 
     def fail(self, sample: Sample, error: APIError) -> None:
         """End a request that the engine has refused."""
         sample.error = type(error).__name__
         sample.error_message = str(error)
-        self._end(sample, monotonic_ns())
+        self._end(sample, self.clock_ns())
 
     def _finish(self, sample: Sample, at_ns: int, event: Terminal) -> None:
         usage = event.usage
@@ -325,7 +327,7 @@ class Answers:
 
 def on_schedule(offsets: Sequence[float], answers: Answers) -> Iterator[int]:
     """Wait for each time of a schedule, and yield it. `offsets` are in seconds after the start."""
-    start_ns = monotonic_ns()
+    start_ns = answers.clock_ns()
     for offset in offsets:
         due_ns = start_ns + int(offset * 1e9)
         answers.wait_until(due_ns)
@@ -334,21 +336,21 @@ def on_schedule(offsets: Sequence[float], answers: Answers) -> Iterator[int]:
 
 def after_each_other(interval_ns: int, answers: Answers) -> Iterator[int]:
     """Wait for an interval after each submit, and yield its end."""
-    due_ns = monotonic_ns()
+    due_ns = answers.clock_ns()
     while True:
         yield due_ns
-        due_ns = monotonic_ns() + interval_ns
+        due_ns = answers.clock_ns() + interval_ns
         answers.wait_until(due_ns)
 
 
 def when_users_are_free(arrivals: Arrivals, answers: Answers) -> Iterator[int]:
     """Wait until a user of a closed loop joins, or has an answer, and yield when that was."""
-    start_ns = monotonic_ns()
+    start_ns = answers.clock_ns()
     stop_ns = None if arrivals.duration_seconds is None else start_ns + int(arrivals.duration_seconds * 1e9)
     apart_ns = int(arrivals.ramp_seconds * 1e9 / arrivals.concurrency)
     joins = deque(start_ns + number * apart_ns for number in range(arrivals.concurrency))
     while True:
-        now_ns = monotonic_ns()
+        now_ns = answers.clock_ns()
         if stop_ns is not None and now_ns >= stop_ns:
             return
         if answers.ends:

@@ -98,8 +98,8 @@ class Queue(Protocol[Item]):
 
     def put(self, item: Item, /) -> None: ...
 
-    def get(self) -> Item:
-        """Wait for the oldest item, and take it."""
+    def get(self, *, timeout: float | None = None) -> Item:
+        """Wait for the oldest item, and take it. Raises Empty after `timeout` seconds."""
         ...
 
 

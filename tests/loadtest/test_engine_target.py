@@ -4,7 +4,6 @@ import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from threading import Event as Gate
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, ChatPrompt, Deliver, Event, Prompt, Request, Terminal, TextPrompt
 from oaiserve.errors import DeviceLost, InvalidRequest, StartupError
 from oaiserve.facts.times import TEXT_PHASES
-from oaiserve.runtime import THREADS
-from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Gate, ScriptedRunner, SimulatedEngine, make_engine
 from tests.loadtest import samples
 
 AT_ONCE = Arrivals(arrival="at-once")
@@ -31,7 +29,7 @@ WORKLOAD = Workload(num_requests=6, prompt="ab", prompt_repeats=5, max_new_token
 UNIQUE = replace(WORKLOAD, unique_prompts=True)
 
 
-class SubmittedTo(Engine):
+class SubmittedTo(SimulatedEngine):
     """An engine that keeps what was submitted to it and how it ended, and calls `submitted` after each submit."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -53,29 +51,42 @@ class SubmittedTo(Engine):
 
 
 class KeepingTokenizer(BlockedTokenizer):
-    """A tokenizer that keeps the texts that it encodes, and waits for its gate before."""
+    """A tokenizer that keeps the texts that it encodes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
-        self.gate = Gate()
-        self.gate.set()
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, TextPrompt):
             self.texts.append(prompt.text)
+        return super().encode(prompt)
+
+
+class GatedTokenizer(KeepingTokenizer):
+    """A tokenizer that waits for its gate before it encodes a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def live_in(self, runtime: Any) -> None:
+        super().live_in(runtime)
+        self.gate.live_in(runtime)
+
+    def encode(self, prompt: Prompt) -> list[int]:
         assert self.gate.wait(TIMEOUT_SECONDS), "encode waits for all submits"
-        return TOKENIZER.encode(prompt)
+        return super().encode(prompt)
 
 
 def new_engine(**options: Any) -> Any:
-    return make_engine(kind=SubmittedTo, runtime=THREADS, **{"kv_blocks": 200, "max_step_tokens": 64, **options})
+    return make_engine(kind=SubmittedTo, **{"kv_blocks": 200, "max_step_tokens": 64, **options})
 
 
 def run(
     engine: Any, arrivals: Arrivals = AT_ONCE, workload: Workload = WORKLOAD, seed: int = 0, **options: Any
 ) -> EngineResult:
-    return EngineTarget(engine, workload, EngineRun(**options)).run(arrivals, seed)
+    return EngineTarget(engine, workload, EngineRun(**options), engine.world).run(arrivals, seed)
 
 
 def test_samples_have_the_stamps_of_spans_and_histograms() -> None:
@@ -118,8 +129,7 @@ def test_offline_answers_are_single_events() -> None:
 
 
 def test_with_tokenize_workers_submit_returns_before_encode_and_each_prompt_is_encoded_once() -> None:
-    tokenizer = KeepingTokenizer()
-    tokenizer.gate.clear()
+    tokenizer = GatedTokenizer()
     with new_engine(tokenizer=tokenizer, tokenize_workers=4) as engine:
         engine.submitted = lambda: len(engine.requests) == 6 and tokenizer.gate.set()
         result = run(engine, workload=UNIQUE, tokenize_workers=4)
@@ -180,9 +190,11 @@ def test_users_of_a_closed_loop_submit_after_their_last_answer() -> None:
 
 
 def test_a_closed_loop_ends_after_its_duration() -> None:
-    with new_engine() as engine:
-        result = run(engine, Arrivals(concurrency=2, duration_seconds=1e-9))
-    assert result.samples == []
+    with new_engine(runner=ScriptedRunner(computing=lambda _: engine.world.sleep(0.1))) as engine:
+        start_ns = engine.world.now_ns
+        result = run(engine, Arrivals(concurrency=1, duration_seconds=1.0))
+    assert measure(result.samples)["num_ok"] == 2  # An answer of 7 tokens takes 7 steps.
+    assert all(sample.sent_ns < start_ns + 10**9 for sample in result.samples)
 
 
 def test_a_prompt_that_the_engine_refuses_is_an_error_with_its_message() -> None:
@@ -228,7 +240,7 @@ def test_each_run_of_a_point_has_other_prompts_and_the_warm_up_is_not_in_the_rep
     shown: list[str] = []
     with new_engine() as engine:
         options = EngineRun(warmup_runs=2)
-        experiment = EngineExperiment(EngineTarget(engine, UNIQUE, options), UNIQUE, options, {}, {})
+        experiment = EngineExperiment(EngineTarget(engine, UNIQUE, options, engine.world), UNIQUE, options, {}, {})
         point = experiment.run_point(AT_ONCE, 3, "at-once", on_samples=lambda label, samples: shown.append(label))
     assert shown == ["online, at-once, 1 of 3", "online, at-once, 2 of 3", "online, at-once, 3 of 3"]
     assert [run["metrics"]["num_ok"] for run in point["runs"]] == [6] * 3
