@@ -4,23 +4,31 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.tracing import Tracing
+from tests.world.loop import World
 
 OFFSET_NS = 1_700_000_000_000_000_011
+
+
+def tracing_to(exporter: SpanExporter, **options: Any) -> Tracing:
+    """Return the tracing of a server in a world of its own."""
+    given = {"epoch_offset_ns": lambda: 0, "version": "1.2.3", "count_spans": lambda *_: None}
+    return Tracing(exporter, runtime=World(0), **given | options)
 
 
 def traced(*ended: RequestRecord, sampler: Sampler | None = ALWAYS_ON) -> list[ReadableSpan]:
     """Return the exported spans of requests. Without a sampler, it is that of the variables."""
     exporter = InMemorySpanExporter()
-    options = {"epoch_offset_ns": lambda: OFFSET_NS, "version": "1.2.3", "count_spans": lambda *_: None}
-    tracing = Tracing(exporter, sampler=sampler, **options)
+    tracing = tracing_to(exporter, epoch_offset_ns=lambda: OFFSET_NS, sampler=sampler)
     for one in ended:
         tracing.record(one)
     assert tracing.close(60)

@@ -11,16 +11,18 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import StepKind, StepRecord
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from tests.telemetry.collector import Collector
 from tests.telemetry.conftest import MakeRecord
 from tests.telemetry.exported import json_log
 from tests.telemetry.pages import key, samples_on
+from tests.world.loop import World
 
 
 def of_engine(snapshot: EngineNumbers, **options: Any) -> Telemetry:
-    return Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, **options)
+    return Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, **{"runtime": World(0)} | options)
 
 
 def test_a_record_reaches_spans_metrics_log_and_recent_requests(
@@ -28,7 +30,7 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
 ) -> None:
     """`test_agreement.py` tests that these agree on any record."""
     record = make_record(account=account)
-    telemetry = of_engine(snapshot)
+    telemetry = of_engine(snapshot, runtime=THREADS)
     with json_log() as stream:
         telemetry.record(record)
         assert telemetry.close(60)
@@ -69,6 +71,7 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
         Measured("demo", "1", lambda: snapshot, lambda: [steps.pop()] if steps else [], {"device": "cpu"}),
         recent_requests=4,
         environ={},
+        runtime=World(0),
     )
     telemetry.observe_event_loop_lag(0.25)
     assert telemetry.close(60)

@@ -14,8 +14,7 @@ from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.telemetry import names
-from oaiserve.telemetry.tracing import Tracing
-from tests.telemetry.exported import OFFSET_NS, spans_of, traced
+from tests.telemetry.exported import OFFSET_NS, spans_of, traced, tracing_to
 
 
 def test_the_tree_is_server_then_operation_then_phases(make_record) -> None:
@@ -57,9 +56,7 @@ def test_spans_of_each_request_have_the_time_of_day_at_its_end(make_record) -> N
     """As on a laptop that was asleep between two requests, and for a clock that was set while a server ran."""
     exporter = InMemorySpanExporter()
     offsets_ns = [5 * 10**9, 9 * 10**9]
-    tracing = Tracing(
-        exporter, sampler=ALWAYS_ON, epoch_offset_ns=lambda: offsets_ns.pop(0), version="1", count_spans=lambda *_: None
-    )
+    tracing = tracing_to(exporter, sampler=ALWAYS_ON, epoch_offset_ns=lambda: offsets_ns.pop(0))
     record = make_record()
     for _ in range(2):
         tracing.record(record)
@@ -77,7 +74,7 @@ def test_what_is_said_to_be_sampled_is_what_is_exported(sampler: str, make_recor
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     exporter = InMemorySpanExporter()
-    tracing = Tracing(exporter, epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None)
+    tracing = tracing_to(exporter)
     clients = ({}, {"parent_span_id": 5, "parent_sampled": True}, {"parent_span_id": 5, "parent_sampled": False})
     traces = [
         TraceContext(trace_id=1 + number * 2**58, span_id=100 + 3 * number + kind, **client)
@@ -105,7 +102,7 @@ def test_an_invalid_variable_is_refused(variables: dict[str, str], message: str,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((ValueError, StartupError), match=message):
-        Tracing(InMemorySpanExporter(), epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None)
+        tracing_to(InMemorySpanExporter())
 
 
 @pytest.mark.parametrize(
