@@ -10,6 +10,7 @@ from oaiserve import __version__
 from oaiserve.errors import Overloaded
 from tests.routes.asking import refused
 from tests.serving import Serve, Served
+from tests.world.serving import WorldServed
 
 
 def test_the_one_model_is_listed(served: Served) -> None:
@@ -121,7 +122,9 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
         refused(served.post(path, **body), next(iter(body)), f"at most {most}")
 
 
-def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_with_the_tokenizer_ends_when_its_client_leaves(
+    served: WorldServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     future: Future[bytes] = Future()
     began: list[str] = []
 
@@ -134,8 +137,10 @@ def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, mon
         body = b'{"prompt": "ab"}'
         head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        served.wait_until(lambda: began)
-    served.wait_until(future.cancelled)
+        served.settle()
+        assert began
+    served.settle()
+    assert future.cancelled()
 
 
 def test_a_server_that_can_serve_is_healthy_and_ready(served: Served) -> None:

@@ -32,6 +32,7 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake import receive as body
 from oaiserve.storage.store_options import StoreLimits, StoreOptions
 from tests.serving import Serve, Served
+from tests.world.serving import WorldServed
 
 NAME = "Übersicht.jsonl"
 TYPE = "multipart/form-data; boundary=b"
@@ -258,7 +259,7 @@ def test_a_large_upload_takes_no_memory_and_comes_back_as_it_was(served: Served,
     assert served.http.delete(f"/v1/files/{answer.json()['id']}").status_code == 200
 
 
-def test_uploads_that_arrive_are_limited_and_leave_their_places(served: Served) -> None:
+def test_uploads_that_arrive_are_limited_and_leave_their_places(served: WorldServed) -> None:
     assert announced(served, PURPOSE.replace(b"batch", b"evals") + b"--b\r\n")[0] == 400
     with ExitStack() as stack:
         connections = [stack.enter_context(closing(posting(served))) for _ in range(MOST_ARRIVING + 1)]
@@ -266,7 +267,7 @@ def test_uploads_that_arrive_are_limited_and_leave_their_places(served: Served) 
             connection.putheader("content-type", TYPE)
             connection.putheader("content-length", "100")
             connection.endheaders()
-        served.wait_until(lambda: any(connection.sock.has_arrived for connection in connections))
+        served.settle()
         (refused,) = [connection for connection in connections if connection.sock.has_arrived]
         assert refused.getresponse().status == 429
     answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": b"x"})

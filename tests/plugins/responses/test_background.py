@@ -15,16 +15,14 @@ from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.responses.background import WAIT_SECONDS
-from oaiserve.runtime import THREADS
 from oaiserve.storage.store_options import StoreOptions
-from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import Inbox, ScriptedRunner, SimulatedEngine, make_engine, request
 from tests.plugins.responses.asking import LOGPROBS, ask
 from tests.plugins.responses.test_stored import BrokenStore
 from tests.routes.asking import RESPONSES, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
 from tests.serving import Serve, Served, running_server
-from tests.waiting import wait_until
-from tests.world.serving import Place, serving
+from tests.world.serving import Place, WorldServed, serving
 
 ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -309,29 +307,23 @@ def test_a_completion_window_needs_a_response_in_the_background(served: Served) 
     refused(served.post(RESPONSES, **body), "background_options.completion_window", "'background': true")
 
 
-def test_it_has_its_turn_within_half_a_minute_on_a_busy_server() -> None:
-    clock = Clock()
-    runner = ScriptedRunner(gated=True, launching=lambda _: clock.move(1))
+def test_it_has_its_turn_within_half_a_minute_on_a_busy_server(place: Place) -> None:
+    world = place.world
+    runner = ScriptedRunner(gated=True, launching=lambda _: world.sleep(0.2))
     first, *others = (request(name, max_tokens=WAIT_SECONDS["soonest"] + 500) for name in ("first", "second", "third"))
-    engine = make_engine(runner, clock_ns=clock, max_running=1, runtime=THREADS)
+    engine = make_engine(runner, kind=SimulatedEngine, max_running=1, runtime=world)
     inbox = Inbox()
     config = Config("org/demo", ServerOptions(drain_timeout_seconds=0))
-    telemetry = FakeTelemetry()
-    with (
-        running_server(create_app(config, engine, telemetry), config.server) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    telemetry = FakeTelemetry(world)
+    app = create_app(config, engine, telemetry, runtime=world)
+    with place.running(app, config.server) as url, place.client_of(url) as http:
         engine.submit(first, inbox)
         runner.started.get(timeout=60)
-        served = Served(url, engine, telemetry, http)
+        served = WorldServed(url, engine, telemetry, http, place=place)
         response_id = begin(served, max_output_tokens=3)
-
-        def is_queued() -> bool:
-            runner.permit()
-            runner.started.get(timeout=60)
-            return any(row.phase == "queue" for row in engine.open_requests(0).values())
-
-        wait_until(is_queued)
+        runner.permit()
+        runner.started.get(timeout=60)
+        assert any(row.phase == "queue" for row in engine.open_requests(0).values())
         for other in others:
             engine.submit(other, inbox)
         runner.permit(10_000)
