@@ -1,20 +1,16 @@
 """A server that holds each step until the test permits it, and in which any part can fail for one request.
 
-Server and engine are real. The runner, the tokenizer and the receivers of events are doubles. The prompt of a request
-decides what goes wrong for it. Companions run next to it, and their answers must stay the same.
+Server and engine are real, in the world of the tests. The runner, the tokenizer and the receivers of events are
+doubles. The prompt of a request decides what goes wrong for it. Companions run next to it, and their answers must stay
+the same.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
-import socket
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -26,21 +22,29 @@ from starlette.applications import Starlette
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.app import create_app
-from oaiserve.config import Config
-from oaiserve.engine.engine import Engine
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
-from oaiserve.runtime import THREADS
-from tests.e2e.raw_client import SMALL_BUFFER_BYTES
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter
+from tests.engine.doubles import (
+    EOS,
+    TIMEOUT_SECONDS,
+    TOKENIZER,
+    Gate,
+    ScriptedRunner,
+    SimulatedEngine,
+    make_engine,
+    next_letter,
+)
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 from tests.routes.doubles import FakeTelemetry
-from tests.serving import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.world.client import WorldSocket
+from tests.world.loop import WorldTask
+from tests.world.runtime import WorldWorker
+from tests.world.serving import Place, PlacedServer
 
 BAD_LOGITS = "The model produced no usable numbers."
 TEMPLATE = (
@@ -71,8 +75,12 @@ class FaultyTokenizer(Tokenizer):
     def __init__(self) -> None:
         backend = byte_level()
         super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
-        self.entered = threading.Event()
-        self.release = threading.Event()
+        self.entered = Gate()
+        self.release = Gate()
+
+    def live_in(self, runtime: Any) -> None:
+        self.entered.live_in(runtime)
+        self.release.live_in(runtime)
 
     def encode_in_pieces(
         self, prompt: Prompt, most_tokens: int | None = None, expand: object = None
@@ -151,12 +159,12 @@ def makes_text_unprintable(deliver: Deliver) -> Deliver:
     return faulty
 
 
-class FaultyEngine(Engine):
+class FaultyEngine(SimulatedEngine):
     """An engine that delivers events which break the server, and notes which requests the server aborts."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.aborted = self.world.queue()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         match request.prompts[0]:
@@ -175,25 +183,34 @@ class FaultyEngine(Engine):
 class Harness:
     """The server, and every part of it that a request can occupy."""
 
-    url: str
+    place: Place
     app: Starlette
-    server: RunningServer
+    server: PlacedServer
     engine: FaultyEngine
     runner: FaultyRunner
     tokenizer: FaultyTokenizer
     telemetry: FakeTelemetry
     streams: LoopStreams
-    threads: ThreadPoolExecutor
-    tasks_before: set[asyncio.Task[Any]] = field(default_factory=set)
-    threads_before: set[threading.Thread] = field(default_factory=set)
+    threads: Executor
+    tasks_before: set[WorldTask] = field(default_factory=set)
+    workers_before: set[WorldWorker[Any]] = field(default_factory=set)
     step: Step | None = None  # the held one
     companions: dict[str, Future[httpx.Response]] = field(default_factory=dict)  # by request id
     records: dict[str, RequestRecord] = field(default_factory=dict)  # by request id
 
     def ask(self, request_id: str, path: str = "/v1/completions", **fields: Any) -> Future[httpx.Response]:
-        headers = {"x-request-id": request_id}
-        url = self.url + path
-        return self.threads.submit(httpx.post, url, json=fields, headers=headers, timeout=TIMEOUT_SECONDS)
+        client = self.place.plain(self.server.url)
+        return self.threads.submit(client.post, path, json=fields, headers={"x-request-id": request_id})
+
+    def connect(self) -> WorldSocket:
+        """Return a connection that leaves unread what arrives."""
+        connection = self.place.connect(self.server.url)
+        connection.stop_reading()
+        return connection
+
+    def settle(self) -> None:
+        """Let happen what can happen while the step is held."""
+        self.place.world.settle()
 
     def record(self, request_id: str) -> RequestRecord:
         """Wait for the record of the request and return it. Fail if a request has a second one."""
@@ -212,10 +229,11 @@ class Harness:
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Permit steps until the condition holds: few ones if another thread is late, as companions end after many."""
+        """Permit steps until the condition holds."""
+        self.settle()
         while not condition():
             self.run_steps()
-            time.sleep(0.002)
+            self.settle()
 
     def run_until_in_step(self, prompt: str) -> None:
         """Permit steps until the held one computes the prompt."""
@@ -238,7 +256,7 @@ class Harness:
         self.companions[name] = self.ask(name, prompt=f"{name} blocks", max_tokens=10_000)
         assert self.tokenizer.entered.wait(TIMEOUT_SECONDS)
 
-    def disconnect(self, client: socket.socket) -> None:
+    def disconnect(self, client: WorldSocket) -> None:
         """Close the connection, and wait until the server has noticed."""
         client.close()
         self.wait_for_abort()
@@ -248,7 +266,7 @@ class Harness:
         self.engine.aborted.get(timeout=TIMEOUT_SECONDS)
 
     def is_writing_paused(self) -> bool:
-        return any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
+        return any(connection.flow.write_paused for connection in self.server.server_state.connections)
 
     def release(self) -> None:
         """Stop holding steps and prompts, and let the companions finish."""
@@ -268,35 +286,22 @@ class Harness:
             record = self.record(name)
             assert (record.outcome, record.finish_reasons) == (Outcome.FINISHED, ("stop",) * len(texts))
             assert record.completion_tokens == sum(len(text) + 1 for text in texts)
-        wait_until(lambda: self.engine.snapshot().num_running == 0)  # an answer may be complete before the snapshot
+        self.settle()
         now = self.engine.snapshot()
         assert (now.blocks_used, now.num_running, now.num_waiting, now.num_tokenizing) == (0, 0, 0, 0)
         assert len(self.streams) == 0
-        assert self.on_loop(unfinished_tasks(self.tasks_before)) == set()
-        assert server_threads() <= self.threads_before
+        assert self.tasks() <= self.tasks_before
+        assert self.workers() <= self.workers_before
 
-    def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.server.loop).result(TIMEOUT_SECONDS)
+    def tasks(self) -> set[WorldTask]:
+        return set(self.server.process.tasks)
 
-
-async def tasks() -> set[asyncio.Task[Any]]:
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
-
-
-async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """Return the tasks that are new since `before` and do not end by themselves."""
-    new = await tasks() - before
-    return (await asyncio.wait(new, timeout=5))[1] if new else set()
-
-
-def server_threads() -> set[threading.Thread]:
-    """Return all threads of this process except those of the clients, and of the pools of AnyIO and the event loop."""
-    pools = ("client", "AnyIO", "uvloop")
-    return {thread for thread in threading.enumerate() if not thread.name.startswith(pools)}
+    def workers(self) -> set[WorldWorker[Any]]:
+        return {worker for worker in self.place.world.workers if worker.is_alive}
 
 
 @contextmanager
-def running_harness() -> Iterator[Harness]:
+def running_harness(place: Place) -> Iterator[Harness]:
     """Run the server with two companions, one of them a stream.
 
     Four sequences run at once, with 32 tokens a step, and one prompt is tokenized at a time. The end of the block
@@ -304,17 +309,19 @@ def running_harness() -> Iterator[Harness]:
     """
     runner = FaultyRunner()
     tokenizer = FaultyTokenizer()
-    telemetry = FakeTelemetry()
+    telemetry = FakeTelemetry(place.world)
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
-    engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, runtime=THREADS, **options)
-    app = create_app(Config("demo"), engine, telemetry)
+    engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, runtime=place.world, **options)
+    app = create_app(Config("demo"), engine, telemetry, runtime=place.world)
+    callbacks = {"on_drain": engine.drain, "failure": lambda: engine.failure}
     with (
-        running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),
-        ThreadPoolExecutor(8, thread_name_prefix="client") as threads,
+        PlacedServer(place, app, ServerOptions(drain_timeout_seconds=5), **callbacks) as server,
+        place.threads() as threads,
     ):
-        harness = Harness(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
-        harness.tasks_before = harness.on_loop(tasks())
-        harness.threads_before = server_threads()
+        streams = app.state.serving.streams
+        harness = Harness(place, app, server, engine, runner, tokenizer, telemetry, streams, threads)
+        harness.tasks_before = harness.tasks()
+        harness.workers_before = harness.workers()
         try:
             harness.start_companion(stream=True)
             harness.start_companion()

@@ -4,7 +4,6 @@ In each case every request has one record, other requests get the same tokens as
 failed request is left. `Harness.check_no_side_effects` checks that.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from oaiserve.facts.record import Outcome
 from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.waiting import wait_until
+from tests.world.serving import Place
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -72,8 +71,8 @@ CASES = [(fault, stream) for fault in FAULTS for stream in ((True, False) if fau
 
 
 @pytest.mark.parametrize(("fault", "stream"), CASES, ids=[f"{f.prompt}-{'stream' if s else 'whole'}" for f, s in CASES])
-def test_a_failing_part_fails_only_one_request(fault: Fault, stream: bool) -> None:
-    with running_harness() as harness:
+def test_a_failing_part_fails_only_one_request(place: Place, fault: Fault, stream: bool) -> None:
+    with running_harness(place) as harness:
         victim = harness.ask("victim", stream=stream, **fault.body_and_path())
         harness.run_until(victim.done)
         answer = victim.result()
@@ -85,8 +84,8 @@ def test_a_failing_part_fails_only_one_request(fault: Fault, stream: bool) -> No
 
 
 @WAYS
-def test_an_answer_that_cannot_be_rendered_fails_only_its_request(stream: bool) -> None:
-    with running_harness() as harness:
+def test_an_answer_that_cannot_be_rendered_fails_only_its_request(place: Place, stream: bool) -> None:
+    with running_harness(place) as harness:
         victim = harness.ask("victim", prompt="rendering raises", stream=stream, max_tokens=9)
         harness.run_until_in_step("rendering raises")
         harness.run_steps(1 if stream else 9)
@@ -118,18 +117,19 @@ def check_error(answer: httpx.Response, error: type[APIError], message: str, tex
 
 
 def while_it_sends_its_body(harness: Harness, **fields: Any) -> None:
-    send_request(harness.url, body_bytes=9, prompt="victim", **fields).close()
+    send_request(harness, body_bytes=9, prompt="victim", **fields).close()
 
 
 def while_it_waits_for_the_tokenizer(harness: Harness, **fields: Any) -> None:
     harness.start_companion_in_tokenizer()
-    client = send_request(harness.url, prompt="victim", **fields)
-    wait_until(lambda: harness.engine.snapshot().num_tokenizing == 1)
+    client = send_request(harness, prompt="victim", **fields)
+    harness.settle()
+    assert harness.engine.snapshot().num_tokenizing == 1
     harness.disconnect(client)
 
 
 def while_it_is_tokenized(harness: Harness, **fields: Any) -> None:
-    client = send_request(harness.url, prompt="victim blocks", **fields)
+    client = send_request(harness, prompt="victim blocks", **fields)
     assert harness.tokenizer.entered.wait(TIMEOUT_SECONDS)
     harness.disconnect(client)
 
@@ -137,41 +137,42 @@ def while_it_is_tokenized(harness: Harness, **fields: Any) -> None:
 def while_it_is_queued(harness: Harness, **fields: Any) -> None:
     harness.start_companion()
     harness.start_companion()  # now the batch is full
-    client = send_request(harness.url, prompt="victim", **fields)
+    client = send_request(harness, prompt="victim", **fields)
     harness.run_until(lambda: harness.engine.snapshot().num_waiting == 1)
     harness.disconnect(client)
 
 
 def while_its_prompt_is_computed(harness: Harness, **fields: Any) -> None:
-    client = send_request(harness.url, prompt="victim" * 20, **fields)
+    client = send_request(harness, prompt="victim" * 20, **fields)
     harness.run_until_in_step("victim" * 20)
     harness.run_steps(2)
     harness.disconnect(client)
 
 
 def before_its_first_token(harness: Harness, **fields: Any) -> None:
-    client = send_request(harness.url, prompt="victim", **fields)
+    client = send_request(harness, prompt="victim", **fields)
     harness.run_until_in_step("victim")
     harness.disconnect(client)
 
 
 def with_its_tokens_unread(harness: Harness, **fields: Any) -> None:
     """Disconnect when more tokens are ready than the buffers hold, and the engine still decodes."""
-    client = send_request(harness.url, prompt="victim", logprobs=1, **fields)
+    client = send_request(harness, prompt="victim", logprobs=1, **fields)
     harness.run_until_in_step("victim")
     harness.run_steps(300)
-    if fields["stream"]:
-        wait_until(harness.is_writing_paused)
+    harness.settle()
+    assert harness.is_writing_paused() is fields["stream"]
     harness.disconnect(client)
 
 
 def with_its_answer_unread(harness: Harness, **fields: Any) -> None:
     """Disconnect when the engine has finished, and the answer is larger than the buffers."""
     num_streams = len(harness.streams)
-    client = send_request(harness.url, prompt="victim" * 500, **fields | {"echo": True, "logprobs": 1, "max_tokens": 1})
-    wait_until(lambda: len(harness.streams) > num_streams)
+    client = send_request(harness, prompt="victim" * 500, **fields | {"echo": True, "logprobs": 1, "max_tokens": 1})
+    harness.settle()
+    assert len(harness.streams) > num_streams
     harness.run_until(lambda: len(harness.streams) == num_streams)
-    wait_until(harness.is_writing_paused)
+    assert harness.is_writing_paused()
     client.close()
 
 
@@ -189,8 +190,10 @@ MOMENTS = [
 
 @pytest.mark.parametrize(("disconnect", "phase"), MOMENTS, ids=[disconnect.__name__ for disconnect, _ in MOMENTS])
 @WAYS
-def test_a_disconnect_leaves_nothing_behind(disconnect: Callable[..., None], phase: str, stream: bool) -> None:
-    with running_harness() as harness:
+def test_a_disconnect_leaves_nothing_behind(
+    place: Place, disconnect: Callable[..., None], phase: str, stream: bool
+) -> None:
+    with running_harness(place) as harness:
         disconnect(harness, request_id="victim", max_tokens=5000, stream=stream)
         harness.run_steps(1)
         record = harness.record("victim")
@@ -203,8 +206,8 @@ def test_a_disconnect_leaves_nothing_behind(disconnect: Callable[..., None], pha
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is gone"), Panic("a panic below")], ids=["raise", "panic"])
-def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseException) -> None:
-    with running_harness() as harness:
+def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(place: Place, error: BaseException) -> None:
+    with running_harness(place) as harness:
         harness.start_companion()
         harness.start_companion()  # now the batch is full
         open_requests = harness.companions | {"queued": harness.ask("queued", prompt="queued", stream=True)}
@@ -217,8 +220,9 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseEx
         (text,) = texts_in(events_of(streamed)[:-2])
         records = [harness.record(request_id) for request_id in open_requests]
         harness.tokenizer.release.set()
-        assert harness.server.has_ended.wait(TIMEOUT_SECONDS)
-        late = {path: asyncio.run(ask_app(harness, path)) for path in ("/ready", "/health", COMPLETIONS)}
+        harness.server.wait_for_end()
+        late = [harness.server.process.run(ask_app, harness, path) for path in ("/ready", "/health", COMPLETIONS)]
+        harness.settle()
         assert harness.telemetry.next_record().error_type == "Unavailable"
         left = harness.engine.snapshot()
         assert (left.blocks_used, left.num_running, left.num_waiting, len(harness.streams)) == (0, 0, 0, 0)
@@ -229,8 +233,8 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseEx
     assert text
     assert [record.http_status for record in records] == [200] + 5 * [500]
     assert {(record.outcome, record.error_type) for record in records} == {(Outcome.FAILED, "InternalError")}
-    for answer in late.values():
-        check_error(answer, Unavailable, "", None)
+    for task in late:
+        check_error(task.result(), Unavailable, "", None)
 
 
 async def ask_app(harness: Harness, path: str) -> httpx.Response:

@@ -54,6 +54,7 @@ class WorldSocket:
         self._timeout = timeout
         self._num_files = 0
         self._is_closed = False
+        self._is_reading = True
         connecting = process.run(world.create_connection, _Reader, host, port)
         if not world.wait_for(connecting.done, timeout):
             connecting.cancel()
@@ -74,8 +75,16 @@ class WorldSocket:
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
 
+    def stop_reading(self) -> None:
+        """Leave unread what arrives from now on, until the next `recv`."""
+        self._is_reading = False
+        self._transport.pause_reading()
+
     def recv(self, most: int) -> bytes:
         reader = self._reader
+        if not self._is_reading:
+            self._is_reading = True
+            self._transport.resume_reading()
         if not self._world.wait_for(lambda: self.has_arrived, self._timeout):
             raise TimeoutError
         if reader.received:
@@ -111,7 +120,10 @@ class WorldSocket:
 
     def _close(self) -> None:
         if self._is_closed and not self._num_files:
-            self._transport.close()
+            if self._is_reading:
+                self._transport.close()
+            else:  # A system resets a connection whose data nobody has read.
+                self._transport.abort()
             self._world.settle()
 
 

@@ -107,6 +107,9 @@ class PlacedServer(WorldServer):
 
     def __exit__(self, *_: object) -> None:
         self.should_exit = True
+        self.wait_for_end()
+
+    def wait_for_end(self) -> None:
         self._place.world.wait_for(self._serving.done)
         self._serving.result()
 
