@@ -6,15 +6,14 @@ A thread of the main process reads them, because that process sends no requests.
 from __future__ import annotations
 
 import statistics
-import threading
 from dataclasses import dataclass
-from time import monotonic_ns, thread_time_ns
 from types import TracebackType
 from typing import Any
 
 import httpx
 
 from loadtest.metrics_page import values_of
+from oaiserve.runtime import ENDED, THREADS, Runtime, When
 
 TIMEOUT_SECONDS = 5.0
 
@@ -40,7 +39,7 @@ class Gauges:
 class GaugeWatch:
     """A context in which a thread reads the gauges once per period. `client` has the server's base URL."""
 
-    def __init__(self, client: httpx.Client, gauges: Gauges, period_seconds: float) -> None:
+    def __init__(self, client: httpx.Client, gauges: Gauges, period_seconds: float, runtime: Runtime = THREADS) -> None:
         self._client = client
         self._gauges = gauges
         self._period_seconds = period_seconds
@@ -48,8 +47,11 @@ class GaugeWatch:
         self._reads_ns: list[int] = []
         self._num_failed = 0
         self._cpu_ns = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="gauges", daemon=True)
+        self._due_ns = 0
+        self._has_ended = False
+        self._clock_ns = runtime.clock_ns
+        self._thread_cpu_ns = runtime.thread_cpu_ns
+        self._worker = runtime.worker("gauges", self._turn, self._plan)
 
     def report(self, start_ns: int) -> dict[str, Any]:
         """Return the values that were read since `start_ns`, and what reading cost. Call it after the context ended."""
@@ -63,25 +65,37 @@ class GaugeWatch:
             "series": [{"at": (at_ns - start_ns) / 1e9} | row for at_ns, row in self._rows if at_ns >= start_ns],
         }
 
-    def _watch(self) -> None:
-        while not self._ended.wait(self._period_seconds):
-            asked_ns = monotonic_ns()
-            try:
-                text = self._client.get("/metrics", timeout=TIMEOUT_SECONDS).text
-            except httpx.HTTPError:
-                self._num_failed += 1
-                continue
-            now_ns = monotonic_ns()
-            self._reads_ns.append(now_ns - asked_ns)
-            self._rows.append((now_ns, self._gauges.read(text)))
-        self._cpu_ns = thread_time_ns()
+    def _plan(self) -> None:
+        self._due_ns = self._clock_ns() + int(self._period_seconds * 1e9)
+
+    def _turn(self) -> When:
+        self._worker.clear()
+        if self._has_ended:
+            self._cpu_ns = self._thread_cpu_ns()
+            return ENDED
+        if self._clock_ns() >= self._due_ns:
+            self._read()
+            self._plan()
+        return self._due_ns
+
+    def _read(self) -> None:
+        asked_ns = self._clock_ns()
+        try:
+            text = self._client.get("/metrics", timeout=TIMEOUT_SECONDS).text
+        except httpx.HTTPError:
+            self._num_failed += 1
+            return
+        now_ns = self._clock_ns()
+        self._reads_ns.append(now_ns - asked_ns)
+        self._rows.append((now_ns, self._gauges.read(text)))
 
     def __enter__(self) -> GaugeWatch:
-        self._thread.start()
+        self._worker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._has_ended = True
+        self._worker.post(None)
+        self._worker.join()

@@ -1,9 +1,8 @@
-import threading
-from time import monotonic_ns
-
 import httpx
+import pytest
 
 from loadtest.gauges import Gauges, GaugeWatch
+from tests.world.loop import World
 
 GAUGES = Gauges("x:running", "x:waiting", "x:usage")
 
@@ -19,36 +18,34 @@ def test_gauges_are_found_among_other_metrics_and_combined_over_engines() -> Non
 
 
 def test_a_watch_reads_until_its_end_and_reports_the_cost_of_reading() -> None:
-    enough = threading.Event()
+    world = World(0)
     count = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
         nonlocal count
         assert request.url.path == "/metrics"
         count += 1
+        world.sleep(0.01 * count)
         if count == 2:
             raise httpx.ReadTimeout("slow")
-        if count == 4:
-            enough.set()
         return httpx.Response(200, text=f"x:running {count}\n")
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as client:
-        start_ns = monotonic_ns()
-        with GaugeWatch(client, GAUGES, period_seconds=0.001) as watch:
-            assert enough.wait(60)
+        start_ns = world.now_ns
+        with GaugeWatch(client, GAUGES, 1.0, world) as watch:
+            world.settle(4.5)
     report = watch.report(start_ns)
-    assert (report["num_failed"], report["num_reads"]) == (1, count - 1)
-    assert [row["running"] for row in report["series"]] == [n for n in range(1, count + 1) if n != 2]
-    times = [row["at"] for row in report["series"]]
-    assert times[0] > 0
-    assert times == sorted(times)
-    assert 0 < report["mean_seconds"] <= report["max_seconds"]
+    assert (report["num_failed"], report["num_reads"]) == (1, 3)
+    assert [row["running"] for row in report["series"]] == [1, 3, 4]
+    # The next read is due one period after the end of the last one.
+    assert [row["at"] for row in report["series"]] == pytest.approx([1.01, 3.06, 4.10], abs=1e-4)
+    assert (report["mean_seconds"], report["max_seconds"]) == pytest.approx((0.08 / 3, 0.04))
     assert report["cpu_seconds"] > 0
-    assert watch.report(monotonic_ns())["series"] == []
+    assert watch.report(world.now_ns)["series"] == []
 
 
 def test_a_run_that_ends_before_the_first_read_has_an_empty_series() -> None:
-    with httpx.Client(base_url="http://test") as client, GaugeWatch(client, GAUGES, period_seconds=60) as watch:
+    with httpx.Client(base_url="http://test") as client, GaugeWatch(client, GAUGES, 60, World(0)) as watch:
         pass
     report = watch.report(0)
     assert (report["num_reads"], report["mean_seconds"], report["series"]) == (0, None, [])
