@@ -26,8 +26,9 @@ import uvloop
 
 # Each thread draws one of these shares of places at which it pauses, and one of these longest pauses.
 SHARES = (0.0, 0.02, 0.1, 0.5)
-MOST_SECONDS = (0.0001, 0.001, 0.005)
+MOST_SECONDS = (0.0001, 0.001, 0.005, 0.03)
 ALL_SECONDS = 1.0  # A thread pauses no longer than this in a test, so that long tests still end in time.
+_allocate_lock = threading.Lock
 
 
 class Pauses:
@@ -54,18 +55,23 @@ class Chaos:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.num_threads = 0
+        self._num_threads = 0
+        self._counting = _allocate_lock()
         self._test = ""
         self._here = threading.local()
 
     def pause(self) -> None:
         """Let the calling thread pause, or not."""
-        if not self.num_threads or not self._test:
+        if not self._num_threads or not self._test:
             return
         pauses = self._pauses()
         seconds = None if pauses is None else pauses.next()
         if seconds is not None:
             sleep(seconds)
+
+    def _count(self, threads: int) -> None:
+        with self._counting:
+            self._num_threads += threads
 
     def _pauses(self) -> Pauses | None:
         """Return the pauses of the calling thread, with the place of the thread where it has been started."""
@@ -181,12 +187,12 @@ class Chaos:
                 del thread.run
                 self._here.place = place
                 self._here.test = ""
-                self.num_threads += 1
+                self._count(1)
                 self.pause()
                 try:
                     run()
                 finally:
-                    self.num_threads -= 1
+                    self._count(-1)
 
             thread.run = run_late
             start(thread)
@@ -217,9 +223,6 @@ class _Lock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-_allocate_lock = threading.Lock
 
 
 def pytest_configure(config: pytest.Config) -> None:
