@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.chaos import ALL_SECONDS, Pauses
+from tests.chaos import ALL_SECONDS, MOST_SECONDS, Pauses
 
 RACE = """
 from threading import Event, Thread
@@ -55,9 +55,13 @@ def test_a_race_fails_under_some_seed_and_again_under_that_seed(tmp_path: Path) 
     assert len(first) < 20
     assert "chaos: CHAOS_SEED=1" in output
     assert "CHAOS_SEED=1 repeats these pauses." in output
-    # On a busy machine a thread may sleep for much longer than it should, and a test end differently.
-    assert any(failed(tmp_path, 1)[0] == first for _ in range(5))
-    assert all(failed(tmp_path, seed)[0] != first for seed in (2, 3))
+    # On a busy machine a thread may sleep for much longer than it should, so some tests may end differently.
+    assert any(are_alike(first, failed(tmp_path, 1)[0]) for _ in range(5))
+    assert not are_alike(first, failed(tmp_path, 2)[0])
+
+
+def are_alike(names: set[str], others: set[str]) -> bool:
+    return len(names & others) > len(names ^ others)
 
 
 def drawn(seed: str) -> list[float | None]:
@@ -69,5 +73,5 @@ def test_a_thread_has_the_same_pauses_with_the_same_seed_and_rests_within_a_boun
     seeds = [f"{number} test_a 0.1" for number in range(20)]
     for seed in seeds:
         assert drawn(seed) == drawn(seed)
-        assert sum(filter(None, drawn(seed))) < ALL_SECONDS + 0.01
+        assert sum(filter(None, drawn(seed))) < ALL_SECONDS + max(MOST_SECONDS)
     assert len({tuple(drawn(seed)) for seed in seeds}) > 10
