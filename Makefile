@@ -40,7 +40,8 @@ INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 # Only these files are read, since reading all tests takes a minute.
 OF_SCHEDULES = $(shell grep --recursive --files-with-matches --include 'test_*.py' '^@schedules' tests)
-OF_THREADS = $(shell grep --recursive --files-with-matches --extended-regexp --include 'test_*.py' \
+# Tests of connections have a server with threads, which they share.
+OF_THREADS = tests/http $(shell grep --recursive --files-with-matches --extended-regexp --include 'test_*.py' \
 	'\b(Thread|ThreadPoolExecutor|THREADS|RunningServer|running_server|run_server|running_http|served_on_a_port)\b' tests)
 OF_KERNELS = $(shell grep --recursive --files-with-matches --include 'test_*.py' mark.kernels tests)
 
