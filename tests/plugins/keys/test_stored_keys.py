@@ -32,8 +32,8 @@ from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, prompts_done,
 from tests.routes.test_access import SPELLINGS, check_refused
 from tests.world.serving import Place, WorldServed, serving
 
-CHANGED_SECONDS = 2 * INTERVAL_SECONDS  # after which a server has seen a change of the table
-RETRIED_SECONDS = 60.0  # after which a line that was refused has come again
+CHANGED_SECONDS = 2 * INTERVAL_SECONDS  # By then, a server has seen a change of the table.
+RETRIED_SECONDS = 60.0  # By then, a line that was refused has come again.
 RunServer = Callable[[], AbstractContextManager[WorldServed]]
 
 
