@@ -32,6 +32,7 @@ from oaiserve.http.connections import allowed_connections
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
+from oaiserve.runtime import THREADS
 from oaiserve.system_memory import give_back, keep_freed, share_arenas
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         with times.part("server"):
             from oaiserve.app import create_app, server_telemetry
 
-            connections = allowed_connections(config.server)
+            connections = allowed_connections(config.server, THREADS.clock_ns)
             telemetry = server_telemetry(config, engine, connections, log_limit, plugins)
             is_child = sock.family == socket.AF_UNIX
             app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)

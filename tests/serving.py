@@ -47,7 +47,7 @@ class RunningServer(Server):
         **callbacks: Any,
     ) -> None:
         """With a `path`, it listens on this Unix socket, as a child process of a gateway does."""
-        connections = allowed_connections(options)
+        connections = allowed_connections(options, THREADS.clock_ns)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
         super().__init__(app, options, connections, trusts_peers=path is not None, **callbacks)

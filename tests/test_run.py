@@ -36,6 +36,7 @@ from oaiserve.commands import banner as banners
 from oaiserve.commands import model_banner
 from oaiserve.http.connections import allowed_connections
 from oaiserve.commands.listening import run_until_signal
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import logs
 
 hangs = "--hangs" in sys.argv
@@ -56,7 +57,7 @@ def serve_app(config, sock):
     if not hangs:
         logs.configure(config.server.log_level, config.server.log_format)
     banner = model_banner.of_server(config, sock.getsockname()[1], "generate", {})
-    run_until_signal(app, config, sock, allowed_connections(config.server), banner)
+    run_until_signal(app, config, sock, allowed_connections(config.server, THREADS.clock_ns), banner)
     return 0
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored

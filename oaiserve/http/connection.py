@@ -15,7 +15,6 @@ import httptools
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, UPGRADE, WRITE_TIMED_OUT, Refusal, client_of
 from oaiserve.http.uvicorn_parts import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -65,6 +64,7 @@ class Connection(HttpToolsProtocol):
         self,
         *args: Any,
         options: ServerOptions,
+        clock_ns: Callable[[], int],
         count: Callable[[Refusal], None] = lambda refusal: None,
         charge: Callable[[bytes, int], int] = lambda client, cpu_ns: 0,
         on_lost: Callable[[], None] = lambda: None,
@@ -72,6 +72,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options
+        self._clock_ns = clock_ns
         self._count = count
         self._charge = charge
         self._on_lost = on_lost
@@ -201,17 +202,17 @@ class Connection(HttpToolsProtocol):
             self._raw(data)
             return
         self._has_progressed = False
-        began_ns = monotonic_ns()
+        began_ns = self._clock_ns()
         try:
             self._parse(data)
             self._unused_bytes = 0 if self._has_progressed else self._unused_bytes + len(data)
             if self._unused_bytes > MOST_HEAD_BYTES:
                 raise _headers_too_large()
         except APIError as error:
-            self._parsing_ns = monotonic_ns() - began_ns
+            self._parsing_ns = self._clock_ns() - began_ns
             self._refuse(error, Refusal.INVALID)
         except httptools.HttpParserError as error:
-            self._parsing_ns = monotonic_ns() - began_ns
+            self._parsing_ns = self._clock_ns() - began_ns
             # Our own exception, raised in a callback of the parser, is the context of the parser's.
             own = error.__context__
             if not isinstance(own, APIError):

@@ -15,7 +15,6 @@ from enum import StrEnum
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -53,8 +52,9 @@ class Connections:
     the methods; any thread may read `num_open` and `refused`.
     """
 
-    def __init__(self, most: int, most_per_address: int, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, most: int, most_per_address: int, clock_ns: Callable[[], int]) -> None:
         self.num_open = 0
+        self.clock_ns = clock_ns
         self.refusals = Refusals(clock_ns)  # refused requests
         # It has all reasons from the start, so its size never changes.
         self.refused: dict[str, int] = dict.fromkeys(Refusal, 0)
@@ -100,7 +100,7 @@ def client_of(address: str) -> bytes:
     return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
 
 
-def allowed_connections(options: ServerOptions, files_each: int = 1) -> Connections:
+def allowed_connections(options: ServerOptions, clock_ns: Callable[[], int], files_each: int = 1) -> Connections:
     """Raise the limit of open files, and return `Connections` with limits by the options and the files left.
 
     Call it once the model is loaded: files open by then are taken. A connection takes `files_each`, 2 in a gateway,
@@ -123,7 +123,7 @@ def allowed_connections(options: ServerOptions, files_each: int = 1) -> Connecti
         )
     most = requested or min(available, MOST_CONNECTIONS)
     per_address = options.max_connections_per_address
-    return Connections(most, max(1, most // 2) if per_address is None else per_address)
+    return Connections(most, max(1, most // 2) if per_address is None else per_address, clock_ns)
 
 
 def _raise_open_files(wanted: int) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from oaiserve.facts.times import monotonic_ns
-
 SHARE = 0.05  # share of a core for these requests of one client
 FREE_NS = 20_000_000  # CPU time without any delay, which is enough for 13 to 40 refusals at once
 MOST_DELAY_NS = 2_000_000_000
@@ -26,7 +24,7 @@ MOST_CLIENTS = 10_000  # most accounts; then the client with the oldest charge i
 class Refusals:
     """The accounts by client. Only the event loop calls `charge`; any thread may read `delay_ns`."""
 
-    def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
         self.delay_ns = 0  # total delay
         self._clock_ns = clock_ns
         self._paid_off_ns: OrderedDict[bytes, int] = OrderedDict()  # the time at which each account is paid off

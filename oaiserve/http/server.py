@@ -124,6 +124,7 @@ class Server(uvicorn.Server):
             self.server_state,
             self.lifespan.state,
             options=self._options,
+            clock_ns=self.connections.clock_ns,
             count=self.connections.count,
             charge=self.connections.refusals.charge,
             on_lost=on_lost,

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.http.connections import MOST_CONNECTIONS, Connections, Refusal, allowed_connections
+from oaiserve.runtime import THREADS
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2", "2001:db8::1")
 
 
 @given(st.integers(1, 6), st.integers(0, 3), st.lists(st.tuples(st.booleans(), st.sampled_from(ADDRESSES))))
 def test_limits_hold_whatever_is_opened_and_closed(most: int, most_per_address: int, events: list) -> None:
-    connections = Connections(most, most_per_address)
+    connections = Connections(most, most_per_address, THREADS.clock_ns)
     open_by = Counter[str]()
     for opens, address in events:
         if opens:
@@ -32,7 +33,7 @@ def test_limits_hold_whatever_is_opened_and_closed(most: int, most_per_address: 
 
 
 def test_a_network_of_ipv6_counts_as_one_address_and_mapped_ipv4_as_itself() -> None:
-    connections = Connections(10, 1)
+    connections = Connections(10, 1, THREADS.clock_ns)
     assert connections.admit("2001:db8::1") is None
     assert connections.admit("2001:db8::ffff:2%eth0") is Refusal.ADDRESS
     assert connections.admit("2001:db8:0:1::1") is None
@@ -42,7 +43,7 @@ def test_a_network_of_ipv6_counts_as_one_address_and_mapped_ipv4_as_itself() -> 
 
 
 def test_each_refusal_is_counted_and_says_which_limit_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
-    connections = Connections(2, 1)
+    connections = Connections(2, 1, THREADS.clock_ns)
     for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"):
         connections.admit(address)
     assert (connections.refused[Refusal.ADDRESS], connections.refused[Refusal.ALL]) == (1, 1)
@@ -52,7 +53,7 @@ def test_each_refusal_is_counted_and_says_which_limit_it_keeps(caplog: pytest.Lo
 
 
 def test_the_default_leaves_files_to_the_server_and_half_of_the_rest_to_an_address() -> None:
-    connections = allowed_connections(ServerOptions())
+    connections = allowed_connections(ServerOptions(), THREADS.clock_ns)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert 0 < connections.most <= min(MOST_CONNECTIONS, limit - 64)
     assert connections.most_per_address == connections.most // 2
@@ -60,12 +61,12 @@ def test_the_default_leaves_files_to_the_server_and_half_of_the_rest_to_an_addre
 
 def test_a_gateway_leaves_a_file_for_each_connection_to_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oaiserve.http.connections._raise_open_files", lambda wanted: min(wanted, 1000))
-    alone = allowed_connections(ServerOptions()).most
-    assert alone // 2 - 1 <= allowed_connections(ServerOptions(), files_each=2).most <= alone // 2
+    alone = allowed_connections(ServerOptions(), THREADS.clock_ns).most
+    assert alone // 2 - 1 <= allowed_connections(ServerOptions(), THREADS.clock_ns, files_each=2).most <= alone // 2
     with pytest.raises(StartupError, match=f"room for .* connections, but --max-connections is {alone}"):
-        allowed_connections(ServerOptions(max_connections=alone), files_each=2)
+        allowed_connections(ServerOptions(max_connections=alone), THREADS.clock_ns, files_each=2)
 
 
 def test_more_connections_than_files_stop_the_start() -> None:
     with pytest.raises(StartupError, match=r"--max-connections is 10000000000\. Raise the limit with 'ulimit -n'"):
-        allowed_connections(ServerOptions(max_connections=10**10))
+        allowed_connections(ServerOptions(max_connections=10**10), THREADS.clock_ns)

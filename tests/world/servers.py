@@ -192,7 +192,7 @@ class Host:
 
     async def _serve(self) -> None:
         app, on_drain, failure = self.make()
-        connections = Connections(1000, 0, lambda: self.world.now_ns)
+        connections = Connections(1000, 0, self.world.clock_ns)
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http" and scope["path"] in GENERATES:

@@ -88,7 +88,7 @@ class PlacedServer(WorldServer):
     """A server of this world. `should_exit` ends it as a signal would."""
 
     def __init__(self, place: Place, app: Starlette, options: ServerOptions, **callbacks: Any) -> None:
-        connections = allowed_connections(options)
+        connections = allowed_connections(options, place.world.clock_ns)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
         super().__init__(app, options, connections, **callbacks)

@@ -20,6 +20,7 @@ from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check
 from oaiserve.plugins.gateway.app import create_gateway, create_gateway_of_models
 from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import logs
 
 # How to close a gateway, which has no keys of its own.
@@ -51,7 +52,7 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
     on_demand = config.of(ModelsOptions).load_on_demand
     banner = banner_of_models(config, [*configs], url, on_demand=on_demand, has_pages=has_pages)
     with announced(url, ", ".join(configs)):
-        connections = allowed_connections(server, files_each=2)
+        connections = allowed_connections(server, THREADS.clock_ns, files_each=2)
         gateway.metrics.show(connections)
         run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain, failure=lambda: models.failure)
     if models.failure is None:
@@ -67,7 +68,7 @@ def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
     url = address(config.server, sock.getsockname()[1])
     banner = banner_of_gateway(options, url, has_pages=bool(app.state.pages.links))
     with announced(url, f"those of {len(options.replica)} servers"):
-        connections = allowed_connections(config.server, files_each=2)
+        connections = allowed_connections(config.server, THREADS.clock_ns, files_each=2)
         gateway.metrics.show(connections)
         closed_by = SERVERS_KEYS_CLOSE if options.replica_key is None else None
         run_until_signal(app, config, sock, connections, banner, on_drain=gateway.drain, closed_by=closed_by)

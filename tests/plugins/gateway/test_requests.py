@@ -29,7 +29,7 @@ def entries(running: Fleet, query: str = "", **more: Any) -> list[dict[str, Any]
 
 def test_metrics_count_connections_that_the_gateway_refused(place: Place) -> None:
     with fleet(place, 1) as running:
-        connections = Connections(most=1, most_per_address=0)
+        connections = Connections(most=1, most_per_address=0, clock_ns=place.world.clock_ns)
         running.gateway.metrics.show(connections)
         for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
             connections.admit(address)
