@@ -146,7 +146,13 @@ def create_app(
     app = Starlette(
         routes=routes(config, parts, pages),
         middleware=middleware(
-            config.server, ring, pages, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
+            config.server,
+            ring,
+            pages,
+            telemetry.count_refused_access,
+            telemetry.is_sampled,
+            runtime,
+            is_child=is_child,
         ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,

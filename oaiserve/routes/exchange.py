@@ -6,7 +6,7 @@ This file knows neither the shapes of the API nor the readers of the record. Rou
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +16,7 @@ from oaiserve.engine.event_streams import LoopStream
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ReadAgain, ToolCallOutcome
-from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn
 from oaiserve.http.keys import KeyUse
@@ -59,6 +59,7 @@ class Exchange:
     unique_id: str  # our own
     trace: TraceContext
     client: str  # the name of its API key, or else its address; by these, clients take turns
+    clock_ns: Callable[[], int]  # the monotonic clock
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
     use: KeyUse | None = None  # use of its key, if that is limited or counted
@@ -120,7 +121,7 @@ class Exchange:
 
     def held_back(self, since_ns: int) -> None:
         self.received_ns = since_ns if self.received_ns is None else self.received_ns
-        self.refusal_delay_ns = monotonic_ns() - since_ns
+        self.refusal_delay_ns = self.clock_ns() - since_ns
 
     def streamed(self, chunk: TokenChunk, *, is_seen: bool) -> None:
         """Note tokens of a stream as they are written. Tokens that show no text yet count towards the next event."""
@@ -129,7 +130,7 @@ class Exchange:
         if not is_seen:
             self._num_unseen[choice] = num_tokens
             return
-        now_ns = monotonic_ns()
+        now_ns = self.clock_ns()
         last_ns = self._last_event_ns.get(choice)
         if last_ns is not None:
             self.event_gaps_ns.append(now_ns - last_ns)
@@ -165,7 +166,7 @@ class Exchange:
 
     def _phases_ns(self) -> dict[str, int]:
         """Return the past phases, computed from the same stamps as those of the record."""
-        return {phase.name: phase.duration_ns for phase in self.times.ended().phases()[:-1]}
+        return {phase.name: phase.duration_ns for phase in self.times.ended(self.clock_ns).phases()[:-1]}
 
     @property
     def read_again_tokens(self) -> int:

@@ -3,13 +3,11 @@ knows, because their bodies are still arriving or the ends of their answers are 
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 from typing import Any
 
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Origin
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.serving import Serving
 
@@ -17,7 +15,7 @@ from oaiserve.routes.serving import Serving
 def open_requests(serving: Serving) -> list[OpenRow]:
     """Return the newest open requests, newest first. Call it in a worker thread, since it may take milliseconds."""
     in_engine = serving.telemetry.recent.open()
-    epoch_offset_ns = time.time_ns() - monotonic_ns()
+    epoch_offset_ns = serving.runtime.unix_ns() - serving.runtime.clock_ns()
     own = (
         exchange
         for exchange in reversed(serving.exchanges.copy().values())
@@ -38,7 +36,7 @@ def open_request(serving: Serving, request_id: str) -> OpenRow | None:
         return None
     if exchange.engine_id is not None and (rows := serving.telemetry.recent.open(exchange.engine_id)):
         return rows[exchange.engine_id]
-    return _row(serving, exchange, time.time_ns() - monotonic_ns())
+    return _row(serving, exchange, serving.runtime.unix_ns() - serving.runtime.clock_ns())
 
 
 def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
@@ -53,4 +51,4 @@ def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
             "computed_prompt_tokens": usage.prompt_tokens if exchange.times.first_token is not None else 0,
             "completion_tokens": usage.completion_tokens,
         }
-    return OpenRow.of(origin, exchange.times, monotonic_ns, epoch_offset_ns, **tokens)
+    return OpenRow.of(origin, exchange.times, exchange.clock_ns, epoch_offset_ns, **tokens)

@@ -11,7 +11,6 @@ from oaiserve.explain.reuse.prefix_hashes import prefix_hashes
 from oaiserve.explain.reuse.recent_prompts import ReadPrompt, RecentPrompts, Reuse
 from oaiserve.explain.reuse.turns import turn_of
 from oaiserve.facts.record import ReadAgain
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.turn import AgentRun, Turn
 
 # Headers by which agents say which requests belong to one run, in order of precedence.
@@ -80,6 +79,7 @@ class PromptReuse:
         request_id: str,
         client: str,
         recent: RecentPrompts,
+        now_ns: int,
         held_elsewhere: float = 0.0,
     ) -> None:
         """Explain a prompt that the engine has read. The first one is known by the id of its answer in the API.
@@ -93,7 +93,7 @@ class PromptReuse:
             client,
             self.run,
             done.times.scheduled or 0,
-            monotonic_ns(),
+            now_ns,
             self.outlines[index],
             prefix_hashes(done.token_ids),
             done.cached_tokens,

@@ -23,7 +23,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
-from oaiserve.runtime import THREADS
+from oaiserve.runtime import Threads
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
@@ -154,7 +154,8 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Respon
     hook_after(patch, Telemetry, "record", records.append)
 
     options = {"max_step_tokens": 64, "tokenize_workers": 1}
-    engine = make_engine(runner, tokenizer=tokenizer, clock_ns=delays.clock, runtime=THREADS, **options)
+    runtime = Threads(delays.clock)
+    engine = make_engine(runner, tokenizer=tokenizer, runtime=runtime, **options)
     telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
 
     async def body() -> AsyncIterator[bytes]:
@@ -162,7 +163,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Respon
         delays.apply("receive")
         yield case.body[10:]
 
-    app = create_app(Config("demo"), engine, telemetry)
+    app = create_app(Config("demo"), engine, telemetry, runtime=runtime)
     transport = httpx.ASGITransport(app=slow_to_read(app, case.route, delays))  # type: ignore[arg-type]
     async with (
         app.router.lifespan_context(app),

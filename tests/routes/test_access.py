@@ -21,6 +21,7 @@ from oaiserve.http.keys import Keyring
 from oaiserve.routes.door.access import APIKeys, OpenPaths
 from oaiserve.routes.door.middleware import Errors, RequestHeaders
 from oaiserve.routes.pages import Pages
+from oaiserve.runtime import THREADS
 from oaiserve.wire.report import ROUTER_HEADER
 from oaiserve.wire.routing_decision import OWNER_HEADER
 from tests.routes.asking import bearer
@@ -379,7 +380,7 @@ def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None
     ring = Keyring(["mine"])
     is_open = OpenPaths(Pages(), guard_all=False)
     access = Middleware(APIKeys, keys=ring, is_open=is_open, count=lambda reason: None, is_child=is_child)
-    layers = [Middleware(RequestHeaders), Middleware(Errors), access]
+    layers = [Middleware(RequestHeaders, runtime=THREADS), Middleware(Errors), access]
     with TestClient(Starlette(routes=[Route("/v1/x", owner)], middleware=layers)) as client:
         for digest, status in ((sha256(b"mine"), 200 if is_child else 401), (sha256(b"other"), 401)):
             assert client.get("/v1/x", headers={OWNER_HEADER: digest.hexdigest()}).status_code == status

@@ -21,6 +21,7 @@ from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.open_requests import open_request, open_requests
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import Measured, Telemetry
 from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
@@ -162,11 +163,11 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
 def serving_with(in_engine: dict[str, OpenRow], exchanges: dict[str, Exchange]) -> Any:
     recent = SimpleNamespace(open=lambda engine_id=None: in_engine if engine_id in (None, *in_engine) else {})
     telemetry = SimpleNamespace(recent=recent)
-    return SimpleNamespace(telemetry=telemetry, exchanges=exchanges, name_of=lambda adapter: "demo")
+    return SimpleNamespace(telemetry=telemetry, exchanges=exchanges, name_of=lambda adapter: "demo", runtime=THREADS)
 
 
 def received(name: str, received_ns: int) -> Exchange:
-    return Exchange(name, name, TraceContext.from_headers(None, None), "", received_ns=received_ns)
+    return Exchange(name, name, TraceContext.from_headers(None, None), "", THREADS.clock_ns, received_ns=received_ns)
 
 
 def test_only_the_newest_requests_outside_the_engine_are_listed() -> None:

@@ -24,8 +24,8 @@ from oaiserve.facts.record import Outcome
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.fair_turns import MUCH_BYTES, CpuTime
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.routes import exchange
 from oaiserve.routes.answer.respond import PIECE_BYTES, write
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.receive import read_body
 from tests.missing_plugins import is_served
 from tests.routes.asking import BODIES, refused
@@ -57,12 +57,9 @@ def test_the_record_of_a_stream_has_its_events_and_no_other_record_has(served: S
     assert len(record.event_gaps_ns) == max(0, len(record.event_tokens) - 2)
 
 
-def test_events_are_those_that_the_client_sees_with_the_tokens_since_the_last_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_events_are_those_that_the_client_sees_with_the_tokens_since_the_last_one() -> None:
     clock = iter([5, 7, 30, 1000])
-    monkeypatch.setattr(exchange, "monotonic_ns", lambda: next(clock))
-    noted = exchange.Exchange("r", "u", TraceContext(1, 2), "client")
+    noted = Exchange("r", "u", TraceContext(1, 2), "client", clock.__next__)
     for choice, num_tokens, is_seen in (0, 1, True), (1, 1, True), (0, 3, False), (0, 2, True), (1, 8, True):
         noted.streamed(TokenChunk("r", choice, "", [0] * num_tokens, None), is_seen=is_seen)
     assert list(noted.event_tokens) == [1, 1, 5, 8]

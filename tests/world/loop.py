@@ -376,16 +376,12 @@ async def _at_once(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
 def on_clock(world: World) -> Iterator[pytest.MonkeyPatch]:
     """Put oaiserve on the world's clock and random numbers, for as long as the block lasts."""
 
-    def token_hex(num_bytes: int) -> str:
-        return f"{random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
-
     before = random.getstate()
     with pytest.MonkeyPatch.context() as patch:
         random.seed(world.random.getrandbits(64))
         put_on_clock(patch, lambda: world.now_ns)
         patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
         patch.setattr(anyio.to_thread, "run_sync", _at_once)
-        patch.setattr("oaiserve.routes.door.middleware.token_hex", token_hex)
         patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
         try:
             yield patch

@@ -306,7 +306,7 @@ class GatewayHost(Host):
             return self._places
 
         options = RouteOptions(replica=("http://servers",), host="0.0.0.0")
-        app, self.gateway = create_gateway(options, resolve, PACE)
+        app, self.gateway = create_gateway(options, resolve, PACE, self.world)
         return app, self.gateway.drain, lambda: None
 
     @property

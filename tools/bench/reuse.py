@@ -77,7 +77,7 @@ def measured(num_tokens: int, repeats: int) -> dict[str, float]:
         began = time.perf_counter()
         reuse.outlines.append(outline_of(turn.request, turn.request.prompts[0]))
         outlined = time.perf_counter()
-        reuse.read(done, f"response {place}", f"request {place}", "client", recent)
+        reuse.read(done, f"response {place}", f"request {place}", "client", recent, time.monotonic_ns())
         explanations.append(time.perf_counter() - outlined)
         outlines.append(outlined - began)
     return {"outline": statistics.median(outlines), "explanation": statistics.median(explanations)}

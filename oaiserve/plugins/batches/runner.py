@@ -255,7 +255,8 @@ class BatchRunner:
                 retries = status in (Overloaded.status, Unavailable.status) and not is_final
             parts.append(message.get("body", b""))
 
-        scope = own_scope(self._app, path, extensions={CONNECTION: {"cut": cut, "awaits_body": lambda: False}})
+        extensions = {CONNECTION: {"cut": cut, "awaits_body": lambda: False}}
+        scope = own_scope(self._app, path, self.backend.runtime.token_hex, extensions=extensions)
         state = scope["state"]
         request_id = state["request_id"]
         if not send_for(scope, owned.owner, self.backend.keys):

@@ -244,6 +244,7 @@ def _create(
             pages,
             count_refused,
             None,
+            runtime,
         ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,

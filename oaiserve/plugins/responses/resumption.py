@@ -193,7 +193,7 @@ class Resumption:
                 parts.append(message["body"])
 
         ids = (IDS_HEADER.encode(), one.stream_ids.as_text.encode())
-        scope = own_scope(self._app, _PATH, headers=[ids])
+        scope = own_scope(self._app, _PATH, self._runtime.token_hex, headers=[ids])
         if not send_for(scope, one.owner, self._backend.keys):
             return Unauthorized.status, msgspec.json.encode(Unauthorized(_KEY_IS_GONE).body(_PATH))
         scope["state"] |= {"send": send, "is_background": True}

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Usage
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
+from oaiserve.facts.times import WAITED_HEADER, waited
 from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import COST_HEADER, REUSE_HEADER, Exchange
@@ -57,11 +57,20 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids = state["request_id"], state["unique_id"], state["trace"]
-        client = state["client"], state["key_name"]
         key: Key | None = state["key"]
         serving = serving_of(Request(scope))
+        clock_ns = serving.runtime.clock_ns
         use = None if key is None else key.new_use()
-        exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
+        exchange = Exchange(
+            *ids,
+            state["client"],
+            clock_ns,
+            state["key_name"],
+            state["owner"],
+            use,
+            self._operation,
+            self._http_route,
+        )
         exchange.routing = state.get("routing", exchange.routing)
         headers = dict(reversed(Headers(scope=scope).items()))  # Of two headers with the same name, the first counts.
         exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in headers
@@ -73,13 +82,13 @@ class Accounting:
         exchange.prompt_reuse.is_one_of_several = HOPS_HEADER in headers
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
-        if (stamps := waited(headers.get(WAITED_HEADER, ""), monotonic_ns())) is not None:
+        if (stamps := waited(headers.get(WAITED_HEADER, ""), clock_ns())) is not None:
             exchange.received_ns, exchange.model_load_ns = stamps
 
         async def stamped_receive() -> Message:
             message = await receive()
             if exchange.received_ns is None:
-                exchange.received_ns = monotonic_ns()
+                exchange.received_ns = clock_ns()
             return message
 
         async def watched_send(message: Message) -> None:
@@ -126,7 +135,7 @@ class Accounting:
             scope.get("state", {}).pop("exchange", None)
 
     def _record_of(self, scope: Scope, exchange: Exchange, usage: Usage) -> RequestRecord:
-        times = exchange.times.ended()
+        times = exchange.times.ended(exchange.clock_ns)
         if times.received is None:  # The request was answered or cancelled before its body began.
             times.received = times.responded
         serving = serving_of(Request(scope))

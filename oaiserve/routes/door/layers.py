@@ -14,6 +14,7 @@ from oaiserve.routes import adaptations
 from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts, OpenPaths
 from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath
 from oaiserve.routes.pages import Pages
+from oaiserve.runtime import Runtime
 
 EXPOSED_HEADERS = (  # visible to the scripts of allowed pages
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
@@ -38,14 +39,15 @@ def middleware(
     pages: Pages,
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
+    runtime: Runtime,
     *,
     is_child: bool = False,
 ) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
     `is_sampled` is None if another process answers, which knows the trace and the time."""
     chain = [
-        Middleware(RequestHeaders, is_sampled=is_sampled),
-        Middleware(PacedRefusals, is_child=is_child),
+        Middleware(RequestHeaders, runtime=runtime, is_sampled=is_sampled),
+        Middleware(PacedRefusals, clock_ns=runtime.clock_ns, is_child=is_child),
         Middleware(TidyPath),
         Middleware(Errors),
         Middleware(

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -35,7 +34,6 @@ from oaiserve.errors import (
     RequestTimeout,
     Unavailable,
 )
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.hosts import is_address
 from oaiserve.http.connections import CONNECTION, client_of
@@ -44,6 +42,7 @@ from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS
 from oaiserve.routes.door.foreign_paths import ours_for
 from oaiserve.routes.intake.receive import announced_bytes
 from oaiserve.routes.operation import serves
+from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
 from oaiserve.wire.routing_decision import DECISION_HEADER, REFUSAL_CPU_HEADER, of_text
 
@@ -68,15 +67,19 @@ class RequestHeaders:
     it, trace and time are left to the server behind this one.
     """
 
-    def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, runtime: Runtime, is_sampled: Callable[[TraceContext], bool] | None = None
+    ) -> None:
         self.app = app
+        self._clock_ns = runtime.clock_ns
+        self._token_hex = runtime.token_hex
         self._is_sampled = is_sampled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        started_ns = monotonic_ns()
-        ids = request_ids(scope)
+        started_ns = self._clock_ns()
+        ids = request_ids(scope, self._token_hex)
         request_id = ids["request_id"]
         trace = ids["trace"]
         state = scope.setdefault("state", {})
@@ -91,7 +94,7 @@ class RequestHeaders:
                 if is_of_anthropic(scope):
                     response["request-id"] = request_id
                 if self._is_sampled is not None:
-                    response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
+                    response["openai-processing-ms"] = str((self._clock_ns() - started_ns) // 1_000_000)
                     is_sampled = "exchange" in scope["state"] and self._is_sampled(trace)
                     response["traceresponse"] = trace.traceparent(trace.span_id, is_sampled=is_sampled)
                 connection = scope.get("extensions", {}).get(CONNECTION)
@@ -111,7 +114,7 @@ def is_of_anthropic(scope: Scope) -> bool:
     )
 
 
-def request_ids(scope: Scope) -> dict[str, Any]:
+def request_ids(scope: Scope, token_hex: Callable[[int], str]) -> dict[str, Any]:
     """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, the address as `client`, and `cpu`
     for the time of work on its body."""
     headers = Headers(scope=scope)
@@ -145,8 +148,9 @@ class PacedRefusals:
     waited for long. A child process holds nothing back: its gateway charges the client for both.
     """
 
-    def __init__(self, app: ASGIApp, *, is_child: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, clock_ns: Callable[[], int], is_child: bool = False) -> None:
         self.app = app
+        self._clock_ns = clock_ns
         self._is_child = is_child
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +173,7 @@ class PacedRefusals:
     async def _hold_back(self, scope: Scope, cpu_ns: int) -> None:
         state = scope["state"]
         if delay_ns := charge(scope, cpu_ns):
-            began_ns = monotonic_ns()
+            began_ns = self._clock_ns()
             with suppress(asyncio.CancelledError):  # The server shuts down: the client gets its answer now.
                 await asyncio.sleep(delay_ns / 1e9)
             if "exchange" in state:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +16,7 @@ from oaiserve.routes.door.middleware import request_ids
 def own_scope(
     app: Starlette,
     path: str,
+    token_hex: Callable[[int], str],
     *,
     headers: Sequence[tuple[bytes, bytes]] = (),
     extensions: Mapping[str, Any] | None = None,
@@ -25,7 +26,7 @@ def own_scope(
     scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b""}
     scope |= {"headers": [(b"content-type", b"application/json"), *headers]}
     scope |= {"extensions": dict(extensions or {}), "app": app, "server": None}
-    scope["state"] = request_ids(scope) | {"key": None, "key_name": None}
+    scope["state"] = request_ids(scope, token_hex) | {"key": None, "key_name": None}
     return scope
 
 

@@ -7,7 +7,6 @@ makes its answer. The event loop does all this for a small body, and the tokeniz
 
 from __future__ import annotations
 
-import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -21,7 +20,6 @@ from oaiserve.engine.pooling import Task
 from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.record import Origin
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.fair_turns import Work
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.exchange import Exchange
@@ -86,7 +84,7 @@ class Intake(Generic[OwnBody]):
         self.media = MediaReader(serving, exchange.adaptations.note)
         if exchange.ids is None:
             unique_id = exchange.unique_id
-            created = int(time.time())
+            created = serving.runtime.unix_ns() // 10**9
         else:
             unique_id, created = exchange.ids[:2]
         fingerprint = f"oaiserve-{serving.version}"
@@ -183,7 +181,7 @@ class Intake(Generic[OwnBody]):
             own_id = f"{self.head.id}-{exchange.unique_id}"
         exchange.engine_id = own_id
         adapter = exchange.adapter
-        received_ns = exchange.received_ns or monotonic_ns()
+        received_ns = exchange.received_ns or exchange.clock_ns()
         came = (exchange.request_id, exchange.operation, exchange.http_route, self.head.model)
         request = Request(
             own_id,
