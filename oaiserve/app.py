@@ -119,7 +119,7 @@ def create_app(
             app.state.bodies,
             ring,
             serving.has_others,
-            runtime=runtime,
+            runtime,
             is_child=is_child,
         )
         thread = runtime.executor("end")

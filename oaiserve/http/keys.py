@@ -18,7 +18,7 @@ from typing import Protocol
 
 from oaiserve.config import is_header_value
 from oaiserve.errors import StartupError
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Keyring:
             file.refresh()
         self._gather()
 
-    async def stay_fresh(self, runtime: Runtime = THREADS) -> None:
+    async def stay_fresh(self, runtime: Runtime) -> None:
         """Refresh keys that may change, until cancelled. Files may be slow, so a worker thread reads them."""
         if not self._files and not self.sources:
             return

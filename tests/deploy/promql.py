@@ -39,9 +39,10 @@ def _of_gateway() -> dict[str, set[str]]:
     from oaiserve.plugins.gateway.metrics import GatewayMetrics
     from oaiserve.plugins.gateway.routers import Routers
     from oaiserve.plugins.gateway.watch import USUAL, Watch
+    from oaiserve.runtime import THREADS
 
     assert LABEL == "served_model"
-    metrics = GatewayMetrics(Watch(Routers(), (), (), USUAL))
+    metrics = GatewayMetrics(Watch(Routers(), (), (), USUAL, THREADS.clock_ns))
     known = {
         f"{vars(metric)['_name']}_total": {*vars(metric)["_labelnames"], *_TARGET}
         for metric in vars(metrics).values()

@@ -71,6 +71,7 @@ class Children:
     plugins: Sequence[Plugin]  # those in front
     folder: ModelsFolder
     ring: Keyring | None
+    runtime: Runtime
 
     @asynccontextmanager
     async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
@@ -83,11 +84,12 @@ class Children:
             gateway.bodies,
             self.ring,
             capacity.has_others,
+            self.runtime,
         )
         if not self.options.load_on_demand:
             tasks.append(asyncio.create_task(self.models.load_all()))
         if self.ring is not None:
-            tasks.append(asyncio.create_task(self.ring.stay_fresh()))
+            tasks.append(asyncio.create_task(self.ring.stay_fresh(self.runtime)))
         try:
             async with running(self.plugins, app):
                 yield
@@ -116,12 +118,15 @@ def create_gateway(
     `resolve` finds a URL's replicas."""
     headers = report_headers(options.replica_key)
     routers = Routers()
-    watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
+    watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace, runtime.clock_ns)
     return _create(watch, routers, options.config, options, own_plugins(), None, runtime)
 
 
 def create_gateway_of_models(
-    config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin] | None = None
+    config: Config,
+    configs: Mapping[str, Config],
+    plugins: Sequence[Plugin] | None = None,
+    runtime: Runtime = THREADS,
 ) -> tuple[Starlette, Gateway, ChildModels]:
     """Return the app of a gateway whose replicas are child processes, one for each model, the gateway, and the models.
 
@@ -154,12 +159,21 @@ def create_gateway_of_models(
         )
         for number, (name, config) in enumerate(configs.items(), start=1)
     ]
-    models = ChildModels(children, options, start_on, changed, routers.models_of, lambda name: name in watch.hung)
-    watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
+    models = ChildModels(
+        children,
+        options,
+        start_on,
+        changed,
+        routers.models_of,
+        lambda name: name in watch.hung,
+        runtime.clock_ns,
+    )
+    headers = report_headers(own_key)
+    watch = Watch(routers, (models,), headers, PACE_OF_MODELS, runtime.clock_ns, logging.DEBUG)
     route = RouteOptions(body_limit=config.server.body_limit)
     in_front = [plugin for plugin in parts if plugin.is_in_front]
-    inside = Children(config.having(store), models, options, in_front, folder, ring)
-    app, gateway = _create(watch, routers, config, route, parts, inside)
+    inside = Children(config.having(store), models, options, in_front, folder, ring, runtime)
+    app, gateway = _create(watch, routers, config, route, parts, inside, runtime)
     return app, gateway, models
 
 
@@ -170,14 +184,14 @@ def _create(
     options: RouteOptions,
     plugins: Iterable[Plugin],
     children: Children | None,
-    runtime: Runtime = THREADS,
+    runtime: Runtime,
 ) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
     if models is not None:
         metrics.registry.register(ModelMetrics(models.models.values()))
     tracing = make_tracing(
-        epoch_offset_ns=WallClock(),
+        epoch_offset_ns=WallClock(runtime.unix_ns, runtime.clock_ns),
         version=__version__,
         count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
         service="oaiserve-gateway",
@@ -224,7 +238,7 @@ def _create(
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", show_metrics),
-        *page.routes(watch, routers, metrics, config, models, gateway, pages),
+        *page.routes(watch, routers, metrics, config, models, gateway, pages, runtime),
     ]
 
     async def ask(request: Request, target: str) -> Mapping[int, bytes] | Response:
@@ -232,7 +246,8 @@ def _create(
 
     of_plugins: list[BaseRoute] = []
     if children is not None:
-        routes += model_routes.routes(config, children.models, watch, routers)
+        created = runtime.unix_ns() // 10**9
+        routes += model_routes.routes(config, children.models, watch, routers, created)
         of_plugins = routes_of(children.plugins, children.config, {route.path for route in routes})
     behind = [plugin for plugin in plugins if children is None or not plugin.is_in_front]
     of_plugins += routes_of(behind, config, {route.path for route in routes}, ask=ask)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oaiserve.errors import REASON_HEADER, BadGateway, LoopDetected
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt
 from oaiserve.plugins.gateway.client_request import ClientRequest
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
@@ -63,6 +63,7 @@ class Attempts:
     watch: Watch
     metrics: GatewayMetrics
     tracing: Tracing | None
+    clock_ns: Callable[[], int]
     are_children: bool
 
     async def begin(
@@ -98,13 +99,13 @@ class Attempts:
         failed: BegunAnswer | None = None
         while len(tried) < MOST_TRIES or request.looks_for_one:
             try:
-                decision = self._choose(request, now_ns := monotonic_ns(), tried, kind)
+                decision = self._choose(request, now_ns := self.clock_ns(), tried, kind)
             except NoReplica:
                 break
             if moves:
                 metrics.moved.labels(moves).inc()
             elif not tried:
-                metrics.choice_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
+                metrics.choice_seconds.observe((self.clock_ns() - request.began_ns) / 1e9)
             tried.append(decision.replica)
             upstream = self.watch.upstreams[decision.replica]
             metrics.choices.labels(str(upstream.number), decision.reason).inc()
@@ -114,7 +115,7 @@ class Attempts:
             if address.path is None:
                 attributes = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
             attributes[names.HTTP_REQUEST_METHOD] = request.method
-            request.attempts.append(attempt := Attempt(monotonic_ns(), attributes))
+            request.attempts.append(attempt := Attempt(self.clock_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
             own += request.deadline_headers(now_ns, is_beside=self.are_children)
             if self.tracing is not None:
@@ -125,12 +126,12 @@ class Attempts:
                 begun = BegunAnswer(await unless_left(asking, left), decision, upstream, attempt)
             except Unreachable as error:
                 moves = "unreachable"
-                attempt.end(monotonic_ns(), moves)
+                attempt.end(self.clock_ns(), moves)
                 self.watch.exclude(upstream.name, str(error))
                 self.watch.failed(upstream, str(error))
                 continue
             except BadAnswer as error:
-                attempt.end(monotonic_ns(), "no HTTP")
+                attempt.end(self.clock_ns(), "no HTTP")
                 log.warning("The replica %s has answered what is no HTTP: %s", upstream.shown, error)
                 self.watch.failed(upstream, f"no HTTP: {error}")
                 raise BadGateway("The answer to this request could not be read. Please try again.") from None
@@ -143,7 +144,7 @@ class Attempts:
                 passed.append(begun)
                 failed = begun
                 moves = "500"
-                attempt.end(monotonic_ns(), str(status))
+                attempt.end(self.clock_ns(), str(status))
                 continue
             # Another replica may lack the object of the request, such as an earlier response.
             is_elsewhere = status == 404 and (request.looks_for_one or failed is not None)
@@ -152,13 +153,13 @@ class Attempts:
                     text = f"an answer of {failed.answer.status} to a request that another replica has answered"
                     self.watch.failed(failed.upstream, text)
                 if not request.sent.number:
-                    metrics.wait_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
+                    metrics.wait_seconds.observe((self.clock_ns() - request.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
             passed.append(begun)
             moves = str(status)
             refused = begun
-            attempt.end(monotonic_ns(), moves)
+            attempt.end(self.clock_ns(), moves)
             if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
                 self.watch.exclude(upstream.name, "it takes no requests (503)")
         last = failed or refused

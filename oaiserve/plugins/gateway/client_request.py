@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from random import getrandbits
 from urllib.parse import parse_qsl, quote, urlencode
@@ -12,10 +11,10 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from oaiserve.errors import MODELS_PATH
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.plugins.gateway.sent_pieces import SentPieces
 from oaiserve.routes.models import name_in
+from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from oaiserve.wire.prefix_keys import Prompt, prompt_of_body
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER, FORWARDED_HEADER, HOPS_HEADER
@@ -93,9 +92,9 @@ def num_hops_of(scope: Scope) -> int:
 
 
 async def client_request_of(
-    scope: Scope, body: bytearray, sent: SentPieces, num_hops: int, *, has_ids: bool
+    scope: Scope, body: bytearray, sent: SentPieces, num_hops: int, runtime: Runtime, *, has_ids: bool
 ) -> ClientRequest:
-    began_ns = monotonic_ns()
+    began_ns = runtime.clock_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
     # This is the path that was checked. A replica might read the original differently.
     path = quote(scope["path"], safe="/:@!$&'()*+,;=~")
@@ -122,7 +121,7 @@ async def client_request_of(
     if state.get("is_background"):
         headers.append((BACKGROUND_HEADER.encode(), b"1"))
     if method == "POST" and has_ids:
-        ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
+        ids = StreamIds(state["unique_id"], runtime.unix_ns() // 10**9, getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     if scope["path"].startswith(INSIDE) and any(name in _OF_PROXIES for name, _ in scope["headers"]):
         headers.append((FORWARDED_HEADER.encode(), b"1"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,12 +18,17 @@ class FleetFeed(Feed):
     page, and `is_draining` whether the gateway is shutting down, which doesn't wait for viewers."""
 
     def __init__(
-        self, samples: FleetSamples, state: Callable[[], dict[str, Any]], is_draining: Callable[[], bool]
+        self,
+        samples: FleetSamples,
+        state: Callable[[], dict[str, Any]],
+        is_draining: Callable[[], bool],
+        unix_ns: Callable[[], int],
     ) -> None:
         super().__init__(self._update)
         self._samples = samples
         self._state = state
         self._is_draining = is_draining
+        self._unix_ns = unix_ns
 
     async def events(self) -> AsyncIterator[bytes]:
         await self._look()
@@ -43,7 +47,7 @@ class FleetFeed(Feed):
         return self._update()
 
     async def _look(self) -> None:
-        await self._samples.look(time.time_ns() // 1_000_000)
+        await self._samples.look(self._unix_ns() // 1_000_000)
 
     def _update(self) -> bytes:
         found = {"samples": [*self._samples.samples][-LAST_SAMPLES:], "fleet": self._state()}

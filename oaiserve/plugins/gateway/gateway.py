@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import Config
 from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
-from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
+from oaiserve.facts.times import WAITED_HEADER, Phase
 from oaiserve.http.fair_turns import TurnWorkers, Work
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
@@ -60,7 +60,7 @@ from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.telemetry import names
 from oaiserve.wire.routing_decision import OWNER_HEADER
 
@@ -91,8 +91,8 @@ class Gateway:
         config: Config,
         options: RouteOptions,
         tracing: Tracing | None,
-        models: ChildModels | None = None,
-        runtime: Runtime = THREADS,
+        models: ChildModels | None,
+        runtime: Runtime,
     ) -> None:
         """`models` are those of its child processes, if these are its replicas."""
         self.router = router
@@ -112,7 +112,7 @@ class Gateway:
         self._listing = asyncio.Semaphore(MOST_LISTS)
         self._has_warned_of_loop = False
         self.is_draining = False
-        self._attempts = Attempts(router, watch, metrics, tracing, are_children=models is not None)
+        self._attempts = Attempts(router, watch, metrics, tracing, runtime.clock_ns, are_children=models is not None)
         self._relay = Relay(
             self._attempts, options.continue_streams, lambda: self.is_draining, shows_requests=self._shows_requests
         )
@@ -157,7 +157,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises the gateway's own errors, before the status line."""
         ending = Ending.REFUSED
-        began_ns = monotonic_ns()
+        began_ns = self._runtime.clock_ns()
         try:
             ending = await self._pass_on(scope, receive, send)
         except ClientDisconnect:
@@ -182,7 +182,7 @@ class Gateway:
                 if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
                     attributes[names.ERROR_TYPE] = ending.value
                 name = span_name(request.method, scope["path"], request.status)
-                whole = Phase(name, began_ns, monotonic_ns())
+                whole = Phase(name, began_ns, self._runtime.clock_ns())
                 self._tracing.record_passed(request.trace, whole, attributes, request.attempts)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
@@ -206,7 +206,8 @@ class Gateway:
             left = asyncio.create_task(client_left(receive))
             try:
                 sent = SentPieces(self.kept, client)
-                request = await client_request_of(scope, body, sent, num_hops, has_ids=self._continues != "never")
+                has_ids = self._continues != "never"
+                request = await client_request_of(scope, body, sent, num_hops, self._runtime, has_ids=has_ids)
                 scope["state"]["request"] = request
                 if listing := self._listing_for(scope, request):
                     await (await unless_left(self._in_turn(listing), left))(scope, receive, send)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -31,8 +30,8 @@ from oaiserve.routes.models import closed_route as adapters_closed
 MOST_METRICS_BYTES = 16 * 2**20
 
 
-def routes(config: Config, models: ChildModels, watch: Watch, routers: Routers) -> list[Route]:
-    created = int(time.time())
+def routes(config: Config, models: ChildModels, watch: Watch, routers: Routers, created: int) -> list[Route]:
+    """Return these routes. `created` is the Unix time in seconds that models have in the list."""
 
     async def every_model(request: Request) -> list[AnyModel]:
         """Return all models and adapters as the API shows them. Those that are not loaded have only some fields."""

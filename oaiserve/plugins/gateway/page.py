@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from oaiserve import __version__
 from oaiserve.config import Config
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.feed import FleetFeed
 from oaiserve.plugins.gateway.gateway import Gateway
@@ -27,6 +26,7 @@ from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.operation import closed
 from oaiserve.routes.pages import Endpoint, Pages
 from oaiserve.routes.root import answer_root
+from oaiserve.runtime import Runtime
 
 closed_route = closed(
     "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "
@@ -42,6 +42,7 @@ def routes(
     models: ChildModels | None,
     gateway: Gateway,
     pages: Pages,
+    runtime: Runtime,
 ) -> list[Route]:
     """Return the routes of these pages: the chat, which any replica answers, and the live page of the fleet. With
     `models` in child processes, the feed of one model comes from its process."""
@@ -51,7 +52,8 @@ def routes(
 
     def fleet() -> dict[str, Any]:
         sent = counts(metrics.choices, "replica")
-        replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
+        now_ns = runtime.clock_ns()
+        replicas = [_shown(upstream, watch, routers, sent, now_ns) for upstream in watch.upstreams.values()]
         if models is not None:
             replicas += [_not_loaded(model) for model in models.models.values() if model.process is None]
         elif config.is_private:
@@ -64,7 +66,8 @@ def routes(
             "has_children": models is not None,
         }
 
-    fleet_feed = FleetFeed(FleetSamples(watch), fleet, lambda: gateway.is_draining)
+    fleet_samples = FleetSamples(watch, runtime.clock_ns)
+    fleet_feed = FleetFeed(fleet_samples, fleet, lambda: gateway.is_draining, runtime.unix_ns)
 
     async def feed(request: Request) -> ASGIApp:
         if models is not None and request.query_params.get("model"):
@@ -92,7 +95,7 @@ def _not_loaded(model: Model) -> dict[str, Any]:
     return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}
 
 
-def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
+def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int], now_ns: int) -> dict[str, Any]:
     """Return a replica as the page shows it. The numbers from its reports are null without one."""
     name = upstream.name
     number = upstream.number
@@ -100,7 +103,7 @@ def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, i
     is_up = False
     if name not in watch.joined:
         state = "Not reached yet"
-    elif monotonic_ns() < upstream.out_until_ns:
+    elif now_ns < upstream.out_until_ns:
         state = "Paused, because its requests failed"
     elif name in watch.silent:
         state = "Not responding"

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope, Send
 
 from oaiserve.errors import ANTHROPIC_PATH, REASON_HEADER, BadGateway, Unavailable
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.plugins.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.client_request import OF_CONNECTION, ClientRequest
@@ -92,14 +91,14 @@ class Relay:
             except CutOff as error:
                 if left.done():
                     raise ClientDisconnect from None
-                begun.attempt.end(monotonic_ns(), "cut off")
+                begun.attempt.end(self.attempts.clock_ns(), "cut off")
                 num_cuts += 1
                 if request.sent.number > num_sent:
                     self._blame(cutters)
                     self.attempts.watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
                     num_sent = request.sent.number
                     num_cuts = 0
-                    give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+                    give_up_ns = self.attempts.clock_ns() + int(GO_ON_SECONDS * 1e9)
                 cutters.append((begun.upstream, f"an answer cut off: {error}"))
                 may_go_on = may_go_on and not request.sent.is_forgotten
                 if not may_go_on:
@@ -164,7 +163,7 @@ class Relay:
                 begun.upstream.num_failures = begun.upstream.num_pauses = 0
             return bytes(events.rest)
         finally:
-            begun.attempt.end(monotonic_ns())
+            begun.attempt.end(self.attempts.clock_ns())
             begun.upstream.num_open -= 1
             answer.close()
 
@@ -184,7 +183,7 @@ class Relay:
             unlike: set[str] = set()  # replicas that turned out to be of another kind, where that must not be
             if num_cuts:  # replicas cut it off one after the other
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
-            while monotonic_ns() < give_up_ns and not self.is_draining():
+            while self.attempts.clock_ns() < give_up_ns and not self.is_draining():
                 with suppress(NoReplica, BadGateway):
                     begun = await self.attempts.begin(request, left, *cutters, kind=kind)
                     is_alike = bool(kind) and begun.kind == kind

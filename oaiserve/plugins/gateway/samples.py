@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import msgspec
 
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.upstream import NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
@@ -65,8 +64,9 @@ _decode = msgspec.json.Decoder(Samples).decode
 class FleetSamples:
     """The last minutes of all replicas together. Event loop only."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, clock_ns: Callable[[], int]) -> None:
         self._watch = watch
+        self._clock_ns = clock_ns
         self._last: dict[str, Sample] = {}  # by replica
         self._asked_ns: int | None = None
         self._number = 0
@@ -78,7 +78,7 @@ class FleetSamples:
         """Request the samples since the last call from all replicas, and add them up. The first call, and any after a
         long pause, begin with the past minutes."""
         async with self._asking:
-            now_ns = monotonic_ns()
+            now_ns = self._clock_ns()
             elapsed_ns = now_ns - (self._asked_ns or 0)
             is_first = self._asked_ns is None or elapsed_ns > IDLE_NS
             self._asked_ns = now_ns

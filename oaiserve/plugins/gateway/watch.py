@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
 
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE, Source
 from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, TooLong, Upstream
@@ -68,6 +67,7 @@ class Watch:
         sources: Iterable[Source],
         headers: Headers,
         pace: Pace,
+        clock_ns: Callable[[], int],
         log_level: int = logging.INFO,
     ) -> None:
         """Reports are requested with `headers`. Lines about replicas that come and go have `log_level`."""
@@ -77,6 +77,7 @@ class Watch:
         self._found: dict[str, Sequence[Address]] = {}  # by the name of a source
         self.headers = headers
         self._pace = pace
+        self._clock_ns = clock_ns
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
@@ -119,7 +120,7 @@ class Watch:
             upstream.close()
             for names in (self.joined, self.silent, self.hung):
                 names.discard(name)
-        self._router.update_replicas(self.joined, monotonic_ns())
+        self._router.update_replicas(self.joined, self._clock_ns())
         for name in sorted(listed.keys() - self.upstreams.keys()):
             number = self._numbers.pop(name, None) or (self._free.pop() if self._free else next(self._next_number))
             self._numbers[name] = number
@@ -133,7 +134,7 @@ class Watch:
         """Let the router avoid a replica until it reports again, because a request could not be delivered to it."""
         if name not in self.upstreams:
             return  # The replica is gone.
-        self._router.exclude(name, monotonic_ns())
+        self._router.exclude(name, self._clock_ns())
         if name not in self.silent:
             self.upstreams[name].mute_until_ns = 0  # Another process may answer next time.
             self.silent.add(name)
@@ -145,7 +146,7 @@ class Watch:
         name = upstream.name
         if name in self.hung:
             return
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
         upstream.num_failures += 1
         num_out = sum(now_ns < other.out_until_ns for other in self.upstreams.values())
         is_enough = upstream.num_failures >= MOST_FAILURES and now_ns >= upstream.out_until_ns
@@ -165,7 +166,7 @@ class Watch:
         slow_seconds = pace.answer_seconds
         while True:
             number += 1
-            asked_ns = monotonic_ns()
+            asked_ns = self._clock_ns()
             most_seconds = min(pace.answer_seconds, max(pace.least_answer_seconds, slow_seconds))
             try:
                 report = await _within(most_seconds, self._ask(upstream, number))
@@ -187,10 +188,10 @@ class Watch:
                 log.exception("The report of the replica %s cannot be read", upstream.shown)
             else:
                 self.hung.discard(upstream.name)
-                took_seconds = (monotonic_ns() - asked_ns) / 1e9
+                took_seconds = (self._clock_ns() - asked_ns) / 1e9
                 now_seconds = max(SLOW_ANSWERS * took_seconds, SLOW_STEPS * report.step_seconds)
                 slow_seconds = now_seconds if number == 1 else max(REMEMBERED * slow_seconds, now_seconds)
-                if monotonic_ns() >= upstream.out_until_ns:
+                if self._clock_ns() >= upstream.out_until_ns:
                     self._learn(report, upstream)
             await asyncio.sleep(self._pace.report_seconds)
 
@@ -202,7 +203,7 @@ class Watch:
 
     def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
         name = report.replica
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
         if name not in self.joined:
             log.log(self._log_level, "Replica %s is ready for requests", upstream.shown)
             self.joined.add(name)
@@ -215,7 +216,7 @@ class Watch:
     async def _ask(self, upstream: Upstream, number: int) -> ReplicaReport:
         """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
-        if monotonic_ns() >= upstream.mute_until_ns:
+        if self._clock_ns() >= upstream.mute_until_ns:
             why_mute = None
             try:
                 status, content = await upstream.get(b"/debug/report", self.headers)
@@ -232,7 +233,7 @@ class Watch:
                 why_mute = f"they cannot be read: {error}"
             upstream.report = None
             if why_mute is not None:
-                upstream.mute_until_ns = monotonic_ns() + int(MUTE_SECONDS * 1e9)
+                upstream.mute_until_ns = self._clock_ns() + int(MUTE_SECONDS * 1e9)
                 if not upstream.has_warned_of_reports:
                     upstream.has_warned_of_reports = True
                     log.warning(

@@ -15,7 +15,7 @@ from oaiserve.config import Config
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.http.keys import Keyring
 from oaiserve.routes.intake.bodies import Bodies
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 
 
 class Capacity(Protocol):
@@ -39,5 +39,5 @@ class Backend:
     bodies: Bodies
     keys: Keyring | None
     has_others: Callable[[str], bool]  # whether clients other than this one have open requests
-    runtime: Runtime = THREADS
+    runtime: Runtime
     is_child: bool = False  # whether a gateway is in front, which sends such requests in place of this process

@@ -15,6 +15,7 @@ from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
+from oaiserve.runtime import THREADS, Runtime, Threads
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.plugins.gateway.doubles import OPTIONS, QUICK, quick
@@ -67,11 +68,13 @@ class RawReplica:
 
 
 @contextmanager
-def gateway_before(*replicas: RawReplica, pace: Pace = QUICK, **options: Any) -> Iterator[tuple[Gateway, httpx.Client]]:
+def gateway_before(
+    *replicas: RawReplica, pace: Pace = QUICK, runtime: Runtime = THREADS, **options: Any
+) -> Iterator[tuple[Gateway, httpx.Client]]:
     async def resolve(url: str) -> list[Address]:
         return [replica.address for replica in replicas]
 
-    app, made = create_gateway(RouteOptions(replica=("http://raw",), **options), resolve, pace)
+    app, made = create_gateway(RouteOptions(replica=("http://raw",), **options), resolve, pace, runtime)
     with (
         RunningServer(app, OPTIONS, on_drain=made.drain) as server,
         httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http,
@@ -170,11 +173,11 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
     two: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     later_ns = [0]
-    monotonic_ns = watch.monotonic_ns
-    monkeypatch.setattr(watch, "monotonic_ns", lambda: monotonic_ns() + later_ns[0])
+    runtime = Threads(lambda: THREADS.clock_ns() + later_ns[0])
     broken, good = two
     broken.answer = BROKEN
-    with gateway_before(*two, pace=quick(pause_seconds=100)) as (made, http), caplog.at_level("WARNING"):
+    before = gateway_before(*two, pace=quick(pause_seconds=100), runtime=runtime)
+    with before as (made, http), caplog.at_level("WARNING"):
         monkeypatch.setattr(watch, "MOST_PAUSE_SECONDS", 250)
         out = made.watch.upstreams[broken.address.name]
         for times, seconds in enumerate((100, 200, 250), start=1):

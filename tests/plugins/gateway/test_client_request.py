@@ -7,6 +7,7 @@ import pytest
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.client_request import client_request_of
 from oaiserve.plugins.gateway.sent_pieces import SentPieces
+from oaiserve.runtime import THREADS
 from oaiserve.wire.routing_decision import FORWARDED_HEADER
 
 
@@ -14,7 +15,7 @@ def headers_for(path: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:
     state = {"request_id": "r", "unique_id": "u", "trace": None, "client": "127.0.0.1"}
     scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "scheme": "http", "state": state}
     sent = SentPieces(SharedLimit(1), "127.0.0.1")
-    made = client_request_of({**scope, "headers": [*headers]}, bytearray(), sent, 0, has_ids=False)
+    made = client_request_of({**scope, "headers": [*headers]}, bytearray(), sent, 0, THREADS, has_ids=False)
     return {name.decode(): value.decode() for name, value in asyncio.run(made).headers}
 
 

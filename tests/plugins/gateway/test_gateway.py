@@ -31,6 +31,7 @@ from oaiserve.plugins.gateway.router import score, seed_of
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, _within
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import tracing
 from oaiserve.wire.address import Address
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
@@ -457,7 +458,8 @@ async def test_replicas_are_looked_up_again_after_a_fault(caplog: pytest.LogCapt
             is_found.set()
             return []
 
-    watching = asyncio.create_task(watch.Watch(Routers(), [Faulty()], (), USUAL._replace(resolve_seconds=0)).run())
+    at_once = USUAL._replace(resolve_seconds=0)
+    watching = asyncio.create_task(watch.Watch(Routers(), [Faulty()], (), at_once, THREADS.clock_ns).run())
     await is_found.wait()
     watching.cancel()
     assert "no such thing was expected" in caplog.text
@@ -474,7 +476,7 @@ async def test_numbers_are_given_again_however_many_replicas_come_and_go(monkeyp
         async def addresses(self) -> list[Address]:
             return [Address("127.0.0.1", port, f"server {port}") for port in ports]
 
-    watched = watch.Watch(Routers(), [Listed()], (), USUAL)
+    watched = watch.Watch(Routers(), [Listed()], (), USUAL, THREADS.clock_ns)
 
     async def number_of(port: int) -> int:
         ports[:] = [port]

@@ -12,6 +12,7 @@ from oaiserve.http.connections import Connections
 from oaiserve.plugins.gateway import lists
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
@@ -132,7 +133,7 @@ SAMPLE = {
 
 def samples_of(*sources: Source) -> FleetSamples:
     watch: Any = SimpleNamespace(upstreams={source.name: source for source in sources}, headers=[])
-    return FleetSamples(watch)
+    return FleetSamples(watch, THREADS.clock_ns)
 
 
 async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:

@@ -17,7 +17,6 @@ from oaiserve.commands.server_process import ServerProcess
 from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.children.hang_clock import LOOK_SECONDS, HangClock
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
@@ -66,7 +65,7 @@ class ChildModels:
         changed: Callable[[], Awaitable[None]],
         reported: Callable[[str], Iterable[str]],
         hangs: Callable[[str], bool],
-        clock_ns: Callable[[], int] = monotonic_ns,
+        clock_ns: Callable[[], int],
     ) -> None:
         """`start` starts a process. `changed` is called when one begins or stops taking requests; a request for it is
         sent after that has returned. `reported` returns the models and adapters that a replica has reported, and

@@ -12,6 +12,7 @@ from oaiserve.config import Bytes, Config
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.options import ModelsOptions
+from oaiserve.runtime import THREADS
 from oaiserve.wire.address import Address
 
 SIZE = 100
@@ -135,7 +136,15 @@ def test_a_request_may_name_a_model_by_its_path_which_stands_for_its_name(tmp_pa
     file.touch()
     machine = Machine("")
     model = Model("small", Config(str(file)), Address("127.0.0.1", 1, "small"), SIZE)
-    models = ChildModels([model], ModelsOptions(), machine.start, machine.changed, machine.reported, bool)  # type: ignore[arg-type]
+    models = ChildModels(
+        [model],
+        ModelsOptions(),
+        machine.start,  # type: ignore[arg-type]
+        machine.changed,
+        machine.reported,
+        bool,
+        THREADS.clock_ns,
+    )
     for name in ("", "small", str(file)):
         assert models.names_for(name) == ("small", str(file)), "the names that a key may have"
         assert models.name_for(name) == "small", "the name by which its process is found"
