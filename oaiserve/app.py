@@ -158,6 +158,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.pages = pages
+    app.state.runtime = runtime
     app.state.count_refusal_delay = lambda delay_ns: None  # Telemetry reads the accounts themselves.
     return app
 

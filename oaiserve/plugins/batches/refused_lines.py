@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.refusals import MOST_DELAY_NS, SHARE
 
 # CPU time of all threads for a small refused line, with its record and its stored answer: 863 µs for each of 3,000
@@ -30,7 +29,7 @@ class _Account:
 class RefusedLines:
     """The accounts by owner. An owner without a recently refused line has none. Only the event loop uses them."""
 
-    def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
         self._accounts: dict[str, _Account] = {}
 

@@ -265,6 +265,7 @@ def _create(
         lifespan=lifespan,
     )
     app.state.pages = pages
+    app.state.runtime = runtime
     app.state.bodies = gateway.bodies
     app.state.count_refusal_delay = lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9)
     return app, gateway

@@ -147,6 +147,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
         exchange.answer_facts,
         {},
         offered,
+        unix_ns=serving.runtime.unix_ns,
         stream=False,
         reuse=exchange.prompt_reuse,
         is_compacted=False,

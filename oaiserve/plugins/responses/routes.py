@@ -195,6 +195,7 @@ def _answer(
         exchange.answer_facts,
         _reported(intake, offered, params, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
+        unix_ns=serving.runtime.unix_ns,
         reuse=exchange.prompt_reuse,
         is_compacted=compact.is_in(body),
         stream=exchange.is_streaming and not compacts,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +51,7 @@ class ResponsesShape:
         reported: Mapping[str, Any],
         offered: OfferedTools,
         *,
+        unix_ns: Callable[[], int],
         reuse: PromptReuse,
         is_compacted: bool,
         stream: bool,
@@ -61,6 +61,7 @@ class ResponsesShape:
         """`reported` are the parameters to repeat in the answer. `facts` about it are noted. An answer that
         `only_prepares` the cache has no output."""
         self._head = head
+        self._unix_ns = unix_ns
         self._reuse = reuse
         self._is_compacted = is_compacted
         self._only_prepares = only_prepares
@@ -205,7 +206,7 @@ class ResponsesShape:
         return ResponseObject(
             id=self._head.id,
             created_at=self._head.created,
-            completed_at=int(time.time()) if status == "completed" else None,
+            completed_at=self._unix_ns() // 10**9 if status == "completed" else None,
             status=status,
             error=error,
             incomplete_details=IncompleteDetails(self._cut_by) if status == "incomplete" else None,

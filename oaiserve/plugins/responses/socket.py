@@ -7,6 +7,7 @@ handshake. So keys, limits, accounts, metrics and errors are those of any reques
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -55,7 +56,7 @@ def socket_route(path: str) -> Route:
         version = request.headers.get("sec-websocket-version", "")
         if not key or version != VERSION:
             raise InvalidRequest(f"A WebSocket needs the header Sec-WebSocket-Key, and the version {VERSION}.")
-        return Socket(key, request.app.state.bodies)
+        return Socket(key, request.app.state.bodies, request.app.state.runtime.token_hex)
 
     return Route(path, connect, methods=["GET"])
 
@@ -90,9 +91,10 @@ class Charge:
 class Socket:
     """One connection, as an ASGI response to its handshake."""
 
-    def __init__(self, key: str, bodies: Bodies) -> None:
+    def __init__(self, key: str, bodies: Bodies, token_hex: Callable[[int], str]) -> None:
         self._key = key
         self._bodies = bodies
+        self._token_hex = token_hex
         self._incoming = bytearray()
         self._has_data = asyncio.Event()
         self._frames = Reader()
@@ -104,7 +106,7 @@ class Socket:
         self._connection: dict[str, Any] = scope["extensions"][UPGRADE]
         self._charge = Charge(scope)
         with HeldBytes(self._bodies.received, scope["state"]["client"]) as held:
-            lanes = Lanes(scope, self._bodies, held, self._emit)
+            lanes = Lanes(scope, self._bodies, self._token_hex, held, self._emit)
             self._connection["take"](self._take_data, lanes.drain)
             accept = accept_value(self._key).encode()
             headers = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import suppress
-from secrets import token_hex
 
 import msgspec
 from starlette.types import Scope
@@ -40,9 +40,12 @@ class Unsteerable(Exception):
 class Lanes:
     """`emit` sends an event's JSON to the client. `held` counts all bytes of messages, and of what is kept of them."""
 
-    def __init__(self, scope: Scope, bodies: Bodies, held: HeldBytes, emit: Emit) -> None:
+    def __init__(
+        self, scope: Scope, bodies: Bodies, token_hex: Callable[[int], str], held: HeldBytes, emit: Emit
+    ) -> None:
         self._scope = scope
         self._bodies = bodies
+        self._token_hex = token_hex
         self._held = held
         self._emit = emit
         self.message: Content = bytearray()  # the one that is being received or read
@@ -153,7 +156,7 @@ class Lanes:
             self.check_room(len(steer.items))
         except Overloaded as full:
             raise Unsteerable(steer, "too_many_pending_steers", full.message) from None
-        await run.steer(f"steer_{token_hex(16)}", steer.items)
+        await run.steer(f"steer_{self._token_hex(16)}", steer.items)
 
     async def _run_lane(self, stream_id: str | None) -> None:
         """Make the responses of a lane, one after the other."""

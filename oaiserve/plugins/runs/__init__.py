@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oaiserve.facts.times import WallClock
 from oaiserve.plugin import Plugin, StartupError
 from oaiserve.plugins.runs import metrics
 from oaiserve.plugins.runs.kept_runs import KeptRuns
 from oaiserve.plugins.runs.turns import row_of
+from oaiserve.runtime import THREADS, Runtime
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -65,11 +67,11 @@ def count_ended(kept: KeptRuns, turns: Observe, tool_seconds: Observe, reused_ra
         reused_ratio(row.cached_tokens / max(1, row.prompt_tokens))
 
 
-def plugin(settings: Mapping[str, Any]) -> Plugin:
-    """Return the plug-in with the runs of one server."""
+def plugin(settings: Mapping[str, Any], runtime: Runtime = THREADS) -> Plugin:
+    """Return the plug-in with the runs of one server, which are as old as the clocks of this runtime say."""
     if settings:
         raise StartupError(f"it takes no settings, but the config file has {', '.join(settings)}.")
-    kept = KeptRuns()
+    kept = KeptRuns(runtime.unix_ns, WallClock(runtime.unix_ns, runtime.clock_ns))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -6,7 +6,6 @@ and is found by the digests of its prompts: the first turn on a replica continue
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -68,9 +67,8 @@ def routes(path: str, ask: AskReplicas) -> list[Route]:
                 found = await whole(request, row.run_id, group)
                 num_open = sum(part.row.num_open for part in group)
                 if found is not None:
-                    row = row_of(
-                        row.run_id, found.turns, time.time_ns(), num_dropped=found.num_dropped, num_open=num_open
-                    )
+                    now_unix_ns = request.app.state.runtime.unix_ns()
+                    row = row_of(row.run_id, found.turns, now_unix_ns, num_dropped=found.num_dropped, num_open=num_open)
             rows.append(row)
         return json_response(RunList(rows))
 
@@ -85,7 +83,8 @@ def routes(path: str, ask: AskReplicas) -> list[Route]:
                 found = await whole(request, run_id, group)
                 if found is not None:
                     num_open = sum(part.row.num_open for part in group)
-                    return await run_in_threadpool(run_response, found, time.time_ns(), form, num_open)
+                    now_unix_ns = request.app.state.runtime.unix_ns()
+                    return await run_in_threadpool(run_response, found, now_unix_ns, form, num_open)
         raise missing(run_id)
 
     return [Route(path, recent_runs), Route(f"{path}/{{run_id}}", recent_run)]

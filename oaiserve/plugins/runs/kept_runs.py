@@ -6,11 +6,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from threading import Lock
-from time import time_ns
 from typing import NamedTuple
 
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import WallClock
+from oaiserve.facts.times import EpochOffset
 from oaiserve.plugins.runs.turns import MAX_TURNS, SILENCE_SECONDS, KeptTurn
 
 MAX_RUNS = 200
@@ -52,9 +51,9 @@ class _Kept:
 class KeptRuns:
     """The latest runs: those that a client names, and the others from their second turn on."""
 
-    def __init__(self, now_unix_ns: Callable[[], int] = time_ns) -> None:
+    def __init__(self, now_unix_ns: Callable[[], int], epoch_offset_ns: EpochOffset) -> None:
         self.now_unix_ns = now_unix_ns
-        self._epoch_offset_ns = WallClock()
+        self._epoch_offset_ns = epoch_offset_ns
         self._lock = Lock()
         self._runs: OrderedDict[str, _Kept] = OrderedDict()  # the one with the oldest last turn first
         self._single: OrderedDict[str, _Kept] = OrderedDict()

@@ -9,13 +9,14 @@ from oaiserve.facts.record import RequestRecord
 from oaiserve.plugins.runs import kept_runs
 from oaiserve.plugins.runs.kept_runs import KeptRuns
 from oaiserve.plugins.runs.turns import MAX_TURNS, SILENCE_SECONDS, Run, run_of
+from oaiserve.runtime import THREADS
 from tests.plugins.runs.records import turn_at
 
 TOOLS = {"after_tools": True}
 
 
 def kept_of(*records: RequestRecord) -> KeptRuns:
-    kept = KeptRuns()
+    kept = KeptRuns(THREADS.unix_ns, lambda: 0)
     for record in records:
         kept.add(record)
     return kept
@@ -107,7 +108,7 @@ def test_five_hundred_turns_are_kept_without_text() -> None:
 
 def test_a_run_has_ended_after_its_silence_and_counts_once() -> None:
     now_ns = [0]
-    kept = KeptRuns(lambda: now_ns[0])
+    kept = KeptRuns(lambda: now_ns[0], lambda: 0)
     kept.add(turn_at(0, 100))
     kept.add(turn_at(200, 300))
     found = kept.get("run_1")

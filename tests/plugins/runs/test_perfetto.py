@@ -6,11 +6,12 @@ from typing import Any
 from oaiserve.plugins.runs.kept_runs import KeptRuns
 from oaiserve.plugins.runs.perfetto import trace_of
 from oaiserve.plugins.runs.turns import run_of
+from oaiserve.runtime import THREADS
 from tests.plugins.runs.records import turn_at
 
 
 def events_of(*records: Any) -> list[dict[str, Any]]:
-    kept = KeptRuns()
+    kept = KeptRuns(THREADS.unix_ns, lambda: 0)
     for record in records:
         kept.add(record)
     found = kept.get("run_1")
