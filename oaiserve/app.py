@@ -88,7 +88,7 @@ def create_app(
         app.state.serving = Serving(
             config=config,
             engine=engine,
-            streams=streams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
+            streams=streams(engine, asyncio.get_running_loop(), runtime.clock_ns, max_held_tokens=MAX_HELD_TOKENS),
             telemetry=telemetry,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,

@@ -52,7 +52,9 @@ class EngineParts:
     ) -> EngineParts:
         """Return the parts of an engine for this model. All but the first two arguments are for tests."""
         options = options or EngineOptions()
-        energy = energy or Energy.found()
+        if machine is None and options.explain:
+            machine = MachineTime(throttling=throttling_file(), clock_ns=runtime.clock_ns)
+        energy = energy or Energy.found(runtime.clock_ns)
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
         has_drafts = is_drafting and not model.num_states
@@ -77,7 +79,7 @@ class EngineParts:
             drafts=drafts,
             energy=energy,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
-            machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
+            machine=machine if options.explain else None,
             cores_ns=cores_ns,
             learn=learn,
             runtime=runtime,

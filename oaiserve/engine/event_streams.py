@@ -20,7 +20,7 @@ from oaiserve.engine.request import (
     Terminal,
     TokenChunk,
 )
-from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.facts.times import RequestTimes
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
@@ -44,15 +44,16 @@ class LoopStream:
         self,
         request: Request,
         engine: Engine,
+        held: HeldTokens,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
-        held: HeldTokens | None = None,
     ) -> None:
         self.request = request
         self.too_slow = False
         self.is_cut = False
         self._engine = engine
         self._max_unread_tokens = max_unread_tokens
-        self._held = HeldTokens() if held is None else held
+        self._held = held
+        self._clock_ns = held.clock_ns
         self._events: list[Event] = []
         self._last_chunks: dict[int, TokenChunk] = {}  # last chunk of each choice in _events
         self._num_unread_tokens = 0  # tokens of the chunks in _events
@@ -91,12 +92,12 @@ class LoopStream:
         self._events = []
         self._last_chunks.clear()
         self._num_unread_tokens = self._num_gathered_tokens = 0
-        self._busy_since_ns = monotonic_ns()
+        self._busy_since_ns = self._clock_ns()
         return events
 
     def progressed(self) -> None:
         """Note progress: the client has taken a piece of the reader's bytes."""
-        self._busy_since_ns = monotonic_ns()
+        self._busy_since_ns = self._clock_ns()
 
     def close(self) -> None:
         """Abort the request unless it has ended, and drop what is held: the reader has left."""
@@ -208,7 +209,8 @@ class HeldTokens:
     is cut. Readers keeping up come last.
     """
 
-    def __init__(self, limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
+    def __init__(self, clock_ns: Callable[[], int], limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
+        self.clock_ns = clock_ns
         self.limit = limit
         self.stalled_ns = stalled_ns
         self.number = 0
@@ -216,7 +218,7 @@ class HeldTokens:
 
     def check(self) -> None:
         while self.number > self.limit:
-            now_ns = monotonic_ns()
+            now_ns = self.clock_ns()
             max(self.streams, key=lambda stream: self._cost(stream, now_ns)).cut()
 
     def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
@@ -257,13 +259,14 @@ class LoopStreams:
         self,
         engine: Engine,
         loop: asyncio.AbstractEventLoop,
+        clock_ns: Callable[[], int],
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         max_held_tokens: int = MAX_HELD_TOKENS,
     ) -> None:
         self._engine = engine
         self._loop = loop
         self._max_unread_tokens = max_unread_tokens
-        self.held = HeldTokens(max_held_tokens)
+        self.held = HeldTokens(clock_ns, max_held_tokens)
         self._streams: dict[str, LoopStream] = {}
 
     def __len__(self) -> int:
@@ -272,7 +275,7 @@ class LoopStreams:
 
     def submit(self, request: Request) -> LoopStream:
         """Submit a request, and return its stream, which its reader closes. Raises the engine's errors."""
-        stream = self.stream_type(request, self._engine, self._max_unread_tokens, self.held)
+        stream = self.stream_type(request, self._engine, self.held, self._max_unread_tokens)
         self._streams[request.request_id] = stream
         try:
             self._engine.submit(request, self._deliver)

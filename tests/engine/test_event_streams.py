@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from oaiserve.engine import event_streams
 from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.engine.request import (
     Aborted,
@@ -19,6 +18,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import Clock
 from tests.engine.logprobs_for_tests import token_logprobs
 
@@ -49,7 +49,7 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
 
 def gathered(*events: Event) -> list[Event]:
     """Return the events for a reader that was busy during all of these."""
-    stream = LoopStream(Request("r", ()), FakeEngine())
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns))
     for event in events:
         stream.push(event)
     return asyncio.run(stream.next())
@@ -89,7 +89,7 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
 
 
 async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
-    stream = LoopStream(Request("r", ()), FakeEngine())
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns))
     stream.push(chunk("a"))
     events = await stream.next()
     stream.push(chunk("b"))
@@ -101,7 +101,7 @@ async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
 
 def test_a_reader_that_falls_too_far_behind_is_aborted_once() -> None:
     engine = FakeEngine()
-    stream = LoopStream(Request("r", ()), engine, max_unread_tokens=3)
+    stream = LoopStream(Request("r", ()), engine, HeldTokens(THREADS.clock_ns), max_unread_tokens=3)
     for letter in "abc":
         stream.push(chunk(letter))
     assert (stream.too_slow, engine.aborted) == (False, [])
@@ -113,13 +113,13 @@ def test_a_reader_that_falls_too_far_behind_is_aborted_once() -> None:
 
 
 def test_alternatives_count_as_tokens() -> None:
-    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=20)
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns), max_unread_tokens=20)
     stream.push(chunk("a", num_top=20))
     assert stream.too_slow
 
 
 async def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
-    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns), max_unread_tokens=3)
     for _ in range(10):
         stream.push(chunk("abc"))
         await stream.next()
@@ -127,7 +127,7 @@ async def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
 
 
 async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> None:
-    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns), max_unread_tokens=3)
     reader = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
     for index in range(5):
@@ -138,24 +138,18 @@ async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() 
 # -- what all streams hold together -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(event_streams, "monotonic_ns", clock)
-    return clock
-
-
 async def reader_that_stopped(held: HeldTokens, engine: FakeEngine, name: str, text: str) -> LoopStream:
     """Return a stream whose reader took this text, and has been writing it since."""
-    stream = LoopStream(Request(name, ()), engine, held=held)
+    stream = LoopStream(Request(name, ()), engine, held)
     held.streams.add(stream)
     stream.push(chunk(text))
     await stream.next()
     return stream
 
 
-async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much(clock: Clock) -> None:
-    held = HeldTokens(limit=10)
+async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
+    clock = Clock()
+    held = HeldTokens(clock, limit=10)
     engine = FakeEngine()
     small = await reader_that_stopped(held, engine, "small", "ab")
     large = await reader_that_stopped(held, engine, "large", "abcd")
@@ -168,8 +162,9 @@ async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_m
     assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
 
 
-async def test_a_reader_that_takes_a_piece_is_not_behind_any_more(clock: Clock) -> None:
-    held = HeldTokens(limit=5)
+async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
+    clock = Clock()
+    held = HeldTokens(clock, limit=5)
     engine = FakeEngine()
     reads = await reader_that_stopped(held, engine, "reads", "abcd")
     await reader_that_stopped(held, engine, "stopped", "ab")
@@ -180,7 +175,7 @@ async def test_a_reader_that_takes_a_piece_is_not_behind_any_more(clock: Clock) 
 
 
 async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
-    held = HeldTokens(limit=12)
+    held = HeldTokens(THREADS.clock_ns, limit=12)
     engine = FakeEngine()
     writes = await reader_that_stopped(held, engine, "writes", "abcdef")
     stalled = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
@@ -196,7 +191,7 @@ async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -
 
 
 async def test_what_was_written_or_left_is_not_held() -> None:
-    held = HeldTokens()
+    held = HeldTokens(THREADS.clock_ns)
     engine = FakeEngine()
     stream = await reader_that_stopped(held, engine, "r", "abc")
     stream.push(PromptDone("r", 0, [1, 2], None, TIMES))

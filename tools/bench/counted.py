@@ -21,6 +21,7 @@ from typing import Any
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.event_streams import LoopStream, LoopStreams
 from oaiserve.engine.request import Event, Request, TokenChunk
+from oaiserve.runtime import THREADS
 
 _Lock = threading.Lock
 _RLock = threading.RLock
@@ -145,7 +146,7 @@ def count_hand_overs(make_engine: Callable[[], Engine], requests: Sequence[Reque
 
 async def _read_all(engine: Engine, requests: Sequence[Request]) -> int:
     """Read the streams of all requests, and return the number of their tokens."""
-    streams = CountedStreams(engine, CountedLoop(asyncio.get_running_loop()))
+    streams = CountedStreams(engine, CountedLoop(asyncio.get_running_loop()), THREADS.clock_ns)
     opened = [streams.submit(request) for request in requests]
     return sum(await asyncio.gather(*map(_read, opened)))
 

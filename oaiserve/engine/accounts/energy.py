@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oaiserve.facts.times import monotonic_ns
-
 RAPL = Path("/sys/class/powercap")
 LEAST_NS = 900_000_000  # between two readings
 log = logging.getLogger(__name__)
@@ -47,7 +45,8 @@ class Energy:
         cpu: list[Counter],
         gpu: list[Counter],
         num_cores: int = os.cpu_count() or 1,
-        clock_ns: Callable[[], int] = monotonic_ns,
+        *,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._cpu = cpu
         self._gpu = gpu
@@ -59,9 +58,9 @@ class Energy:
         self._watts: tuple[float, float] | None = None
 
     @classmethod
-    def found(cls, rapl: Path = RAPL) -> Energy:
+    def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL) -> Energy:
         """Return the energy by the meters that this process can read; of none, nothing is known."""
-        return cls(rapl_counters(rapl), nvml_counters())
+        return cls(rapl_counters(rapl), nvml_counters(), clock_ns=clock_ns)
 
     @property
     def is_known(self) -> bool:

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.system_cgroups import cgroups
 
 TASKS = Path("/proc/self/task")
@@ -33,7 +32,8 @@ class MachineTime:
         tasks: Path = TASKS,
         throttling: Path | None = None,
         page_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
-        clock_ns: Callable[[], int] = monotonic_ns,
+        *,
+        clock_ns: Callable[[], int],
     ) -> None:
         """`page_faults` returns the number of pages for which the process has waited while a disk was read."""
         self._tasks = tasks

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from oaiserve.engine.accounts.energy import Counter, Energy, nvml_counters, rapl_counters
+from oaiserve.runtime import THREADS
 from tests.engine.doubles import Clock
 
 WRAPS_AT = 262_143_328_850  # µJ, as of a real package: an hour at 150 W wraps twice
@@ -77,12 +78,12 @@ def test_a_gpu_is_the_engines_for_its_share_of_time() -> None:
 def test_without_a_meter_nothing_is_known_and_a_meter_that_fails_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nothing = Energy(rapl_counters(tmp_path), [])
+    nothing = Energy(rapl_counters(tmp_path), [], clock_ns=THREADS.clock_ns)
     nothing.read()
     assert not nothing.is_known
     assert nothing.joules_of(1, 1) is None
     package = Package(tmp_path)
-    energy = Energy(rapl_counters(tmp_path), [])
+    energy = Energy(rapl_counters(tmp_path), [], clock_ns=THREADS.clock_ns)
     package.zones.clear()
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     energy.read()

@@ -13,6 +13,7 @@ from oaiserve.engine.accounts.machine_time import (
     MachineTime,
     throttling_file,
 )
+from oaiserve.runtime import THREADS
 from tests.system_files import write_files
 
 MOST = 10**9
@@ -37,7 +38,7 @@ def tasks(tmp_path: Path) -> Tasks:
 
 def test_the_delay_of_the_calling_thread_is_that_since_the_last_call(tasks: Tasks) -> None:
     tasks.wrote(tasks.own, 500, 1000)
-    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=THREADS.clock_ns)
     assert machine.delay_ns() == 0
     tasks.wrote(tasks.own, 600, 1234)
     assert machine.delay_ns() == 234
@@ -47,7 +48,7 @@ def test_the_delay_of_the_calling_thread_is_that_since_the_last_call(tasks: Task
 def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks) -> None:
     for thread in (tasks.own, "900001", "900002", "900003"):
         tasks.wrote(thread, 1000, 1000)
-    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=THREADS.clock_ns)
     machine.delay_ns()
     tasks.wrote("900001", 2000, 1000 + 600)
     tasks.wrote("900002", 2000, 1000 + 300)
@@ -62,7 +63,7 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
 def test_the_threads_that_share_the_work_count_also_while_they_wait_for_cores(tasks: Tasks) -> None:
     for thread in (tasks.own, "900001"):
         tasks.wrote(thread, 0, 0)
-    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=THREADS.clock_ns)
     machine.delay_ns()
     tasks.wrote(tasks.own, 10 * ENOUGH_NS, 30 * ENOUGH_NS)
     tasks.wrote("900001", 5 * ENOUGH_NS, 25 * ENOUGH_NS)
@@ -101,14 +102,14 @@ def test_threads_that_do_not_work_are_not_looked_at_with_each_question(tasks: Ta
 
 
 def test_where_linux_tells_nothing_the_machine_takes_nothing(tmp_path: Path) -> None:
-    machine = MachineTime(tmp_path / "none")
+    machine = MachineTime(tmp_path / "none", clock_ns=THREADS.clock_ns)
     assert (machine.delay_ns(), machine.delay_ns()) == (0, 0)
 
 
 def test_a_limit_of_the_cgroup_is_found(tasks: Tasks, tmp_path: Path) -> None:
     stat = tmp_path / "cpu.stat"
     stat.write_text("usage_usec 100\nthrottled_usec 5\n")
-    machine = MachineTime(tasks.folder, stat, page_faults=lambda: 7)
+    machine = MachineTime(tasks.folder, stat, page_faults=lambda: 7, clock_ns=THREADS.clock_ns)
     machine.delay_ns()
     stat.write_text("usage_usec 100\nthrottled_usec 9\n")
     assert machine.more_ns(MOST) == 4000
@@ -116,7 +117,7 @@ def test_a_limit_of_the_cgroup_is_found(tasks: Tasks, tmp_path: Path) -> None:
 
 def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> None:
     faults = [7]
-    machine = MachineTime(tasks.folder, page_faults=lambda: faults[0])
+    machine = MachineTime(tasks.folder, page_faults=lambda: faults[0], clock_ns=THREADS.clock_ns)
     machine.delay_ns()
     assert machine.more_ns(MOST) == 0
     faults[0] += 1
