@@ -135,7 +135,7 @@ def pytest_collection_finish() -> None:
     """Get ready for the tests, when all that they need has been imported."""
     gc.freeze()  # without a collection, which would take a second and find little
     gc.enable()
-    # A load test calls this at its end. Each full collection after it would take a second for the million objects here.
+    # A load test calls this at its end. Full collections would then take a second each, for a million objects.
     gc.unfreeze = lambda: None
     if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
         patch_once(interpreter)

@@ -121,8 +121,7 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
 def _instructions(compiled_kernel: Any) -> tuple[str, ...]:
     """Return those of INSTRUCTIONS that a kernel has.
 
-    They stay beside the kernel in Triton's cache, because a disassembler takes longer than all else about a kernel that
-    has been compiled.
+    Triton's cache stores them next to the kernel, because starting the disassembler takes a third of a second.
     """
     from triton.runtime.cache import get_cache_manager
 

@@ -25,7 +25,7 @@ FOR_FLOAT8 = {"round_rows_kernel"}
 
 @pytest.fixture(scope="module")
 def rows_of_all_cards() -> list[dict[str, Any]]:
-    """Compile for all cards from one process, since importing torch takes longer than kernels that are in the cache."""
+    """Compile for all cards from one process, because importing torch takes longer than reading cached kernels."""
     rows: list[dict[str, Any]] = kernels.resources_of(None, CAPABILITIES)["rows"]
     return rows
 
