@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import monotonic_ns, time_ns
 from typing import NamedTuple
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "RequestTimes",
     "WallClock",
     "duration",
-    "monotonic_ns",
     "waited",
 ]
 
@@ -82,13 +80,13 @@ class WallClock:
 
     LEAST_STEP_NS = 10_000_000
 
-    def __init__(self, time_ns: Callable[[], int] = time_ns, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        self._time_ns = time_ns
+    def __init__(self, unix_ns: Callable[[], int], clock_ns: Callable[[], int]) -> None:
+        self._unix_ns = unix_ns
         self._clock_ns = clock_ns
-        self._offset_ns = time_ns() - clock_ns()
+        self._offset_ns = unix_ns() - clock_ns()
 
     def __call__(self) -> int:
-        offset_ns = self._time_ns() - self._clock_ns()
+        offset_ns = self._unix_ns() - self._clock_ns()
         if abs(offset_ns - self._offset_ns) >= self.LEAST_STEP_NS:
             self._offset_ns = offset_ns
         return self._offset_ns
@@ -141,11 +139,11 @@ class RequestTimes:
             starts.append(at_ns)
         return [Phase(*row) for row in zip(phases, starts, [*starts[1:], self.responded], strict=False)]
 
-    def so_far(self, clock_ns: Callable[[], int] = monotonic_ns) -> list[Phase]:
+    def so_far(self, clock_ns: Callable[[], int]) -> list[Phase]:
         """Return the phases of an open request up to now. Another thread may still write stamps."""
         return replace(self).ended(clock_ns).phases()
 
-    def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:
+    def ended(self, clock_ns: Callable[[], int]) -> RequestTimes:
         """Return a copy whose `responded` is now."""
         return replace(self, responded=clock_ns())
 

@@ -51,7 +51,8 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
 def check_tracing() -> None:
     """Check the environment as `make_tracing` does, for a server whose model takes long to load. Raises
     StartupError."""
-    tracing = make_tracing(epoch_offset_ns=WallClock(), version="", count_spans=lambda result, number: None)
+    epoch_offset_ns = WallClock(THREADS.unix_ns, THREADS.clock_ns)
+    tracing = make_tracing(epoch_offset_ns=epoch_offset_ns, version="", count_spans=lambda result, number: None)
     if tracing is not None:
         tracing.close(timeout_seconds=1)  # It has no spans to export.
 

@@ -25,7 +25,6 @@ from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.runtime import Threads
 from oaiserve.telemetry import Measured, Telemetry
-from tests.clocks import put_on_clock
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
 from tests.waiting import wait_until
 
@@ -135,7 +134,6 @@ def hook_after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[
 async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Response, RequestRecord, dict[str, Any]]:
     """Return the answer, the record and the account of the measured request."""
     delays = Delays(case.delays_ns)
-    put_on_clock(patch, delays.clock)
     tokenizer = SlowTokenizer(delays, case.prompt)
     runner = slow_runner(delays)
 

@@ -106,6 +106,6 @@ def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason:
         engine.world.begin(engine.stop)
     ended = inbox.wait_terminal(BLOCKED)[BLOCKED]
     assert isinstance(ended, Failed)
-    assert ended.times.ended().phases()[-1].name == "tokenize"
+    assert ended.times.ended(engine.world.clock_ns).phases()[-1].name == "tokenize"
     tokenizer.release.set()
     engine.stop()

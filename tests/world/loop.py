@@ -1,4 +1,4 @@
-"""An event loop in simulated time, which is the runtime of the world's processes, and the clocks that it moves.
+"""An event loop in simulated time, which is the runtime of the world's processes.
 
 The clock leaps to the next timer. All that happens follows from the seed, so a second run has the same trace.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
 from oaiserve.runtime import ENDED, Priority, Turn, When
-from tests.clocks import put_on_clock
 from tests.world.runtime import WorldExecutor, WorldFuture, WorldQueue, WorldWorker
 
 START_SECONDS = 1000.0
@@ -373,14 +371,12 @@ async def _at_once(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def on_clock(world: World) -> Iterator[pytest.MonkeyPatch]:
-    """Put oaiserve on the world's clock and random numbers, for as long as the block lasts."""
-
+def on_one_thread(world: World) -> Iterator[pytest.MonkeyPatch]:
+    """Within the block, seed Python's random numbers from the world, and run the calls of Starlette's threads at once.
+    Neither comes from a runtime."""
     before = random.getstate()
     with pytest.MonkeyPatch.context() as patch:
         random.seed(world.random.getrandbits(64))
-        put_on_clock(patch, lambda: world.now_ns)
-        patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
         patch.setattr(anyio.to_thread, "run_sync", _at_once)
         patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
         try:
@@ -390,8 +386,8 @@ def on_clock(world: World) -> Iterator[pytest.MonkeyPatch]:
 
 
 @contextmanager
-def clocks(world: World) -> Iterator[None]:
-    """Put oaiserve on the world's clock, random numbers and hashes, and let each token come by itself."""
+def repeatable(world: World) -> Iterator[None]:
+    """Within the block, give a second run the same random numbers and hashes, and let each token come by itself."""
     numbers: dict[int, tuple[object, int]] = {}
 
     def in_order(self: object) -> int:
@@ -399,7 +395,7 @@ def clocks(world: World) -> Iterator[None]:
             numbers[id(self)] = (self, len(numbers))  # kept, so that no other object gets its id
         return numbers[id(self)][1]
 
-    with on_clock(world) as patch:
+    with on_one_thread(world) as patch:
         patch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
         for kind in (upstream.ReplicaConnection, Connection, LoopStream):
             patch.setattr(kind, "__hash__", in_order, raising=False)

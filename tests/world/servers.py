@@ -153,6 +153,7 @@ class WorldServer(Server):
 
     async def serve_in(self, network: Network, process: Process, place: tuple[str, int]) -> None:
         """Serve at this address, until `should_exit`."""
+        self.config.date_header = False  # uvicorn would read the machine's clock for it.
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup()

@@ -29,7 +29,7 @@ from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 from tests.serving import Serve, Served
 from tests.world.client import WorldSocket, client_of_sdk, transport
-from tests.world.loop import MOMENT_SECONDS, Process, World, on_clock
+from tests.world.loop import MOMENT_SECONDS, Process, World, on_one_thread
 from tests.world.network import Network
 from tests.world.runtime import Beside
 from tests.world.servers import WorldServer
@@ -185,16 +185,16 @@ def place_session() -> Place:
 
 @pytest.fixture
 def place(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A world whose clock the server is on during the test. What is random in it follows from the test's name."""
+    """The world of the test's servers. What is random in it follows from the test's name."""
     world = place_session.world
     world.random.seed(f"{world.seed} {request.node.nodeid}")
-    with on_clock(world) as patch:
+    with on_one_thread(world) as patch:
         patch.setattr(waiting, "rest", world.settle)
         yield place_session
         world.settle()
     wrong = world.wrong
     world.wrong = []
-    assert not wrong
+    assert not wrong, wrong
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
 from threading import Lock, Timer
-from time import thread_time_ns
+from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -26,7 +26,6 @@ from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import invalid
-from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
     import tokenizers

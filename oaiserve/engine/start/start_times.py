@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, NamedTuple, TypeVar
-
-from oaiserve.facts.times import monotonic_ns
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt, Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media import plugin
+from oaiserve.runtime import THREADS
 from tests.models.pictures import picture, png, sine, wav
 from tests.plugins.media.seeing import HEARING, KINDS, Media, SeeingModel, expected_answer, save_seeing
 
@@ -96,7 +97,7 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     account = answer.end.account
     assert usage.image_tokens == account.image_tokens == answer.prompt.count(vector_id)
     assert (account.num_images, account.num_media_cached, usage.audio_tokens) == (2, 0, 0)
-    phases = {phase.name: phase.duration_ns for phase in times.ended().phases()}
+    phases = {phase.name: phase.duration_ns for phase in times.ended(THREADS.clock_ns).phases()}
     assert 0 < account.media_encode_ns <= phases["encode_media"]
     assert account.media_encode_ns <= account.machine_ns
     assert sum(account.prefill_causes_ns.values()) == phases["prefill"]

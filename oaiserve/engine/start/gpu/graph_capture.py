@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
-from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
