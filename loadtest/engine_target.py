@@ -308,7 +308,7 @@ class Answers:
         sample.prompt_tokens = usage.prompt_tokens
         sample.cached_tokens = usage.cached_tokens
         sample.completion_tokens = usage.completion_tokens
-        sample.phases_ns = {phase.name: phase.duration_ns for phase in times.ended(monotonic_ns).phases()[:-1]}
+        sample.phases_ns = {phase.name: phase.duration_ns for phase in times.ended(self.clock_ns).phases()[:-1]}
         if times.first_token is not None and times.last_token is not None and sample.is_stream:
             # The engine's own stamps, as in spans and histograms: its hand-over comes later.
             sample.first_tokens = 1

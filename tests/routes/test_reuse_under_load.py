@@ -80,7 +80,7 @@ def test_cached_read_again_and_new_tokens_add_up_for_any_history(place: Place, s
         answer = served.http.post(path, json=body)
         assert answer.status_code == 200, answer.text
 
-    with reading(place, kv_blocks=60, max_step_tokens=16, max_running=4) as served:
+    with reading(place, kv_blocks=56, max_step_tokens=16, max_running=4) as served:
         with place.threads() as clients:
             list(clients.map(lambda both: ask(*both), bodies))
         records = records_of(served, len(bodies)).values()

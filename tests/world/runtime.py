@@ -221,6 +221,8 @@ class Beside(Executor):
         future = WorldFuture(self._world)
 
         def make() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(call(*given, **named))
             except Exception as error:
