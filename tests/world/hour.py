@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from oaiserve.plugins.gateway import attempts, relay
-from oaiserve.plugins.gateway.metrics import counts
 from tests.world.clients import CASES, RESPONSES, Judge, ask, process_of, references
 from tests.world.loop import Process, State, World, repeatable
 from tests.world.model import GONE
@@ -25,9 +23,7 @@ from tests.world.servers import GATEWAY_IP, POISON, GatewayHost, Replica, put_in
 
 SETTLE_SECONDS = 75.0  # after which the gateway sends requests to all servers again
 QUIET_SECONDS = 150.0
-MOST_TRIES = 10  # average number of servers that a request tries, in addition to those of lost streams
-# The gateway looks for a server to continue a stream for a minute, and tries several each time.
-MOST_TRIES_OF_A_LOST_STREAM = round(relay.GO_ON_SECONDS / relay.PAUSE_SECONDS) * attempts.MOST_TRIES
+MOST_TRIES = 10  # average number of servers that a request tries
 SHARED_MEMORY = Path("/dev/shm")
 # Lines of errors that faults make. Any other is a fault of the product.
 EXPECTED_ERRORS = ("The engine hangs", "The engine has stopped", "The response store does not work: not authorized")
@@ -281,12 +277,10 @@ class Life:
         num_tries = sum(
             s.value for m in gateway.metrics.choices.collect() for s in m.samples if s.name.endswith("_total")
         )
-        num_lost = counts(gateway.metrics.continued, "result").get("failed", 0)
-        most_tries = MOST_TRIES * sum(endings) + MOST_TRIES_OF_A_LOST_STREAM * num_lost
         self._must_be_zero(
             "the gateway",
             received_bytes=gateway.bodies.received.total,
-            tries=max(0, num_tries - most_tries),
+            tries=max(0, num_tries - MOST_TRIES * sum(endings)),
             open_requests=sum(upstream.num_open for upstream in upstreams),
             silent=len(watch.silent) + len(self.replicas) - len(watch.joined),
             connections=sum(max(0, len(upstream.connections) - 1) for upstream in upstreams),

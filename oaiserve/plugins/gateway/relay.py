@@ -183,6 +183,7 @@ class Relay:
             unlike: set[str] = set()  # replicas that turned out to be of another kind, where that must not be
             if num_cuts:  # replicas cut it off one after the other
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
+            num_failures = 0  # Replicas have read the whole stream again, and failed.
             while self.attempts.clock_ns() < give_up_ns and not self.is_draining():
                 with suppress(NoReplica, BadGateway):
                     begun = await self.attempts.begin(request, left, *cutters, kind=kind)
@@ -197,7 +198,8 @@ class Relay:
                     is_of_store = begun.answer.header(REASON_HEADER.encode()) == b"store"
                     if is_of_store or (begun.answer.status < 500 and begun.answer.status != 429):
                         break
-                await unless_left(asyncio.sleep(PAUSE_SECONDS), left)
+                    num_failures += begun.answer.status == 500
+                await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_failures, 5)), left)
         self.attempts.metrics.continued.labels("failed").inc()
         return None
 

@@ -231,6 +231,33 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(
     assert 0 < continued <= 5  # after 0, 40, 80, 160 and 320 ms
 
 
+def test_a_stream_with_which_replicas_fail_is_tried_less_and_less_often(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+    submit = ToldEngine.submit
+
+    def submit_beginnings(engine: ToldEngine, request: Any, *given: Any, **named: Any) -> Any:
+        if request.sent:
+            tried.append(place.world.now)
+            raise RuntimeError("This engine goes on with nothing.")
+        return submit(engine, request, *given, **named)
+
+    monkeypatch.setattr(ToldEngine, "submit", submit_beginnings)
+    path, body = CASES["text"]
+    with fleet(place, 3, gated=True) as running, place.threads() as threads:
+        asked = running.http.build_request("POST", path, json=body | {"stream": True})
+        asking = threads.submit(running.http.send, asked, stream=True)
+        first, *_ = running.begun()
+        first.runner.permit(3)
+        answer = asking.result(TIMEOUT_SECONDS)
+        first.server.kill()
+        found = b"".join(answer.iter_raw())
+    assert b"error" in found
+    assert 60 > tried[-1] - tried[0] > 40
+    assert len(tried) <= 2 * 20  # by both in each round
+
+
 @pytest.mark.plugin("responses")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
