@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -137,7 +138,8 @@ def report(results: dict[str, Any]) -> str:
         ]
         shown = map(number, (statistics.median(light), light[len(light) * 9 // 10], light[-1]))
         rows.append((name, *shown, *(heavy or ("", ""))))
-    return "\n".join([f"{results['model']}:", "", *as_markdown([HEAD, *rows])])
+    about = f"{results['machine']}; {results['created']}; {results['model']}."
+    return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown([HEAD, *rows])])
 
 
 if __name__ == "__main__":
