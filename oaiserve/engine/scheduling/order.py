@@ -52,7 +52,7 @@ class PromptsOfStep:
     under_way: list[Sequence]  # those left, the first one last
     num_prompts: int  # those under way, and those that begin in the step
     of_several: bool  # clients
-    share: float  # of the step's remaining time, which a prompt may take
+    time_share: float  # of the step's remaining time, which a prompt may take
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -116,8 +116,9 @@ class Order:
             wanting = chain(under_way, lane.waiting.heads())
             client = next((one.client for one in wanting), None)
             of_several = any(one.client is not client for one in wanting)
-        share = 1.0 if of_several or not self.by_client or not lane.num_shorter_steps else SHORTER_SHARE
-        return PromptsOfStep(budget, under_way, len(under_way), of_several, share)
+        is_whole = of_several or not self.by_client or not lane.num_shorter_steps
+        time_share = 1.0 if is_whole else SHORTER_SHARE
+        return PromptsOfStep(budget, under_way, len(under_way), of_several, time_share)
 
     def sort_again(self, prompts: PromptsOfStep) -> None:
         """Put the prompts left in their order, after a client among several has got some of the step."""
@@ -133,7 +134,7 @@ class Order:
         has_own = False
         part = None
         mine = sequence.client
-        for other in (*reversed(prompts.under_way), *self._waiting_heads(lane, head)):
+        for other in chain(reversed(prompts.under_way), self._waiting_heads(lane, head)):
             if other.client is not mine:
                 number += other.num_uncomputed
                 part = part or other.client.share / (mine.share + other.client.share)  # the first of them is next
@@ -200,7 +201,7 @@ class Order:
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
 
     def num_tokens_in(
-        self, lane: Lane, sequence: Sequence, most: int, others: Others = NOBODY, share: float = 1.0
+        self, lane: Lane, sequence: Sequence, most: int, others: Others = NOBODY, time_share: float = 1.0
     ) -> int:
         """Return how many tokens of a prompt, `most` at most, fit into this share of what is left of a lane's step.
 
@@ -208,7 +209,7 @@ class Order:
         """
         num_tokens = min(sequence.num_uncomputed, most)
         if lane.step_time is not None:
-            num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, share)
+            num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, time_share)
         if not others.num_tokens or num_tokens == sequence.num_uncomputed:
             return num_tokens
         most = num_tokens - min(others.num_tokens, int(num_tokens * others.part))

@@ -366,7 +366,7 @@ class Scheduler:
         budget = prompts.budget
         num_tokens = sequence.num_uncomputed
         if not sequence.is_whole:
-            num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), others, prompts.share)
+            num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), others, prompts.time_share)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
         if num_tokens < 1:  # background work without room in a step of the foreground
             return

@@ -1,10 +1,10 @@
 """The waiting sequences, and the turns of their clients. Engine thread only, no torch.
 
 Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), which grows
-the slower the larger its share is. The next
-sequence to be admitted is the first one of the waiting client with the lowest counter, and the prompts of a step are in
-the order of these counters, whether they wait or are under way. A client coming back is lifted to the lowest counter of
-those with a prompt that waits or is under way, or of the last one to stop waiting: being idle earns nothing.
+the slower the larger its share is. The next sequence to be admitted is the first one of the waiting client with the
+lowest counter, and the prompts of a step are in the order of these counters, whether they wait or are under way. A
+client coming back is lifted to the lowest counter of those with a prompt that waits or is under way, or of the last one
+to stop waiting: being idle earns nothing.
 
 While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
