@@ -241,7 +241,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
     )
 
 
-async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runtime = THREADS) -> None:
+async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runtime) -> None:
     """Measure how late the event loop wakes a sleeping task, until cancelled. Every stream is late by the same time."""
     while True:
         before_ns = runtime.clock_ns()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,22 +57,23 @@ class AdapterTable:
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)
 
-    def load(self, name: str, path: Path) -> ServedAdapter:
-        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a taken name."""
+    def load(self, name: str, path: Path, created: int) -> ServedAdapter:
+        """Load an adapter, which takes a while. `created` is the time, in Unix seconds. Raises BadAdapter, and
+        InvalidRequest for a taken name."""
         with self._lock:
             if name in self._by_name:
                 message = f"An adapter '{name}' is loaded already; unload it first, or send \"load_inplace\": true."
                 raise InvalidRequest(message, param="lora_name")
-            return self._load(name, path)
+            return self._load(name, path, created)
 
-    def replace(self, name: str, path: Path) -> tuple[ServedAdapter, ServedAdapter | None]:
+    def replace(self, name: str, path: Path, created: int) -> tuple[ServedAdapter, ServedAdapter | None]:
         """Load an adapter, and return it with the one whose name it takes, which open requests still have. Raises
         BadAdapter and InvalidRequest."""
         with self._lock:
             replaced = self._by_name.get(name)
-            return self._load(name, path), replaced
+            return self._load(name, path, created), replaced
 
-    def _load(self, name: str, path: Path) -> ServedAdapter:
+    def _load(self, name: str, path: Path, created: int) -> ServedAdapter:
         assert self._add is not None
         if len(self._by_name.keys() - {name}) >= MOST_ADAPTERS:
             message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
@@ -90,7 +90,7 @@ class AdapterTable:
         # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
         with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
             loader.submit(self._add, self._last_number, name, path).result()
-        adapter = ServedAdapter(name, str(path), self._last_number, int(time.time()))
+        adapter = ServedAdapter(name, str(path), self._last_number, created)
         self._held[adapter.number] = num_bytes
         self._by_name = self._by_name | {name: adapter}
         return adapter

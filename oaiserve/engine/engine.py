@@ -189,12 +189,13 @@ class Engine:
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
         """Load an adapter for requests, which takes a while. With `in_place`, it takes the place of one of its name,
         which open requests still have. Raises what `AdapterTable.load` does."""
+        created = self._parts.runtime.unix_ns() // 10**9
         if in_place:
-            adapter, replaced = self.adapters.replace(name, path)
+            adapter, replaced = self.adapters.replace(name, path, created)
             if replaced is not None:
                 self._loop.post(DropAdapter(replaced.number))
         else:
-            adapter = self.adapters.load(name, path)
+            adapter = self.adapters.load(name, path, created)
         self._tokenize.give_back_later()  # what the files were read into
         return adapter
 

@@ -14,7 +14,6 @@ from typing import Any
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import EpochOffset
-from oaiserve.runtime import THREADS
 from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND
@@ -41,9 +40,7 @@ class Live:
     its increase.
     """
 
-    def __init__(
-        self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int] = THREADS.clock_ns
-    ) -> None:
+    def __init__(self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int]) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._clock_ns = clock_ns
         self._last_ns = clock_ns()

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
 
-from oaiserve.runtime import THREADS
-
 REQUESTS = "oaiserve.request"  # the logger of requests' lines, which are not limited
 
 
@@ -36,7 +34,7 @@ class LogLimit:
     WINDOW_NS = 60_000_000_000
     MOST_KINDS = 500  # from this number on, all messages of a logger and a level are of one kind
 
-    def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int] = THREADS.clock_ns) -> None:
+    def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int]) -> None:
         self._handler = handler
         self._clock_ns = clock_ns
         self._lock = Lock()

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from oaiserve.config import LogFormat
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.facts.times import duration
+from oaiserve.runtime import THREADS
 from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
 from oaiserve.telemetry.log_lines import ConsoleFormatter, ShortFormatter
@@ -141,7 +142,7 @@ def configure(
     logging.getLogger("uvicorn.access").disabled = True
     # This logger would quote a client's malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
-    return LogLimit(handler)
+    return LogLimit(handler, THREADS.clock_ns)
 
 
 def log_request(record: RequestRecord) -> None:

@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
 from oaiserve.facts.metric import Metric
-from oaiserve.runtime import THREADS
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -58,7 +57,7 @@ class Page:
         self,
         families: Iterable[Family],
         registry: CollectorRegistry,
-        clock_ns: Callable[[], int] = THREADS.clock_ns,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._clock_ns = clock_ns
         self._blocks: list[_Histograms | _Numbers] = [_block(family) for family in families]

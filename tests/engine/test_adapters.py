@@ -125,23 +125,23 @@ def test_an_adapter_that_is_replaced_stays_with_its_open_requests(engine: Engine
 def test_a_table_has_each_name_once_and_a_bounded_number() -> None:
     added: list[tuple[int, str]] = []
     table = AdapterTable(lambda number, name, path: added.append((number, name)))
-    table.load("a", Path("a"))
+    table.load("a", Path("a"), 0)
     with pytest.raises(InvalidRequest, match="loaded already"):
-        table.load("a", Path("b"))
+        table.load("a", Path("b"), 0)
     with pytest.raises(NotFound):
         table.unload("b")
     for index in range(MOST_ADAPTERS - 1):
-        table.load(f"{index}", Path("x"))
+        table.load(f"{index}", Path("x"), 0)
     with pytest.raises(InvalidRequest, match="which is the most"):
-        table.load("one more", Path("x"))
+        table.load("one more", Path("x"), 0)
     table.unload("a")
-    assert table.load("a", Path("a")).number == len(added) == MOST_ADAPTERS + 1
+    assert table.load("a", Path("a"), 0).number == len(added) == MOST_ADAPTERS + 1
 
 
 def test_each_adapter_that_is_replaced_comes_out_of_the_table_once() -> None:
     table = AdapterTable(lambda *_: None)
     with ThreadPoolExecutor(4) as threads:
-        pairs = [*threads.map(lambda index: table.replace("a", Path(f"{index}")), range(8))]
+        pairs = [*threads.map(lambda index: table.replace("a", Path(f"{index}"), 0), range(8))]
     (last,) = table.served
     replaced = [before.number for _, before in pairs if before is not None]
     assert sorted([*replaced, last.number]) == [new.number for new, _ in sorted(pairs, key=lambda pair: pair[0].number)]
@@ -150,14 +150,14 @@ def test_each_adapter_that_is_replaced_comes_out_of_the_table_once() -> None:
 def test_adapters_have_a_bounded_memory_with_those_that_open_requests_still_have() -> None:
     table = AdapterTable(lambda *_: None, lambda _: None, size=lambda path: int(path.name))
     table.max_bytes = 100
-    first = table.load("a", Path("60"))
+    first = table.load("a", Path("60"), 0)
     table.unload("a")
     message = "takes 41 bytes, and those that are loaded or in use take 60 of 100 .--lora-memory.; unload one first"
     with pytest.raises(InvalidRequest, match=message):
-        table.load("a", Path("41"))
-    table.load("a", Path("40"))
+        table.load("a", Path("41"), 0)
+    table.load("a", Path("40"), 0)
     table.drop(first.number)
-    table.load("b", Path("60"))
+    table.load("b", Path("60"), 0)
 
 
 def test_an_adapter_that_cannot_be_loaded_leaves_nothing() -> None:
@@ -166,6 +166,6 @@ def test_an_adapter_that_cannot_be_loaded_leaves_nothing() -> None:
 
     table = AdapterTable(fail)
     with pytest.raises(MemoryError):
-        table.load("a", Path("a"))
+        table.load("a", Path("a"), 0)
     assert table.served == []
     assert not table.holds(1)

@@ -168,9 +168,10 @@ class FakeEngine:
             raise BadAdapter(f"'{path}': it is broken")
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
+        created = self._runtime.unix_ns() // 10**9
         if in_place:
-            return self.adapters.replace(name, path)[0]
-        return self.adapters.load(name, path)
+            return self.adapters.replace(name, path, created)[0]
+        return self.adapters.load(name, path, created)
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         return self.adapters.unload(name)
@@ -384,7 +385,7 @@ class FakeTelemetry:
         self._runtime = runtime
         self.reset()
         self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
-        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
+        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), lambda: 0, runtime.clock_ns)
         self.closed = False
         self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins
         self.histograms: dict[str, list[float]] = {}  # likewise

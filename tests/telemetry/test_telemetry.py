@@ -85,7 +85,7 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
 def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    limit = LogLimit(handler)
+    limit = LogLimit(handler, THREADS.clock_ns)
     logger = logging.Logger("test")
     logger.addHandler(handler)
     telemetry = of_engine(snapshot, log_limit=limit)

@@ -26,6 +26,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 
 if TYPE_CHECKING:
     from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -137,7 +138,7 @@ def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
     table = AdapterTable(add, started.runner.drop_adapter, started.adaptable, size)
     for name, path in options.adapters.items():
         try:
-            table.load(name, path)
+            table.load(name, path, THREADS.unix_ns() // 10**9)
         except BadAdapter as error:
             raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
         log.debug("Loaded the adapter '%s' from %s", name, path)

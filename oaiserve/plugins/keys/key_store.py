@@ -18,7 +18,7 @@ from typing import Any
 
 from oaiserve.errors import RateLimited, StartupError, Unavailable
 from oaiserve.plugins.keys.key_table import NO_LIMITS, KeyTable, StoredKey, Use
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class RequestUse(Use):
 class KeyStore:
     """The stored keys, and their uses by requests."""
 
-    def __init__(self, table: KeyTable, runtime: Runtime = THREADS) -> None:
+    def __init__(self, table: KeyTable, runtime: Runtime) -> None:
         self._table = table
         self._version = table.version()
         self._valid = table.valid(self._begin)

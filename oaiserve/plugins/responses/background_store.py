@@ -13,7 +13,7 @@ from typing import NamedTuple
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.http.shared_limit import is_within_share
 from oaiserve.plugins.responses.store import StoredResponse
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.storage import database
 from oaiserve.storage.process_claim import NOBODY, ProcessClaim
 from oaiserve.storage.store import Store, on_thread
@@ -87,7 +87,7 @@ class BackgroundStore(Store):
     ones beyond that are refused; failed and cancelled ones make room for others, the oldest of the owner with the most.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime) -> None:
         """Open the file. Raises StartupError."""
         super().__init__(database.opened(path, _SCHEMA), "background-store", limits, runtime)
         self.is_shared = path is not None  # Other processes may have opened the file, too.

@@ -100,7 +100,7 @@ class Source:
 
     def __init__(self, name: str, *numbers: int, clock_ms: int = 0) -> None:
         self.name = name
-        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
+        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), lambda: 0, THREADS.clock_ns)
         self.put(*numbers, clock_ms=clock_ms)
 
     def put(self, *numbers: int, clock_ms: int = 0) -> None:

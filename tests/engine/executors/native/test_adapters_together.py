@@ -61,7 +61,7 @@ def with_adapters(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any)
     runner = make_runner(loaded, num_blocks)
     table = AdapterTable(lambda number, *_: runner.add_adapter(number, ADAPTERS[number - 1]), runner.drop_adapter)
     for number in range(len(ADAPTERS)):
-        table.load(str(number), Path())
+        table.load(str(number), Path(), 0)
     return make_engine(loaded, runner, num_blocks, eos=EOS, adapters=table, **options)
 
 
