@@ -120,9 +120,10 @@ def _machine() -> list[Panel]:
         lines(
             "Share of the machine",
             "Share of prefill and decode in which the engine was ready to run and had no core, read a page from disk, "
-            "or had used up its CPU limit. Find the other program, reserve cores, or raise the limit.",
+            "or had used up its CPU limit. Find the other program, reserve cores, or raise the limit. In a standstill, "
+            "something has stopped the whole process.",
             "percentunit",
-            [Query(_share("machine"), "machine")],
+            [Query(_share("machine"), "machine"), Query(_share("standstill"), "standstill")],
         ),
         lines(
             "Cores that the process uses",

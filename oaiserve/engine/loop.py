@@ -80,7 +80,8 @@ class EngineLoop:
         self.causes = None
         if parts.machine is not None:
             time_fit, cores_fit = (StepCostFit(parts.learn or self._fits.run) for _ in range(2))
-            self.causes = StepCauses(parts.machine, time_fit, Shares(parts.cores_ns(), cores_fit))
+            shares = Shares(parts.cores_ns(), cores_fit)
+            self.causes = StepCauses(parts.machine, time_fit, shares, lambda: self.watchdog.num_looks)
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.slowed_cost)
         self.watchdog = Watchdog(

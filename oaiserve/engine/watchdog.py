@@ -48,13 +48,14 @@ class Watchdog:
         self._least_seconds = least_seconds
         self._exits = exits
         self._seen_ns = 0  # when the part began that was seen last
-        self._num_looks = 0  # times that it was seen
+        self._num_seen = 0  # times that it was seen
         self._clock_ns = runtime.clock_ns
         self._worker: Worker[None] = runtime.worker("watchdog", self._turn)
         self._is_over = False
         self._next_ns: int | None = None  # when the next look is due
         self.hang = ""
         self.num_hangs = 0
+        self.num_looks = 0
 
     def start(self) -> None:
         self._worker.start()
@@ -74,17 +75,18 @@ class Watchdog:
 
     def look(self) -> None:
         """Look once. The first look that finds a hang logs the stacks of all threads."""
+        self.num_looks += 1
         part = self._host.part
         step = self._host.step
         since_ns = self._host.since_ns
         if part is HostPart.IDLE or since_ns != self._seen_ns:
             self._seen_ns = since_ns
-            self._num_looks = 0
+            self._num_seen = 0
             if self.hang:
                 log.warning("The engine goes on: it is no longer in '%s'", self.hang)
                 self.hang = ""
             return
-        self._num_looks += 1
+        self._num_seen += 1
         cost = self._cost()
         most_seconds = self._least_seconds
         if step is not None:
@@ -93,14 +95,14 @@ class Watchdog:
             else:
                 expected_seconds = MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
             most_seconds = max(most_seconds, expected_seconds)
-        if self.hang or self._num_looks * LOOK_SECONDS <= most_seconds:
+        if self.hang or self._num_seen * LOOK_SECONDS <= most_seconds:
             return
         if step is None:
             self.hang = part
         else:
             self.hang = f"{part}, a step of {describe(step)}"
         self.num_hangs += 1
-        seconds = self._num_looks * LOOK_SECONDS
+        seconds = self._num_seen * LOOK_SECONDS
         log.error("The engine hangs: %g s in '%s'. All threads:\n%s", seconds, self.hang, stacks())
         if self._exits:
             logging.shutdown()

@@ -23,13 +23,14 @@ class Parts(NamedTuple):
     constraint: int = 0
     host: int = 0
     machine: int = 0
+    still: int = 0  # The whole process stood still.
     unknown: int = 0  # of steps whose time could not be expected yet
     unexplained: int = 0  # the rest, below zero where a step took less than expected
 
 
 NOTHING = Parts()
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
-_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.NOT_KNOWN_YET)
+_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.STANDSTILL, Cause.NOT_KNOWN_YET)
 # Share of the time of a phase's steps. If more of it was unknown, the expected times of the rest don't describe it.
 MOST_UNKNOWN = 0.15
 
@@ -146,6 +147,7 @@ class RequestCauses:
             Cause.CONSTRAINT: spent.constraint,
             Cause.HOST: spent.host,
             Cause.MACHINE: spent.machine,
+            Cause.STANDSTILL: spent.still,
             Cause.NOT_KNOWN_YET: spent.unknown,
             Cause.UNEXPLAINED: spent.unexplained,
         }

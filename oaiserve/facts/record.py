@@ -82,7 +82,7 @@ class ReadAgain(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next five were measured.
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next six were measured.
     `model_load` is of the phase `receive`, where a server has several models, and `refusal_delay` of the last phase.
     """
 
@@ -94,6 +94,7 @@ class Cause(StrEnum):
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # time between steps, and after the last one
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
+    STANDSTILL = "standstill"  # The process was stopped as a whole, or its machine was.
     NOT_KNOWN_YET = "not_known_yet"  # its steps, before the server knew how long such steps take
     UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
     MODEL_LOAD = "model_load"  # its model was not loaded

@@ -22,6 +22,7 @@ _SAID = {
     Cause.CONSTRAINT: "its steps waited for the masks of grammars",
     Cause.HOST: "no step ran",
     Cause.MACHINE: "the machine was busy elsewhere",
+    Cause.STANDSTILL: "the server stood still as a whole",
     Cause.NOT_KNOWN_YET: "it was in steps of a kind that the server had hardly seen before",
 }
 _WAITED_FOR = {WaitReason.PREFIX_RESTORED: "its prefix to be restored from host memory"}

@@ -222,7 +222,9 @@ class StepAccount:
         since_ns = self.work_since_ns
         began_ns = launched_ns if launched_ns > last_ns else last_ns
         duration_ns = ended_ns - began_ns
-        idle_ns = began_ns - (since_ns if since_ns > last_ns else last_ns)
+        busy_since_ns = since_ns if since_ns > last_ns else last_ns
+        work_ns = ended_ns - busy_since_ns
+        idle_ns = began_ns - busy_since_ns
         if idle_ns < 0:  # it was launched before the step before had ended
             idle_ns = 0
         if result.device_ns is not None:
@@ -250,7 +252,7 @@ class StepAccount:
             if numbers.num_masked_draws > num_masked_before:
                 masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
             cost_error = self._causes.step_ended(
-                step, load, ended_ns, duration_ns, idle_ns, masks_ns, result.device_ns is not None
+                step, load, ended_ns, duration_ns, idle_ns, masks_ns, work_ns, result.device_ns is not None
             )
         self.steps.append(
             StepRecord(

@@ -11,6 +11,10 @@ have taken, by the time that it used of them. So a machine that other programs k
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.accounts.shares import Shares
@@ -20,6 +24,8 @@ from oaiserve.explain.causes import NOTHING, Parts, RequestCauses, settled
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from oaiserve.facts.record import Cause
+
+log = logging.getLogger(__name__)
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
@@ -38,13 +44,38 @@ SLOWDOWN_STEPS = 50  # by which the slowdown of the last steps changes
 # The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
 ASK_NS = 200_000
 ASK_EVERY_NS = 200_000_000
+# The process stood still for what is longer than this in a step, or before it, and in which it used no core and waited
+# for none, if the watchdog did not run either, which looks once a second.
+STILL_NS = 2_000_000_000
+
+
+class Delays(NamedTuple):
+    """What held up a step, in nanoseconds: masks; the machine, in the step and in the gap before; and a standstill of
+    the process, likewise. Without these, the step would have taken `quiet_ns`. `weight` is that of this sample."""
+
+    constraint: int = 0
+    lost: int = 0
+    late: int = 0
+    still: int = 0
+    still_before: int = 0
+    quiet_ns: int = 0
+    weight: float = 1.0
+
+
+NO_DELAYS = Delays()
 
 
 class StepCauses:
     """The sums of the causes over all steps so far. Each step is also a sample for the learnt cost of steps."""
 
-    def __init__(self, machine: MachineTime, fit: StepCostFit, shares: Shares) -> None:
+    def __init__(
+        self, machine: MachineTime, fit: StepCostFit, shares: Shares, num_looks: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`num_looks` returns how often the watchdog has looked, once a second."""
         self._machine = machine
+        self._num_looks = num_looks
+        self._num_looked = 0  # looks so far, at the last question to the machine
+        self._is_watched = True  # The watchdog looked before that as it should.
         self._fit = fit
         self.shares = shares
         self.decodes = PlainDecodes()
@@ -57,6 +88,7 @@ class StepCauses:
         self._media_ns = 0  # time of images and sounds, between steps
         self.encoded_ns = 0  # part of it since the last step
         self._late_ns = 0  # time that steps began late because of the machine
+        self._still_ns = self._still_before_ns = 0  # time of steps, and before steps, in which the process stood still
         self._asked_ns = 0  # the time of the last question to the machine
         self._cost: StepCost | None = None  # The last step was divided by this cost.
         self._knows_few = False  # whether it covers a request in a step with others
@@ -74,16 +106,19 @@ class StepCauses:
         model_ns = self._model_ns
         lost_ns = self._lost_ns
         late_ns = self._late_ns
+        still_ns = self._still_ns
+        still_before_ns = self._still_before_ns
         unknown_ns = self._unknown_ns
         return Parts(
             decodes_ns,
             prompts_ns,
             self._media_ns,
             constraint_ns,
-            host=self.ended_ns - model_ns - self._media_ns - late_ns,
+            host=self.ended_ns - model_ns - self._media_ns - late_ns - still_before_ns,
             machine=lost_ns + late_ns,
+            still=still_ns + still_before_ns,
             unknown=unknown_ns,
-            unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns - unknown_ns,
+            unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns - still_ns - unknown_ns,
         )
 
     @property
@@ -117,13 +152,22 @@ class StepCauses:
         self._machine.delay_ns()
 
     def step_ended(
-        self, step: Step, load: Load, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool, /
+        self,
+        step: Step,
+        load: Load,
+        ended_ns: int,
+        model_ns: int,
+        gap_ns: int,
+        masks_ns: int,
+        work_ns: int,
+        has_clock: bool,
+        /,
     ) -> float | None:
         """Divide the time since the last step, and return the error of the expected time as a share of the real one.
 
         The model took `model_ns` for the `load`, after `gap_ns` with work but without a step; filling masks took
-        `masks_ns`. With a clock of the device, `model_ns` is by that clock: meanwhile, the engine thread may have
-        filled masks or waited for a core.
+        `masks_ns`, and there was work for the last `work_ns`. With a clock of the device, `model_ns` is by that clock:
+        meanwhile, the engine thread may have filled masks or waited for a core.
         """
         whole_ns = ended_ns - self.ended_ns
         took_ns = model_ns
@@ -174,24 +218,29 @@ class StepCauses:
                 )
             if any(chunk.sequence.causes is not None and chunk.sequence.causes.may_have_missed for chunk in others):
                 before = self.totals
-        weight = 1.0
-        constraint_ns = lost_ns = 0
-        quiet_ns = took_ns  # what the step would have taken if nothing had held it up
+        delays = NO_DELAYS
+        quiet_ns = took_ns
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
-            constraint_ns, lost_ns, late_ns, quiet_ns, weight = self._delays(
+            between_ns = whole_ns - model_ns - media_ns
+            delays = self._delays(
                 ended_ns,
                 took_ns,
                 model_ns,
                 expected_ns,
                 core_ns,
-                min(gap_ns, whole_ns - model_ns - media_ns),
+                min(gap_ns, between_ns),
                 masks_ns,
                 has_clock,
             )
-            self._constraint_ns += constraint_ns
-            self._lost_ns += lost_ns
-            self._late_ns += late_ns
+            if work_ns > STILL_NS and not self._is_watched:
+                delays = _with_standstill(delays, model_ns - expected_ns, core_ns, between_ns, work_ns)
+            quiet_ns = delays.quiet_ns
+            self._constraint_ns += delays.constraint
+            self._lost_ns += delays.lost
+            self._late_ns += delays.late
+            self._still_ns += delays.still
+            self._still_before_ns += delays.still_before
         self.ended_ns = ended_ns
         self._model_ns += model_ns
         self._media_ns += media_ns
@@ -199,7 +248,7 @@ class StepCauses:
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns
         if known is None:
-            self._unknown_ns += max(0, model_ns - constraint_ns - lost_ns)
+            self._unknown_ns += max(0, model_ns - delays.constraint - delays.lost - delays.still)
         if others:
             self._charge(others, step, load, before, known, expected_ns, decodes_ns, weigh, unit)
         self.shares.step_ended()
@@ -207,14 +256,15 @@ class StepCauses:
         if self.number <= WARM_UP:
             return None
         if quiet_ns > 0:
-            self._slowdown += ((took_ns - constraint_ns) / quiet_ns - self._slowdown) / SLOWDOWN_STEPS
+            held_ns = delays.constraint + delays.still
+            self._slowdown += ((took_ns - held_ns) / quiet_ns - self._slowdown) / SLOWDOWN_STEPS
         if known is None or quiet_ns <= 0:
             self.shares.cores_fit.observe(load, core_ns, error=None)
-            self._fit.observe(load, quiet_ns, weight, None)
+            self._fit.observe(load, quiet_ns, delays.weight, None)
             return None
         self.shares.cores_fit.observe(load, core_ns)
         error = expected_ns / quiet_ns - 1
-        self._fit.observe(load, quiet_ns, weight, error)
+        self._fit.observe(load, quiet_ns, delays.weight, error)
         if error >= 0:
             return error
         return -error
@@ -229,9 +279,8 @@ class StepCauses:
         gap_ns: int,
         masks_ns: int,
         has_clock: bool,
-    ) -> tuple[int, int, int, int, float]:
-        """Return the delays of masks, of the machine in a step and in the gap before, the time of the step without
-        them, and its weight as a sample. No time is expected of a step that is not known."""
+    ) -> Delays:
+        """Return the delays of masks, and of the machine. No time is expected of a step that is not known."""
         machine = self._machine
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
@@ -245,6 +294,9 @@ class StepCauses:
             # The question is a system call, for which the thread gives up Python's lock. Beside a busy event loop it
             # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
             delay_ns = machine.delay_ns()
+            num_looks = self._num_looks()
+            self._is_watched = num_looks - self._num_looked > (ended_ns - self._asked_ns) / 2e9
+            self._num_looked = num_looks
             self._asked_ns = ended_ns
             if is_long:
                 if not has_clock:  # a part of the excess is the machine's
@@ -259,7 +311,7 @@ class StepCauses:
                         took_ns = by_cores_ns
                         weight = HELD_UP_WEIGHT
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns)
-        return constraint_ns, lost_ns, late_ns, took_ns, weight
+        return Delays(constraint_ns, lost_ns, late_ns, quiet_ns=took_ns, weight=weight)
 
     def _charge(
         self,
@@ -299,6 +351,22 @@ class StepCauses:
             own.weight_reads += part.num_tokens / load.num_tokens
             if known is not None:
                 own.computed(*_costs_ns(known, part, load, expected_ns, decodes_ns, is_again=own in again))
+
+
+def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: int, work_ns: int) -> Delays:
+    """Return these delays, and those of a standstill of the whole process in the last `work_ns`, if there was one."""
+    idle_ns = work_ns - core_ns - delays.lost - delays.late
+    if idle_ns < STILL_NS:
+        return delays
+    still_ns = max(0, min(idle_ns, excess_ns - delays.constraint - delays.lost))
+    before_ns = max(0, min(idle_ns - still_ns, between_ns - delays.late))
+    log.warning(
+        "The server stood still for %.1f s: a signal or a debugger stopped it, its container was frozen, or its "
+        "virtual machine was paused",
+        (still_ns + before_ns) / 1e9,
+    )
+    quiet_ns = max(0, delays.quiet_ns - still_ns)
+    return delays._replace(still=still_ns, still_before=before_ns, quiet_ns=quiet_ns)
 
 
 def _quiet_ns(took_ns: int, core_ns: int, parallelism: float) -> int:

@@ -60,6 +60,9 @@ class Lab:
         self.machine = Machine()
         self.runner = ScriptedRunner(computing=self._compute)
         self.log: list[tuple[Load, dict[str, Load]]] = []  # the load of each step, and that of each of its requests
+        # The process stands still for so long in the next step, or in the next hand-over.
+        self.still_in_step_ns = 0
+        self.still_between_ns = 0
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: SimulatedEngine = make_engine(
@@ -81,6 +84,12 @@ class Lab:
         step_ns = TRUE.expected_ns(load)
         self.clock.now_ns += step_ns + self.machine.stolen_ns
         self.machine.step_ended(step_ns)
+        self._stand_still(self.still_in_step_ns)
+        self.still_in_step_ns = 0
+
+    def _stand_still(self, ns: int) -> None:
+        self.clock.now_ns += ns
+        self.machine.unused_ns += ns
 
     def learn(self, longest: int = 700, number: int = 60) -> None:
         rng = random.Random(1)
@@ -104,6 +113,8 @@ class Lab:
 
         def deliver(events: list[Event]) -> None:
             self.clock.now_ns += deliver_ns
+            self._stand_still(self.still_between_ns)
+            self.still_between_ns = 0
             left["tokens"] -= sum(isinstance(event, TokenChunk) for event in events)
             if after and others and left["tokens"] <= 0:
                 for other in others:

@@ -140,6 +140,49 @@ def test_a_machine_that_is_busy_from_the_start_on_is_not_learnt_as_a_slow_one() 
     assert slowed_ns > 5 * TRUE.expected_ns(Load(1, draws=1)), "what is scheduled by time counts with the machine"
 
 
+@pytest.mark.parametrize("is_in_step", [True, False])
+def test_a_standstill_of_the_process_is_found_and_logged(
+    lab: Lab, caplog: pytest.LogCaptureFixture, is_in_step: bool
+) -> None:
+    still_ns = 80_000 * MS
+    if is_in_step:
+        lab.still_in_step_ns = still_ns
+    else:
+        lab.still_between_ns = still_ns
+    prefill, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=31))["a"])
+    with_it, without = (prefill, decode) if is_in_step else (decode, prefill)
+    assert with_it[Cause.STANDSTILL] == near(still_ns)
+    assert sum(with_it.values()) - with_it[Cause.STANDSTILL] < 1000 * MS
+    assert Cause.STANDSTILL not in without
+    assert [each.message for each in caplog.records if "stood still for 80.0 s" in each.message]
+
+
+@pytest.mark.parametrize("has", ["used cores", "looked"])
+def test_a_process_that_did_anything_did_not_stand_still(lab: Lab, monkeypatch: pytest.MonkeyPatch, has: str) -> None:
+    still_ns = 80_000 * MS
+    watchdog = lab.engine._loop.watchdog
+    lab.still_in_step_ns = still_ns
+
+    def use_cores(ns: int) -> None:
+        lab.clock.now_ns += ns
+
+    if has == "used cores":
+        monkeypatch.setattr(lab, "_stand_still", use_cores)
+    else:
+        watchdog.num_looks += 79
+    prefill, _ = causes_of(lab.run(request("a", prompt_len=4, max_tokens=3))["a"])
+    assert Cause.STANDSTILL not in prefill
+    assert prefill[Cause.UNEXPLAINED] == near(still_ns)
+
+
+def test_a_step_after_a_standstill_is_expected_to_take_as_long_as_before(lab: Lab) -> None:
+    before = lab.engine.step_cost
+    lab.still_in_step_ns = 80_000 * MS
+    lab.run(request("a", prompt_len=4, max_tokens=31))
+    load = Load(decodes=1, draws=1)
+    assert lab.engine.step_cost.expected_ns(load) == pytest.approx(before.expected_ns(load), rel=0.05)
+
+
 def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = stepper.fill_masks
 

@@ -69,6 +69,7 @@ const CAUSES = {
   constraint: "masks of grammars",
   host: "no step ran",
   machine: "other programs took the cores, or the disk was read",
+  standstill: "the whole server was stopped or frozen",
   unexplained: "steps that took longer than expected",
 };
 const REASONS = {
