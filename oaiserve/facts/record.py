@@ -101,6 +101,29 @@ class Cause(StrEnum):
     REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
 
 
+class Whose(StrEnum):
+    """The kinds of requests for which another request waits."""
+
+    SAME_CLIENT = "same_client"  # other requests of its own client
+    OTHER_CLIENT = "other_client"
+
+
+class OthersTime(NamedTuple):
+    """The part of a request's phase that went to requests of one client, by what was computed for them.
+
+    `client` is the name of its API key. None: those without a key, and all beyond the first few."""
+
+    whose: Whose
+    client: str | None
+    prompts_ns: int
+    decodes_ns: int
+    media_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.prompts_ns + self.decodes_ns + self.media_ns
+
+
 class AccessRefusal(StrEnum):
     """The reasons to refuse a request before it reaches a route. Such a request makes no record."""
 
@@ -208,6 +231,9 @@ class EngineAccount:
     # Parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    # By phase (`queue`, `prefill`, `decode`): whose requests a part of it went to, the largest part first. In `prefill`
+    # and `decode`, it is divided what neighbours added, as in the causes. Empty with --no-explain.
+    others_ns: dict[str, list[OthersTime]] = field(default_factory=dict)
     num_prefill_steps: int = 0  # those of `num_steps` up to the first token
     # Its shares of what the server used. With the shares of nobody, they add up to the meters. None with --no-explain.
     core_ns: int | None = _cost(

@@ -15,7 +15,8 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.sequences.step_load import load_of
-from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.causes import OF_NEIGHBOURS, RequestCauses
+from oaiserve.explain.client_work import WorkBefore, beside, while_waiting
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
@@ -39,6 +40,10 @@ class RequestNotes:
     _before: EngineNumbers | None = None  # when its first step began
     _encoded_ns: int = 0  # by images and sounds of others between the last step and its first one
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
+    # The work for each client, and its own tokens and rows, when its current phase began
+    _work_before: WorkBefore | None = None
+    _computed_tokens: int = 0  # of its prompts, so far
+    _own_before: tuple[int, int] = (0, 0)
 
     def media_encoded(self, now_ns: int) -> None:
         self._times.media_encoded = now_ns
@@ -46,6 +51,34 @@ class RequestNotes:
         tokens = account.image_tokens + account.audio_tokens
         details = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
         account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
+
+    def arrived(self) -> None:
+        """Note the begin of the phase `queue`."""
+        if self._steps is not None and self._causes is not None and self._causes.client is not None:
+            self._work_before = self._steps.clients.before(self._causes.client)
+
+    def _phase_ended(self, phase: str, waited_ns: int = 0) -> None:
+        """Note whose requests a phase went to, for which it has waited for so long, or which are in its causes. The
+        next one begins."""
+        steps = self._steps
+        before = self._work_before
+        client = None if self._causes is None else self._causes.client
+        if steps is None or before is None or client is None:
+            return
+        account = self._account
+        rows = len(account.inter_token_ns) - account.num_accepted_tokens + account.num_draft_tokens
+        own = (self._computed_tokens, rows)
+        tokens, rows = (now - past for now, past in zip(own, self._own_before, strict=True))
+        work = steps.clients.since(before, client, tokens, rows)
+        self._own_before = own
+        self._work_before = steps.clients.before(client)
+        if phase == "queue":
+            others_ns = while_waiting(work, client, waited_ns)
+        else:
+            causes_ns = account.prefill_causes_ns if phase == "prefill" else account.decode_causes_ns
+            others_ns = beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
+        if others_ns:
+            account.others_ns[phase] = others_ns
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns
@@ -74,6 +107,7 @@ class RequestNotes:
             self._encoded_ns = self._steps.encoded_ns
         # A copy, because a preempted sequence waits again, which is not part of the phase `queue`.
         account.waits_ns = sequence.waits_ns.copy()
+        self._phase_ended("queue", sum(account.waits_ns.values()))
         return True
 
     def _note_prefix(self, sequence: Sequence, now_ns: int) -> None:
@@ -104,6 +138,7 @@ class RequestNotes:
         index = chunk.sequence.index
         start = chunk.start
         tokens = chunk.num_known
+        self._computed_tokens += chunk.num_tokens
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
@@ -116,6 +151,7 @@ class RequestNotes:
                 if self._steps is not None and self._causes is not None and self._causes.has_begun:
                     self._steps.decodes.settle(self._causes)
                     self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
+                    self._phase_ended("prefill")
                     self._first_token_step = self._steps.number
             sequence.last_token_ns = now_ns
         else:
@@ -138,6 +174,11 @@ class RequestNotes:
         account = self._account
         before = self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
+        if self._steps is not None and self._causes is not None and self._causes.client is not None:
+            self._steps.clients.closed(self._causes.client)
+        queued_ns = self._times.media_encoded or self._times.tokenized
+        if self._times.scheduled is None and queued_ns is not None:
+            self._phase_ended("queue", now_ns - queued_ns)
         if before is None:
             return
         account.first_step = before.num_steps
@@ -150,8 +191,10 @@ class RequestNotes:
             if first_token_step is None:
                 account.prefill_causes_ns = causes_ns
                 first_token_step = numbers.num_steps
+                self._phase_ended("prefill")
             else:
                 account.decode_causes_ns = causes_ns
+                self._phase_ended("decode")
             account.num_prefill_steps = first_token_step - before.num_steps
 
 
@@ -206,6 +249,8 @@ class StepAccount:
             account.media_core_ns += core_ns
             self.numbers.media_encode_ns += encode_ns
             if self._causes is not None:
+                if own is not None and own.client is not None:
+                    own.client.media_ns += encode_ns
                 self._causes.encoded_ns += encode_ns
                 self._carried_ns += began_ns - self._divided_ns
                 self._divided_ns = ended_ns

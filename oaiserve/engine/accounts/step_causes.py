@@ -12,7 +12,7 @@ have taken, by the time that it used of them. So a machine that other programs k
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from oaiserve.engine.accounts.machine_time import MachineTime
@@ -21,6 +21,7 @@ from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.sequences.step_load import load_of_chunks
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses, settled
+from oaiserve.explain.client_work import ClientWork, WorkByClient
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from oaiserve.facts.record import Cause
@@ -79,6 +80,7 @@ class StepCauses:
         self._fit = fit
         self.shares = shares
         self.decodes = PlainDecodes()
+        self.clients = WorkByClient()
         self.number = 0  # steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
@@ -251,6 +253,15 @@ class StepCauses:
             self._unknown_ns += max(0, model_ns - delays.constraint - delays.lost - delays.still)
         if others:
             self._charge(others, step, load, before, known, expected_ns, decodes_ns, weigh, unit)
+        if has_prompts and expected_ns:
+            of_prompts = 1 - decodes_ns / expected_ns
+        else:
+            of_prompts = load.prompt_tokens / (load.prompt_tokens + load.decodes)
+        prompts_ns = of_prompts * model_ns
+        if (client := self.clients.lone) is not None:
+            client.add(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns)
+        else:
+            self.clients.step_ended(_by_client(chunks), prompts_ns, model_ns - prompts_ns)
         self.shares.step_ended()
         self.number += 1
         if self.number <= WARM_UP:
@@ -351,6 +362,17 @@ class StepCauses:
             own.weight_reads += part.num_tokens / load.num_tokens
             if known is not None:
                 own.computed(*_costs_ns(known, part, load, expected_ns, decodes_ns, is_again=own in again))
+
+
+def _by_client(chunks: list[Chunk]) -> Iterator[tuple[ClientWork | None, int, int]]:
+    """Yield the client of each chunk, with the tokens of its prompt, and its rows of decodes."""
+    for sequence, _, num_tokens, _, draft, _ in chunks:
+        own = sequence.causes
+        client = None if own is None else own.client
+        if num_tokens - len(draft) == 1:
+            yield client, 0, num_tokens
+        else:
+            yield client, num_tokens, 0
 
 
 def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: int, work_ns: int) -> Delays:

@@ -114,7 +114,8 @@ class OpenRequests:
         if self._causes is None:
             causes = None
         else:
-            causes = RequestCauses(has_several=request.num_choices > 1)
+            client = self._causes.clients.opened(request.client, request.origin.client)
+            causes = RequestCauses(has_several=request.num_choices > 1, client=client)
         notes = self._new_notes(request.request_id, times, account, self._causes, causes)
         self._open[request.request_id] = OpenRequest(
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
@@ -182,6 +183,7 @@ class OpenRequests:
 
     def _made(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
         request = tokenized.request
+        opened.notes.arrived()
         arrived_ns = tokenized.at_ns or self._clock_ns()
         since_ns = opened.times.media_encoded or arrived_ns
         leader: Sequence | None = None  # the first choice computes the prompt for the others

@@ -1,0 +1,69 @@
+"""The work by client: it is divided exactly, and clients that have gone are remembered for a while only."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.explain.client_work import MOST_GONE, MOST_NAMED, ClientWork, WorkByClient, beside, divided
+from oaiserve.facts.record import Whose
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), max_size=9))
+def test_an_amount_is_divided_into_integers_that_add_up_to_it(amount: int, weights: list[int]) -> None:
+    clients = {ClientWork(str(number), None): weight for number, weight in enumerate(weights)}
+    parts = divided(amount, clients)
+    assert sum(parts.values()) == (amount if any(weights) else 0)
+    assert all(abs(part - amount * clients[client] / sum(weights)) < len(weights) + 1 for client, part in parts.items())
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 9), st.integers(0, 9)), max_size=20))
+def test_the_work_since_a_phase_began_is_that_of_its_steps(steps: list[tuple[str, int, int]]) -> None:
+    work = WorkByClient()
+    clients = {name: work.opened(name, name) for name in NAMES}
+    work.step_ended([(clients["a"], 5, 5), (clients["b"], 5, 5)], 1e6, 1e6)
+    before = work.before(clients["a"])
+    for name, prompt_tokens, decodes in steps:
+        work.step_ended([(clients[name], prompt_tokens, decodes)], 1e6 * prompt_tokens, 2e6 * decodes)
+    found = work.since(before, clients["a"], 0, 0)
+    for name in set(NAMES) - {"a"}:
+        tokens = sum(step[1] for step in steps if step[0] == name)
+        rows = sum(step[2] for step in steps if step[0] == name)
+        if tokens or rows:
+            assert found[clients[name]][:2] == (tokens, rows)
+            assert found[clients[name]][2:] == (1e6 * tokens, 2e6 * rows, 0)
+        else:
+            assert clients[name] not in found
+    assert clients["a"] not in found, "all of it was this request's own"
+
+
+def test_few_clients_without_open_requests_are_remembered() -> None:
+    work = WorkByClient()
+    stays = work.opened("stays", None)
+    for number in range(3 * MOST_GONE):
+        work.closed(work.opened(str(number), None))
+    assert len(work.before(stays).work) == 1 + MOST_GONE
+    assert work.lone is stays
+
+
+def test_a_client_that_leaves_during_a_phase_is_still_named() -> None:
+    work = WorkByClient()
+    own = work.opened("own", "own")
+    other = work.opened("other", "other")
+    before = work.before(own)
+    work.step_ended([(own, 0, 1), (other, 100, 0)], 1e6, 1e6)
+    work.closed(other)
+    (found,) = beside(work.since(before, own, 0, 1), own, 900, 0, 0)
+    assert found == (Whose.OTHER_CLIENT, "other", 900, 0, 0)
+
+
+def test_clients_after_the_first_few_are_one_without_a_name() -> None:
+    work = WorkByClient()
+    own = work.opened("own", "own")
+    others = [work.opened(f"{number}", f"{number}") for number in range(MOST_NAMED + 3)]
+    before = work.before(own)
+    work.step_ended([(own, 0, 1), *((other, 100 - i, 0) for i, other in enumerate(others))], 1e6, 1e6)
+    found = beside(work.since(before, own, 0, 1), own, 10_000, 0, 0)
+    assert [one.client for one in found if one.client] == [str(number) for number in range(MOST_NAMED)]
+    assert len(found) == MOST_NAMED + 1
+    assert sum(one.prompts_ns for one in found) == 10_000
