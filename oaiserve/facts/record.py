@@ -340,6 +340,27 @@ class EngineAccount:
         return self.num_images + self.num_sounds
 
     @property
+    def other_clients_ns(self) -> dict[str, int]:
+        """The time in all phases that went to requests of other clients, by name, the largest first. Those without a
+        name have an empty one."""
+        sums: dict[str, int] = {}
+        for others in (one for phase in self.others_ns.values() for one in phase):
+            if others.whose is Whose.OTHER_CLIENT:
+                name = others.client or ""
+                sums[name] = sums.get(name, 0) + others.total_ns
+        return dict(sorted(sums.items(), key=lambda client: -client[1]))
+
+    @property
+    def whose_ns(self) -> dict[str, dict[Whose, int]]:
+        """The time in each phase that went to others' requests, by whose they were."""
+        sums: dict[str, dict[Whose, int]] = {}
+        for phase, found in self.others_ns.items():
+            sums[phase] = {}
+            for others in found:
+                sums[phase][others.whose] = sums[phase].get(others.whose, 0) + others.total_ns
+        return sums
+
+    @property
     def steps(self) -> range:
         """The numbers of the steps from the first to the last one; none if it was in no step."""
         first = self.first_step or 0

@@ -29,12 +29,16 @@ REUSE_HEADER = "x-include-reuse"  # true: the usage of chat and completions says
 
 
 class RequestTimings(msgspec.Struct):
-    """The phases of a streamed answer, in nanoseconds, without `respond`, which has not ended."""
+    """The phases of a streamed answer, in nanoseconds, without `respond`, which has not ended.
+
+    `others_ns` says of the phases in the engine what went to other requests of the same client, and of other clients.
+    """
 
     phases_ns: dict[str, int]
     time_to_first_token_ns: int | None
     queue_waits_ns: dict[str, int]
     causes_ns: dict[str, dict[str, int]]
+    others_ns: dict[str, dict[str, int]]
     stalled_ns: int
     cached_tokens: int
     draft_tokens: int
@@ -157,6 +161,7 @@ class Exchange:
             self.times.time_to_first_token_ns,
             {str(reason): wait_ns for reason, wait_ns in self.account.waits_ns.items()},
             causes_ns,
+            {phase: {str(whose): ns for whose, ns in sums.items()} for phase, sums in self.account.whose_ns.items()},
             self.account.stalled_ns,
             usage.cached_tokens,
             self.account.num_draft_tokens,

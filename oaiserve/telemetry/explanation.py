@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from oaiserve.facts.record import Cause, RequestRecord, WaitReason
+from oaiserve.facts.record import Cause, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import duration
 from oaiserve.telemetry.loop_explanation import looped
 from oaiserve.telemetry.reuse_explanation import read_again, restored
@@ -25,6 +25,7 @@ _SAID = {
     Cause.STANDSTILL: "the server stood still as a whole",
     Cause.NOT_KNOWN_YET: "it was in steps of a kind that the server had hardly seen before",
 }
+_KINDS = {"prompts_ns": "prompts", "decodes_ns": "decodes", "media_ns": "images and sounds"}
 _WAITED_FOR = {WaitReason.PREFIX_RESTORED: "its prefix to be restored from host memory"}
 
 
@@ -36,7 +37,7 @@ class PhaseNeighbour(NamedTuple):
     decode_ns: float  # time of its own decodes
 
 
-def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
+def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator[str]:
     """Yield sentences on what was read again and restored, on an answer in a loop, and one for each phase of a tenth of
     the request's time or more, the longest first."""
     yield from filter(None, (read_again(record), restored(record), looped(record)))
@@ -52,6 +53,9 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
             waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
             waits = [wait for wait in waits if wait[1] >= LEAST_CAUSE * phase.duration_ns]
             parts = [f"{duration(ns)} for {_WAITED_FOR.get(reason, reason.replace('_', ' '))}" for reason, ns in waits]
+            others = record.account.others_ns.get("queue", [])
+            if others and others[0].total_ns >= LEAST_CAUSE * phase.duration_ns:
+                parts.append(f"{duration(others[0].total_ns)} of it went to {_whose(others[0])}")
         elif phase.name == "receive" and record.model_load_ns:
             parts = [f"for {duration(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
@@ -60,12 +64,15 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
             delay = duration(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]
         elif phase.name in causes_ns:
-            neighbours = list(_neighbours(record, phase.name, others))
-            parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))
+            neighbours = list(_neighbours(record, phase.name, ended))
+            others = record.account.others_ns.get(phase.name, [])
+            parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours, others))
         yield "; ".join([f"{phase.name.replace('_', ' ')} took {duration(phase.duration_ns)}", *parts]) + "."
 
 
-def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:
+def _causes(
+    causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour], others: list[OthersTime]
+) -> Iterator[str]:
     """Yield the causes in words, the largest first. What the phase would have taken alone is never left out."""
     least_ns = LEAST_CAUSE * phase_ns
     said = [(ns, f"for {duration(ns)} {_SAID[cause]}") for cause, ns in causes_ns.items() if cause in _SAID]
@@ -74,7 +81,10 @@ def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Phas
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
     if (ns := decodes_ns + prompts_ns) >= least_ns:
-        said.append((ns, f"{duration(ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"))
+        text = f"{duration(ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
+        if others:
+            text += f": {duration(others[0].total_ns)} of it for {_whose(others[0])}"
+        said.append((ns, text))
     said = [part for part in said if part[0] >= least_ns]
     if alone_ns := causes_ns.get(Cause.ALONE):
         said.append((alone_ns, f"alone it would have taken {duration(alone_ns)}"))
@@ -109,6 +119,16 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
     if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
         return f"{said}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
     return f"{said}, {most_text} and its {most.record.completion_tokens:,} tokens"
+
+
+def _whose(others: OthersTime) -> str:
+    """Return whose requests others were, and what of them took the most time."""
+    kind = max(_KINDS, key=lambda kind: getattr(others, kind))
+    if others.whose is Whose.SAME_CLIENT:
+        return f"{_KINDS[kind]} of other requests of the same client"
+    if others.client is None:
+        return f"{_KINDS[kind]} of other clients"
+    return f"{_KINDS[kind]} of {others.client}"
 
 
 def _share(added_ns: int, all_ns: float) -> float:

@@ -192,6 +192,11 @@ def log_request(record: RequestRecord) -> None:
         message += f"tool calls: {_named(calls)}, "
     if waits_ns:
         message += f"waited: {_named(_durations(waits_ns))}, "
+    if clients_ns := account.other_clients_ns:
+        client, client_ns = next(iter(clients_ns.items()))
+        fields |= {"other_clients_ms": in_ms(sum(clients_ns.values())), "most_other_client": client}
+        message += f"for other clients: {duration(sum(clients_ns.values()))}"
+        message += f" (most for {client}: {duration(client_ns)}), " if client else ", "
     if steps is not None:
         mean_batch = round(steps.mean_sequences, 2)
         fields |= {"num_steps": steps.number, "mean_batch": mean_batch}

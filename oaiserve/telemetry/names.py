@@ -8,7 +8,7 @@ from __future__ import annotations
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.metric import Metric, histogram, metric
-from oaiserve.facts.record import Cause, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import Cause, Outcome, ToolCallOutcome, WaitReason, Whose
 
 SERVICE_NAME = "oaiserve"
 
@@ -178,6 +178,18 @@ PHASE_CAUSE_SECONDS = metric(
     "phase receive in which the model was loaded has the causes model_load and host.",
     "phase cause",
 )
+# Who waited for whom. `client` is the name of the API key, empty without one.
+CLIENT_WAITED_SECONDS = metric(
+    "oaiserve_client_waited_seconds_total",
+    "Time of a client's ended requests that went to requests of other clients, in the queue and in steps.",
+    "client",
+)
+CLIENT_DELAYED_SECONDS = metric(
+    "oaiserve_client_delayed_seconds_total",
+    "Time of other clients' ended requests that went to requests of this client, in the queue and in steps.",
+    "client",
+)
+
 # The cost of ended requests. `client` is the name of the API key, empty without one.
 COST_CORE_SECONDS = metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
 COST_MACHINE_SECONDS = metric(
@@ -350,6 +362,11 @@ QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason
 
 # Attributes of the spans of the phases `prefill` and `decode`: their parts, by cause; only those that are not 0.
 CAUSES_NS = {cause: f"oaiserve.cause.{cause}_ns" for cause in Cause}
+
+# Attributes of these three spans: the time that went to others' requests, by whose they were, and the client with the
+# most of it, by the name of its API key.
+OTHERS_NS = {whose: f"oaiserve.others.{whose}_ns" for whose in Whose}
+OTHERS_MOST_CLIENT = "oaiserve.others.most_client"
 
 # Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
 EVENT_PREFIX = "oaiserve.event."

@@ -211,6 +211,7 @@ class Observations:
             for outcome, is_so in (("met", judged.is_met), ("missed", not judged.is_met)):
                 self.count(names.SLO_REQUESTS, (judged.slo, model, outcome), int(is_so))
         self._observe_costs(record)
+        self._observe_clients(record)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 
@@ -266,6 +267,17 @@ class Observations:
         ):
             if amount is not None:
                 self.count(metric, labels, amount if isinstance(amount, int) else round(amount * _per_unit(metric)))
+
+    def _observe_clients(self, record: RequestRecord) -> None:
+        """Count the time for which the request's client waited for others, and theirs."""
+        if record.background or record.account.machine_ns is None:
+            return
+        clients_ns = record.account.other_clients_ns
+        own = _bounded(self._clients, record.client or "")
+        self.count(names.CLIENT_WAITED_SECONDS, (own,), sum(clients_ns.values()))
+        self.count(names.CLIENT_DELAYED_SECONDS, (own,), 0)
+        for name, ns in clients_ns.items():
+            self.count(names.CLIENT_DELAYED_SECONDS, (_bounded(self._clients, name),), ns)
 
     def _origin(self, record: RequestRecord, ended_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars just before."""

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import POOLING_OPERATIONS, Outcome, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, OthersTime, Outcome, RequestRecord
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, phase_row, steps_of, token_gaps
@@ -173,6 +173,7 @@ class RecentRequests:
                     "duration_ms": phase["duration_ns"] / 1e6,
                     "share": phase["duration_ns"] / max(1, duration_ns),
                     "causes_ns": {cause.value: ns for cause, ns in causes_ns.get(phase["name"], {}).items()},
+                    "others": [_others(one) for one in record.account.others_ns.get(phase["name"], [])],
                 }
                 for phase in _phases(record, received_ns)
             ],
@@ -196,6 +197,10 @@ def _phases(record: RequestRecord, since_ns: int) -> Entries:
         {"name": phase.name, "start_ns": phase.start_ns - since_ns, "duration_ns": phase.duration_ns}
         for phase in record.times.phases()
     ]
+
+
+def _others(others: OthersTime) -> Entry:
+    return {**others._asdict(), "whose": others.whose.value}
 
 
 def _named(text: str, own: RequestRecord, records: Iterable[RequestRecord]) -> list[str]:

@@ -13,12 +13,14 @@ from oaiserve.facts.record import (
     DeadlineOutcome,
     EngineAccount,
     EventKind,
+    OthersTime,
     Outcome,
     ReadAgain,
     RequestEvent,
     RequestRecord,
     ToolCallOutcome,
     WaitReason,
+    Whose,
 )
 from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -56,6 +58,14 @@ def read_again(draw: st.DrawFn) -> dict[str, object]:
     return {"read_again_reason": reason, "read_again_tokens": 0 if reason is None else draw(TOKENS)}
 
 
+OTHERS = st.lists(
+    st.builds(OthersTime, st.just(Whose.OTHER_CLIENT), st.sampled_from([None, "batchjob", "carol"]), NS, NS, NS)
+    | st.builds(OthersTime, st.just(Whose.SAME_CLIENT), st.none(), NS, NS, NS),
+    max_size=4,
+    unique_by=lambda others: others[:2],
+)
+
+
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
     """Return any record. Stamps may be equal, and events may be at them."""
@@ -85,6 +95,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_choices=draw(st.integers(0, 5)),
         longest_choice_tokens=draw(TOKENS),
         waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
+        others_ns=draw(st.dictionaries(st.sampled_from(["queue", "prefill", "decode"]), OTHERS)),
         inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
         num_preemptions=num_preemptions,
         stalled_ns=draw(NS) if num_preemptions else 0,
@@ -295,6 +306,12 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
     ):
         if amount is not None:
             yield metric, {"client": record.client or ""}, amount
+    if account.machine_ns is not None:
+        own = {"client": record.client or ""}
+        yield n.CLIENT_WAITED_SECONDS, own, sum(seconds(ns) for ns in account.other_clients_ns.values())
+        yield n.CLIENT_DELAYED_SECONDS, own, 0
+        for client, ns in account.other_clients_ns.items():
+            yield n.CLIENT_DELAYED_SECONDS, {"client": client}, seconds(ns)
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
     for phase, causes_ns in record.causes_ns.items():

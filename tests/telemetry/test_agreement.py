@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.record import RequestRecord, ToolCallOutcome
+from oaiserve.facts.record import RequestRecord, ToolCallOutcome, Whose
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.recent import RecentRequests
@@ -63,6 +63,12 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     ttft_ns = None if record.operation == "embeddings" else record.times.time_to_first_token_ns
     assert entry["time_to_first_token_ns"] == ttft_ns
     assert entry["queue_waits_ns"] == record.account.waits_ns
+    others_ns = record.account.others_ns
+    assert {phase["name"]: [(*one.values(),) for one in phase["others"]] for phase in entry["phases"]} == {
+        name: [(*one,) for one in others_ns.get(name, [])] for name in phases_ns
+    }
+    clients_ns = [one.total_ns for found in others_ns.values() for one in found if one.whose is Whose.OTHER_CLIENT]
+    assert line.get("other_clients_ms") == (round(sum(clients_ns) / 1e6, 3) if clients_ns else None)
     gaps = record.event_gaps_ns
     tokens = record.event_tokens
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
@@ -72,6 +78,10 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     assert line.get("mean_event_tokens") == (round(mean_tokens, 2) if tokens else None)
     assert entry["trace_id"] == line["trace_id"]
     server, inner, *spans = spans_of(record)
+    for span in spans:
+        shown_ns = {whose: span.attributes.get(f"oaiserve.others.{whose}_ns", 0) for whose in Whose}
+        found = others_ns.get(span.name, [])
+        assert shown_ns == {whose: sum(one.total_ns for one in found if one.whose is whose) for whose in Whose}
     in_json = entry | {
         f"{group}.{name}": value for group in ("grammar", "media") for name, value in (entry[group] or {}).items()
     }

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from oaiserve.facts.record import Cause, EngineAccount, RequestRecord, WaitReason
+import pytest
+
+from oaiserve.facts.record import Cause, EngineAccount, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.explanation import sentences
 from tests.records import MS, record_at
@@ -56,6 +58,37 @@ def test_neighbours_that_still_run_have_no_name() -> None:
         "decode took 100 ms; 50 ms came from other requests that have not ended (50 ms decodes); alone it would have "
         "taken 50 ms."
     ]
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (OthersTime(Whose.OTHER_CLIENT, "batchjob", 4500 * MS, 400 * MS, 0), "4.9 s of it for prompts of batchjob"),
+        (OthersTime(Whose.OTHER_CLIENT, None, 0, 900 * MS, 0), "900 ms of it for decodes of other clients"),
+        (
+            OthersTime(Whose.SAME_CLIENT, "alice", 0, 0, 70 * MS),
+            "70 ms of it for images and sounds of other requests of the same client",
+        ),
+    ],
+)
+def test_whose_requests_took_the_time_of_a_phase_is_said(others: OthersTime, said: str) -> None:
+    decode_causes_ns = {Cause.ALONE: 3000 * MS, Cause.NEIGHBOUR_PROMPTS: 4900 * MS}
+    account = EngineAccount(
+        prefill_causes_ns={Cause.ALONE: 10 * MS}, decode_causes_ns=decode_causes_ns, others_ns={"decode": [others]}
+    )
+    slow = record_at(0, 0, 0, 0, 0, 10, 7910, 7910, account=account)
+    expected = f"4.9 s came from other requests that have not ended (4.9 s prompts): {said}; alone"
+    (sentence,) = sentences(slow, [slow])
+    assert expected in sentence
+
+
+def test_a_queue_names_the_client_whose_requests_were_computed_meanwhile() -> None:
+    others = [OthersTime(Whose.OTHER_CLIENT, "batchjob", 580 * MS, 2 * MS, 0)]
+    account = EngineAccount(waits_ns={WaitReason.TOKEN_BUDGET: 600 * MS}, others_ns={"queue": others})
+    slow = record_at(0, 0, 0, 0, 600, 610, 620, 650, account=account)
+    assert next(sentences(slow, [])) == (
+        "queue took 600 ms; 600 ms for token budget; 582 ms of it went to prompts of batchjob."
+    )
 
 
 def test_a_time_alone_that_is_not_known_yet_says_so() -> None:
