@@ -265,10 +265,11 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
+        Route("/debug/clients", debug.recent_clients),
         Route("/debug/report", debug.report),
         Route("/debug/samples", debug.samples),
     ]
-    closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
+    closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/clients", "/debug/report")]
     table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),
         accounted("/v1/chat/completions", chat.chat_completions, "chat"),

@@ -159,8 +159,8 @@ def _without(work: Work, tokens: int, rows: int) -> Work:
 
 
 def while_waiting(work: Mapping[ClientWork, Work], own: ClientWork, waited_ns: int) -> list[OthersTime]:
-    """Return the time that went to each client's work while a request waited. It is at most the time of the wait, into
-    which the steps at its begin and at its end reach only in part."""
+    """Return the time of steps that went to each client's work while a request waited, or had other tokens in them. It
+    is at most the time of the wait, into which the steps at its begin and at its end reach only in part."""
     whole_ns = sum(one.prompts_ns + one.decodes_ns + one.media_ns for one in work.values())
     scale = min(1.0, waited_ns / whole_ns) if whole_ns else 0.0
     return _named(

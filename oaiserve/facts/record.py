@@ -232,7 +232,8 @@ class EngineAccount:
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
     # By phase (`queue`, `prefill`, `decode`): whose requests a part of it went to, the largest part first. In `prefill`
-    # and `decode`, it is divided what neighbours added, as in the causes. Empty with --no-explain.
+    # and `decode`, that is what neighbours added, as in the causes, or others' part of the steps while it is not known
+    # what these take. Empty with --no-explain.
     others_ns: dict[str, list[OthersTime]] = field(default_factory=dict)
     num_prefill_steps: int = 0  # those of `num_steps` up to the first token
     # Its shares of what the server used. With the shares of nobody, they add up to the meters. None with --no-explain.

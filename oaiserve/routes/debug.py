@@ -21,8 +21,10 @@ from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.open_requests import open_request, open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
+from oaiserve.telemetry.clients import WINDOW_SECONDS, ClientList
 from oaiserve.wire.report import ROUTER_HEADER, Report
 
+CLIENTS_SECONDS = 300  # the window of the list of clients, unless the query says otherwise
 _WRITING_SECONDS = 2.0  # the longest wait for the accounts of requests that have ended
 
 closed_route = closed(f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard.")
@@ -116,6 +118,24 @@ async def recent_request(request: Request) -> Response:
             "(--recent-requests), none from before its start, and those that are open."
         )
     return json_response(entry)
+
+
+CLIENTS_QUERY = (
+    Parameter("seconds", "The length of the window until now.", is_integer=True, least=1, most=WINDOW_SECONDS),
+)
+
+
+@Operation(
+    summary="What each client's requests of the last minutes got, waited for, and made others wait for.",
+    group="Debugging",
+    answer=ClientList,
+    query=CLIENTS_QUERY,
+)
+async def recent_clients(request: Request) -> Response:
+    """Answer with a row for each client, first who made others wait the longest."""
+    seconds = read_query(request.query_params, CLIENTS_QUERY)["seconds"] or CLIENTS_SECONDS
+    clients = serving_of(request).telemetry.clients
+    return json_response(await run_in_threadpool(clients.last, seconds))
 
 
 _SAMPLES_QUERY = (Parameter("after", "Only those with a higher number.", is_integer=True, least=0),)

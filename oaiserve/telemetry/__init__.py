@@ -1,7 +1,7 @@
 """Telemetry turns the records of ended requests and the engine's snapshot into metrics, spans, log lines and accounts.
 
-`app` builds one `Telemetry` and passes `record`, `render`, `recent` and `live` to the routes. This package knows
-neither HTTP nor the engine.
+`app` builds one `Telemetry` and passes `record`, `render`, `recent`, `clients` and `live` to the routes. This package
+knows neither HTTP nor the engine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from oaiserve.facts.times import EpochOffset, WallClock
 from oaiserve.facts.trace import TraceContext
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import logs, names
+from oaiserve.telemetry.clients import Clients
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
 from oaiserve.telemetry.otel import exporter_kind, trim
@@ -81,6 +82,7 @@ class Telemetry:
         epoch_offset_ns = WallClock(runtime.unix_ns, runtime.clock_ns)
         self._read_meters = measured.read_meters
         self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests, measured.targets)
+        self.clients = Clients(runtime.clock_ns)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
             elsewhere[names.LOG_MESSAGES] = log_limit.counts
@@ -95,6 +97,7 @@ class Telemetry:
         self.count_refused_access = partial(self._metrics.count, names.REFUSED_ACCESS)
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
+            "clients": self.clients.add,
             "metrics": self._metrics.observe,
             "log": logs.log_request,
         }

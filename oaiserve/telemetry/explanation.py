@@ -75,16 +75,19 @@ def _causes(
 ) -> Iterator[str]:
     """Yield the causes in words, the largest first. What the phase would have taken alone is never left out."""
     least_ns = LEAST_CAUSE * phase_ns
-    said = [(ns, f"for {duration(ns)} {_SAID[cause]}") for cause, ns in causes_ns.items() if cause in _SAID]
+    parts = {} if Cause.ALONE in causes_ns else {Cause.NOT_KNOWN_YET: _part_of(others)}
+    said = [
+        (ns, f"for {duration(ns)} {_SAID[cause]}{parts.get(cause, '')}")
+        for cause, ns in causes_ns.items()
+        if cause in _SAID
+    ]
     if unexplained_ns := causes_ns.get(Cause.UNEXPLAINED, 0):
         said.append((unexplained_ns, f"{duration(unexplained_ns)} are unexplained"))
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
     if (ns := decodes_ns + prompts_ns) >= least_ns:
         text = f"{duration(ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
-        if others:
-            text += f": {duration(others[0].total_ns)} of it for {_whose(others[0])}"
-        said.append((ns, text))
+        said.append((ns, text + _part_of(others)))
     said = [part for part in said if part[0] >= least_ns]
     if alone_ns := causes_ns.get(Cause.ALONE):
         said.append((alone_ns, f"alone it would have taken {duration(alone_ns)}"))
@@ -119,6 +122,13 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
     if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
         return f"{said}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
     return f"{said}, {most_text} and its {most.record.completion_tokens:,} tokens"
+
+
+def _part_of(others: list[OthersTime]) -> str:
+    """Return what the client with the largest part of a time had of it."""
+    if not others:
+        return ""
+    return f": {duration(others[0].total_ns)} of it for {_whose(others[0])}"
 
 
 def _whose(others: OthersTime) -> str:

@@ -307,8 +307,8 @@ MODEL_INFO = metric(
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
 TELEMETRY_ERRORS = metric(
     "oaiserve_telemetry_errors_total",
-    "Failures of telemetry. consumer: recent, metrics, log, tracing, recording or a plug-in (plugin NAME) failed on a "
-    "record; queue was full; tick failed to update the metrics.",
+    "Failures of telemetry. consumer: recent, clients, metrics, log, tracing, recording or a plug-in (plugin NAME) "
+    "failed on a record; queue was full; tick failed to update the metrics.",
     "consumer",
 )
 SPANS = metric(

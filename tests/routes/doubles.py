@@ -47,6 +47,7 @@ from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.runtime import THREADS, Runtime
+from oaiserve.telemetry.clients import Clients
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.observations import Observations
@@ -385,6 +386,7 @@ class FakeTelemetry:
         self._runtime = runtime
         self.reset()
         self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
+        self.clients = Clients(runtime.clock_ns)
         self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), lambda: 0, runtime.clock_ns)
         self.closed = False
         self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins

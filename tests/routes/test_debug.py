@@ -16,7 +16,7 @@ from oaiserve.config import Config
 from oaiserve.engine.request import Usage
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
-from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
+from oaiserve.facts.record import Cause, EngineAccount, Origin, OthersTime, Outcome, Whose
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
@@ -27,7 +27,7 @@ from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, finished
-from tests.serving import Served, running_server, serving
+from tests.serving import Serve, Served, running_server, serving
 
 RECORD = record_at(
     *(0, 1, 2, 10, 110, 160, 310, 400), account=EngineAccount(first_step=5, num_steps=10), finish_reasons=("stop",)
@@ -125,6 +125,20 @@ def test_rows_of_a_list_agree_with_the_whole_accounts(some: Served) -> None:
         phases = [[phase["name"], phase["duration_ns"]] for phase in entry["phases"]]
         assert [phase[:2] for phase in row["phases"]] == phases
     assert ["prefill", MS, MS, MS] in rows[0]["phases"]  # with its time alone, and that with its neighbours'
+
+
+def test_clients_of_the_last_minutes_are_listed(serve: Serve) -> None:
+    served = serve()
+    account = EngineAccount(others_ns={"queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", 5 * MS, MS, 0)]})
+    served.telemetry.clients.add(record_at(0, 1, 2, 3, 4, 5, 6, 7, client="ann", account=account))
+    for query, seconds in (("", 300), ("?seconds=3600", 3600)):
+        listed = served.http.get(f"/debug/clients{query}").json()
+        assert listed["seconds"] == seconds
+        assert [(row["client"], row["delayed_ns"], row["waited_ns"]) for row in listed["clients"]] == [
+            ("batchjob", 6 * MS, 0),
+            ("ann", 0, 6 * MS),
+        ]
+    refused(served.http.get("/debug/clients?seconds=0"), "seconds", "must be an integer from 1 to 3600, got '0'")
 
 
 def test_one_of_them_has_its_phases_and_the_requests_in_its_steps(some: Served) -> None:

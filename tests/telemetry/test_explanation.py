@@ -82,6 +82,19 @@ def test_whose_requests_took_the_time_of_a_phase_is_said(others: OthersTime, sai
     assert expected in sentence
 
 
+def test_others_in_steps_of_an_unknown_kind_are_named() -> None:
+    others = [OthersTime(Whose.OTHER_CLIENT, "batchjob", 40 * MS, 2 * MS, 0)]
+    account = EngineAccount(
+        prefill_causes_ns={Cause.NOT_KNOWN_YET: 57 * MS, Cause.MACHINE: 43 * MS}, others_ns={"prefill": others}
+    )
+    first = record_at(0, 0, 0, 0, 0, 100, 100, 100, account=account)
+    assert next(sentences(first, [first])) == (
+        "prefill took 100 ms; for 57 ms it was in steps of a kind that the server had hardly seen before: 42 ms of it "
+        "for prompts of batchjob; for 43 ms the machine was busy elsewhere; what it would have taken alone is not "
+        "known yet."
+    )
+
+
 def test_a_queue_names_the_client_whose_requests_were_computed_meanwhile() -> None:
     others = [OthersTime(Whose.OTHER_CLIENT, "batchjob", 580 * MS, 2 * MS, 0)]
     account = EngineAccount(waits_ns={WaitReason.TOKEN_BUDGET: 600 * MS}, others_ns={"queue": others})

@@ -18,7 +18,7 @@ from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.causes import OF_NEIGHBOURS, RequestCauses
 from oaiserve.explain.client_work import WorkBefore, beside, while_waiting
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.facts.record import EngineAccount, EventKind
+from oaiserve.facts.record import Cause, EngineAccount, EventKind
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
@@ -76,7 +76,10 @@ class RequestNotes:
             others_ns = while_waiting(work, client, waited_ns)
         else:
             causes_ns = account.prefill_causes_ns if phase == "prefill" else account.decode_causes_ns
-            others_ns = beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
+            if Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns:
+                others_ns = beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
+            else:
+                others_ns = while_waiting(work, client, causes_ns[Cause.NOT_KNOWN_YET])
         if others_ns:
             account.others_ns[phase] = others_ns
 

@@ -39,8 +39,10 @@ from oaiserve.plugins.gateway.client_request import (
     num_hops_of,
 )
 from oaiserve.plugins.gateway.lists import (
+    CLIENTS_PATH,
     REQUESTS_PATH,
     SCHEMA_PATH,
+    all_clients,
     all_kept,
     all_of_anthropic,
     all_requests,
@@ -170,7 +172,7 @@ class Gateway:
             text = "No replica can be reached" if self._models is None else "No such model is loaded"
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
-            if not scope["path"].startswith(REQUESTS_PATH):  # the page polls it
+            if not scope["path"].startswith((REQUESTS_PATH, CLIENTS_PATH)):  # the pages poll these
                 self.metrics.requests.labels(ending).inc()
             request = scope["state"].pop("request", None)  # a connection that is kept open keeps the scope
             if request is not None:
@@ -237,8 +239,8 @@ class Gateway:
         its model."""
         if not path.startswith(OF_ONE_REPLICA) or self._models is not None:
             return False
-        is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
-        return not is_shown
+        is_shown = path in (REQUESTS_PATH, CLIENTS_PATH) or path.startswith(f"{REQUESTS_PATH}/")
+        return not (self._shows_requests and is_shown)
 
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
         if request.method != "GET":
@@ -247,6 +249,9 @@ class Gateway:
         if scope["path"] == REQUESTS_PATH and not (self._models is not None and request.prompt.model):
             query = scope["query_string"].decode("latin-1")
             return partial(all_requests, self.watch, query, request.headers)
+        if scope["path"] == CLIENTS_PATH and not (self._models is not None and request.prompt.model):
+            query = scope["query_string"].decode("latin-1")
+            return partial(all_clients, self.watch, query, request.headers)
         if scope["path"] == MODELS_PATH and self.router.differ:
             return partial(models_answer, self.watch, self.router, scope, request.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:

@@ -1,5 +1,5 @@
-"""Merges the lists of all replicas: models, if these differ, files and batches, and requests. It also makes the schema
-of a gateway's routes.
+"""Merges the lists of all replicas: models, if these differ, files and batches, requests, and clients. It also makes
+the schema of a gateway's routes.
 
 Answers of replicas are limited in time, bytes and items, and malformed items are left out.
 """
@@ -30,9 +30,11 @@ from oaiserve.routes.answer.paging import PAGE_PREFIX, Page, between, page_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.models import list_answer
+from oaiserve.telemetry.clients import ClientList, summed
 from oaiserve.wire.report import ROUTER_HEADER
 
 REQUESTS_PATH = "/debug/requests"
+CLIENTS_PATH = "/debug/clients"
 SCHEMA_PATH = "/openapi.json"
 MOST_PAGES = 10  # per list of a replica
 PAGE_ITEMS = 100  # as many as a page may have
@@ -220,6 +222,20 @@ async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     if isinstance(answers, Response):
         return answers
     return await asyncio.to_thread(_merged, answers, dict(parse_qsl(query)))
+
+
+async def all_clients(watch: Watch, query: str, headers: Headers) -> Response:
+    """Request the clients of each replica with a client's `headers`, and answer with their sums. If all replicas
+    refuse, answer with a refusal."""
+    answers = await answers_of_all(watch, f"{CLIENTS_PATH}?{query}", headers)
+    if isinstance(answers, Response):
+        return answers
+    found = []
+    for content in answers.values():
+        with suppress(*UNREADABLE):
+            found.append(msgspec.json.decode(content, type=ClientList))
+    seconds = max((one.seconds for one in found), default=0)
+    return json_response(ClientList(seconds, summed(row for one in found for row in one.clients)))
 
 
 async def answers_of_all(watch: Watch, target: str, headers: Headers) -> Mapping[int, bytes] | Response:

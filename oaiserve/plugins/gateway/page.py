@@ -78,7 +78,7 @@ def routes(
     if config.shows_dashboard:
         return [root_route, *pages.routes, Route("/dashboard/feed", feed)]
     hidden = hidden_by(models)
-    paths = ["/debug/requests", "/debug/requests/{request_id}"]
+    paths = ["/debug/requests", "/debug/requests/{request_id}", "/debug/clients"]
     if models is not None:
         paths = ["/debug/{rest:path}", "/dashboard/{rest:path}"]
     return [root_route, *pages.routes, *(Route(path, hidden) for path in paths)]

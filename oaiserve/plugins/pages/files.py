@@ -130,6 +130,7 @@ PAGES = Pages(
     views=[
         View(path="/dashboard", file="live.html", summary="The live page.", link="Live"),
         View(path="/requests", file="requests.html", summary="The page with the last requests.", link="Requests"),
+        View(path="/clients", file="clients.html", summary="The page with the last minutes by client.", link="Clients"),
         View(path="/requests/{request_id}", file="request.html", summary="The page of one request."),
     ],
     frame=_page,

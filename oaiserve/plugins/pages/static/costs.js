@@ -4,7 +4,7 @@ import { byId, duration, element, number, numberCell, percent } from "./show.js"
 
 const UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [0, "B"]];
 
-function bytes(value) {
+export function bytes(value) {
   const [size, unit] = UNITS.find(([least]) => value >= least);
   return `${number(value / (size || 1))} ${unit}`;
 }

@@ -1,0 +1,61 @@
+// Shows what clients got, waited for, and made others wait for, and how to give the others more.
+
+import { bytes } from "./costs.js";
+import { keepLoading } from "./page.js";
+import { byId, choice, count, duration, element, number, percent } from "./show.js";
+import { requestJson } from "./sse.js";
+
+const EVERY_MS = 2000;
+const WINDOWS = [[60, "1 min"], [300, "5 min"], [900, "15 min"], [3600, "1 h"]]; // in seconds
+const OTHERS = "other"; // the clients without rows of their own
+const LESS = 0.25; // the share that is proposed: a quarter of what others get
+let seconds = 300;
+
+const fetchNow = () => requestJson(`debug/clients?seconds=${seconds}`);
+
+function show({ clients }) {
+  byId("clients").hidden = clients.length === 0;
+  byId("no-clients").hidden = clients.length > 0;
+  byId("no-clients").textContent = "No request ended in this time.";
+  const engineNs = clients.reduce((sum, { machine_ns: ns }) => sum + ns, 0);
+  byId("client-rows").replaceChildren(...clients.map((client) => row(client, engineNs)));
+  advise(clients.find(({ delayed_ns: ns, client }) => ns > 0 && client !== OTHERS));
+  return EVERY_MS;
+}
+
+function row(client, engineNs) {
+  const { client: name, machine_ns: machineNs, prompt_tokens: prompt, cached_tokens: cached } = client;
+  const cells = [
+    ["Made others wait", duration(client.delayed_ns / 1e9), client.delayed_ns ? "number harm" : "number"],
+    ["Waited for others", duration(client.waited_ns / 1e9)],
+    ["Engine time", `${duration(machineNs / 1e9)}, ${percent(machineNs / Math.max(1, engineNs))}`],
+    ["KV cache", `${bytes(client.kv_byte_seconds)}·s`],
+    ["Prompts", `${number(prompt)}, ${number(cached)} cached`],
+    ["Answers", number(client.completion_tokens)],
+    ["Requests", count(client.requests)],
+  ];
+  const text = name || "without a key";
+  const link = name === OTHERS ? text : element("a", { href: `requests?client=${encodeURIComponent(name)}` }, text);
+  return element("tr", {}, element("th", { scope: "row" }, link), ...cells.map(([label, value, kind]) => element("td", { "data-label": label, class: kind ?? "number" }, value)));
+}
+
+// Says which commands give the other clients more, when one has made them wait.
+function advise(client) {
+  byId("advice").hidden = !client;
+  if (!client) return;
+  const { client: name, delayed_ns: ns, requests } = client;
+  const perMinute = Math.max(1, Math.floor((requests * 60) / seconds / 2));
+  byId("advice-text").textContent = `${name || "Clients without a key"} made others wait ${duration(ns / 1e9)} in all.`;
+  const commands = name
+    ? [[`oaiserve keys limit ${name} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], [`oaiserve keys limit ${name} --requests-per-minute ${perMinute}`, "half of what it sends now"]]
+    : [["oaiserve keys add NAME", "gives a client a key, by which it can be told from others and limited"]];
+  byId("commands").replaceChildren(...commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect))));
+}
+
+const load = keepLoading(fetchNow, show);
+byId("windows").replaceWith(
+  choice("Time", WINDOWS, seconds, (value) => {
+    seconds = Number(value);
+    load();
+  }),
+);

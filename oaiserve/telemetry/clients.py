@@ -1,0 +1,116 @@
+"""`Clients` adds up what each client's ended requests got, waited for, and made others wait for, in the last hour.
+
+It knows no HTTP. The telemetry thread writes, and any thread may read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from threading import Lock
+
+import msgspec
+
+from oaiserve.facts.record import RequestRecord
+from oaiserve.telemetry.series import NS_PER_SECOND
+
+WINDOW_SECONDS = 3600  # the longest window
+PIECE_SECONDS = 10  # A window is a number of such pieces, and the one under way.
+MOST_CLIENTS = 50  # with a row of their own in each piece; the others have one together
+OTHERS = "other"  # the name of that row, as in metrics
+
+
+class ClientRow(msgspec.Struct):
+    """A client's requests that ended in a window. `client` is the name of its API key, empty without one.
+
+    `waited_ns` is time of its requests that went to those of other clients, in the queue and in steps, and `delayed_ns`
+    time of other clients' requests that went to those of this client.
+    """
+
+    client: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    machine_ns: int = 0
+    kv_byte_seconds: float = 0.0
+    waited_ns: int = 0
+    delayed_ns: int = 0
+
+    def add(self, other: ClientRow) -> None:
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_SUMS = [name for name in ClientRow.__struct_fields__ if name != "client"]
+Rows = dict[str, ClientRow]
+
+
+class ClientList(msgspec.Struct):
+    """The clients of the last `seconds`: the one that made others wait the longest comes first."""
+
+    seconds: int
+    clients: list[ClientRow]
+
+
+class Clients:
+    """The rows of the last pieces of time, each with the number of its piece."""
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._lock = Lock()
+        self._pieces: deque[tuple[int, Rows]] = deque()
+
+    def add(self, record: RequestRecord) -> None:
+        account = record.account
+        clients_ns = account.other_clients_ns
+        with self._lock:
+            rows = self._rows_now()
+            own = _row(rows, record.client or "")
+            own.add(
+                ClientRow(
+                    own.client,
+                    requests=1,
+                    prompt_tokens=record.prompt_tokens,
+                    cached_tokens=record.cached_tokens,
+                    completion_tokens=record.generated_tokens,
+                    machine_ns=account.machine_ns or 0,
+                    kv_byte_seconds=account.kv_byte_seconds or 0.0,
+                    waited_ns=sum(clients_ns.values()),
+                )
+            )
+            for client, ns in clients_ns.items():
+                _row(rows, client).delayed_ns += ns
+
+    def last(self, seconds: int) -> ClientList:
+        """Return the clients of the last `seconds`, at most WINDOW_SECONDS, to the next whole piece."""
+        first = self._piece_now() - -(-min(seconds, WINDOW_SECONDS) // PIECE_SECONDS)
+        with self._lock:
+            rows = [row for piece, found in self._pieces for row in found.values() if piece > first]
+            return ClientList(seconds, summed(rows))
+
+    def _piece_now(self) -> int:
+        return self._clock_ns() // (PIECE_SECONDS * NS_PER_SECOND)
+
+    def _rows_now(self) -> Rows:
+        piece = self._piece_now()
+        if not self._pieces or self._pieces[-1][0] != piece:
+            self._pieces.append((piece, {}))
+        while self._pieces[0][0] <= piece - WINDOW_SECONDS // PIECE_SECONDS:
+            self._pieces.popleft()
+        return self._pieces[-1][1]
+
+
+def _row(rows: Rows, client: str) -> ClientRow:
+    if client not in rows and len(rows) >= MOST_CLIENTS:
+        client = OTHERS
+    return rows.setdefault(client, ClientRow(client))
+
+
+def summed(rows: Iterable[ClientRow]) -> list[ClientRow]:
+    """Return a row for each client with the sums of its rows: who made others wait the longest comes first, then who
+    used the most."""
+    sums: Rows = {}
+    for row in rows:
+        sums.setdefault(row.client, ClientRow(row.client)).add(row)
+    return sorted(sums.values(), key=lambda row: (-row.delayed_ns, -row.machine_ns, row.client))
