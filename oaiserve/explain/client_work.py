@@ -45,11 +45,11 @@ class ClientWork:
     decodes_ns: float = 0.0
     media_ns: int = 0
 
-    def add(self, prompt_tokens: int, decodes: int, prompts_ns: float, decodes_ns: float) -> None:
-        self.prompt_tokens += prompt_tokens
-        self.decodes += decodes
-        self.prompts_ns += prompts_ns
-        self.decodes_ns += decodes_ns
+    def add(self, work: Work) -> None:
+        self.prompt_tokens += work.prompt_tokens
+        self.decodes += work.decodes
+        self.prompts_ns += work.prompts_ns
+        self.decodes_ns += work.decodes_ns
 
     @property
     def work(self) -> Work:
@@ -80,6 +80,7 @@ class WorkByClient:
         self._clients: dict[str, ClientWork] = {}
         self._gone: dict[ClientWork, None] = {}  # those without open requests, the first one longest ago
         self.lone: ClientWork | None = None  # the only client with open requests
+        self._last_step: dict[ClientWork, Work] = {}
 
     def opened(self, client: str, name: str | None) -> ClientWork:
         """Count a request of a client, and return its client."""
@@ -108,6 +109,11 @@ class WorkByClient:
         if len(self._clients) - len(self._gone) == 1:
             self.lone = next(client for client in reversed(self._clients.values()) if client.num_open)
 
+    def step_of_one(self, client: ClientWork, work: Work) -> None:
+        """Add a step with requests of one client only."""
+        client.add(work)
+        self._last_step = {client: work}
+
     def step_ended(
         self, parts: Iterable[tuple[ClientWork | None, int, int]], prompts_ns: float, decodes_ns: float
     ) -> None:
@@ -120,15 +126,19 @@ class WorkByClient:
             decodes[client] += num_decodes
         prompt_token_ns = prompts_ns / max(1, prompt_tokens.total())
         decode_ns = decodes_ns / max(1, decodes.total())
-        for client in decodes:
-            if client is not None:
-                tokens = prompt_tokens[client]
-                rows = decodes[client]
-                client.add(tokens, rows, tokens * prompt_token_ns, rows * decode_ns)
+        self._last_step = {
+            client: Work(tokens, rows, tokens * prompt_token_ns, rows * decode_ns)
+            for client, rows in decodes.items()
+            if client is not None and (tokens := prompt_tokens[client]) + rows
+        }
+        for client, work in self._last_step.items():
+            client.add(work)
 
-    def before(self, own: ClientWork) -> WorkBefore:
-        """Return what a phase of a request of this client begins with."""
+    def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
+        """Return what a phase of a request of this client begins with, now, or in the last step."""
         work = {client: client.work for client in self._clients.values()}
+        if in_last_step:
+            work |= {client: client.since(of_step) for client, of_step in self._last_step.items()}
         return WorkBefore(work, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:

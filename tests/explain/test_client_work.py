@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.explain.client_work import MOST_GONE, MOST_NAMED, ClientWork, WorkByClient, beside, divided
+from oaiserve.explain.client_work import MOST_GONE, MOST_NAMED, ClientWork, Work, WorkByClient, beside, divided
 from oaiserve.facts.record import Whose
 
 NAMES = ["a", "b", "c", "d"]
@@ -55,6 +55,19 @@ def test_a_client_that_leaves_during_a_phase_is_still_named() -> None:
     work.closed(other)
     (found,) = beside(work.since(before, own, 0, 1), own, 900, 0, 0)
     assert found == (Whose.OTHER_CLIENT, "other", 900, 0, 0)
+
+
+def test_a_phase_that_began_in_the_last_step_has_that_step() -> None:
+    work = WorkByClient()
+    own = work.opened("own", "own")
+    other = work.opened("other", "other")
+    work.step_ended([(other, 100, 0)], 1e6, 0)
+    work.step_ended([(other, 50, 3)], 2e6, 3e6)
+    before = work.before(own, in_last_step=True)
+    assert work.since(before, own, 0, 0) == {other: (50, 3, 2e6, 3e6, 0)}
+    work.step_of_one(other, Work(7, 0, 1e6, 0.0))
+    assert work.since(work.before(own), own, 0, 0) == {}
+    assert work.since(work.before(own, in_last_step=True), own, 0, 0) == {other: (7, 0, 1e6, 0.0, 0)}
 
 
 def test_clients_after_the_first_few_are_one_without_a_name() -> None:

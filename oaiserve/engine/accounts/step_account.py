@@ -52,10 +52,12 @@ class RequestNotes:
         details = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
         account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
 
-    def arrived(self) -> None:
-        """Note the begin of the phase `queue`."""
-        if self._steps is not None and self._causes is not None and self._causes.client is not None:
-            self._work_before = self._steps.clients.before(self._causes.client)
+    def arrived(self, since_ns: int) -> None:
+        """Note the phase `queue`, which began at `since_ns`, perhaps in the step that has just ended."""
+        steps = self._steps
+        if steps is not None and self._causes is not None and self._causes.client is not None:
+            in_last_step = since_ns < steps.ended_ns
+            self._work_before = steps.clients.before(self._causes.client, in_last_step=in_last_step)
 
     def _phase_ended(self, phase: str, waited_ns: int = 0) -> None:
         """Note whose requests a phase went to, for which it has waited for so long, or which are in its causes. The

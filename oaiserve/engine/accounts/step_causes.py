@@ -21,7 +21,7 @@ from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.sequences.step_load import load_of_chunks
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses, settled
-from oaiserve.explain.client_work import ClientWork, WorkByClient
+from oaiserve.explain.client_work import ClientWork, Work, WorkByClient
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from oaiserve.facts.record import Cause
@@ -259,7 +259,7 @@ class StepCauses:
             of_prompts = load.prompt_tokens / (load.prompt_tokens + load.decodes)
         prompts_ns = of_prompts * model_ns
         if (client := self.clients.lone) is not None:
-            client.add(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns)
+            self.clients.step_of_one(client, Work(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns))
         else:
             self.clients.step_ended(_by_client(chunks), prompts_ns, model_ns - prompts_ns)
         self.shares.step_ended()

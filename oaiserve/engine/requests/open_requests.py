@@ -183,9 +183,9 @@ class OpenRequests:
 
     def _made(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
         request = tokenized.request
-        opened.notes.arrived()
         arrived_ns = tokenized.at_ns or self._clock_ns()
         since_ns = opened.times.media_encoded or arrived_ns
+        opened.notes.arrived(since_ns)
         leader: Sequence | None = None  # the first choice computes the prompt for the others
         for sequence in self._choices.make(opened, tokenized, encoded):
             if not request.sent:

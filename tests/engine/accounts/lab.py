@@ -1,6 +1,7 @@
 """`Lab` is an engine that has learnt what steps cost, with a clock and a machine that tests disturb."""
 
 import random
+from collections.abc import Callable
 
 from oaiserve.engine.request import Event, Request, Terminal, TokenChunk
 from oaiserve.engine.sequences.step import Step
@@ -63,6 +64,7 @@ class Lab:
         # The process stands still for so long in the next step, or in the next hand-over.
         self.still_in_step_ns = 0
         self.still_between_ns = 0
+        self.in_step = list[Callable[[], None]]()  # what happens at the begin of the next step
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: SimulatedEngine = make_engine(
@@ -75,6 +77,8 @@ class Lab:
 
     def _compute(self, step: Step) -> None:
         """Take the true time of the clock, and the time that the machine steals."""
+        while self.in_step:
+            self.in_step.pop()()
         load = load_of(step)
         parts = dict[str, Load]()
         for chunk in step.chunks:

@@ -8,10 +8,10 @@ import pytest
 
 from oaiserve.engine.request import Request, Terminal
 from oaiserve.explain.causes import OF_NEIGHBOURS
-from oaiserve.facts.record import Cause, Origin, OthersTime, Whose
+from oaiserve.facts.record import Cause, Origin, OthersTime, WaitReason, Whose
 from tests.engine.accounts.lab import MS, Lab
 from tests.engine.accounts.pictures import media_of, picture
-from tests.engine.doubles import request
+from tests.engine.doubles import Inbox, request
 
 
 def of(client: str, sent: Request, *, has_key: bool = True) -> Request:
@@ -89,6 +89,24 @@ def test_a_request_waits_in_the_queue_for_prompts_of_another_client() -> None:
     assert waited_ns > 100 * MS
 
 
+def test_a_request_that_arrives_in_a_step_waits_for_those_in_the_step(lab: Lab) -> None:
+    inbox = Inbox()
+    inbox.live_in(lab.engine.world)
+    light = of("alice", request("a", prompt_len=4, max_tokens=2))
+    lab.in_step.append(lambda: lab.engine.submit(light, inbox))
+    lab.run(of("batchjob", request("b", prompt_len=200, max_tokens=1)))
+    ended = inbox.wait_terminal("a")["a"]
+    (found,) = others_of(ended, "queue")
+    assert (found.client, ended.account.waits_ns) == (
+        "batchjob",
+        {WaitReason.STEP_UNDER_WAY: near_to(found.prompts_ns)},
+    )
+
+
+def near_to(ns: int) -> object:
+    return pytest.approx(ns, rel=0.1)
+
+
 def test_others_are_named_while_it_is_not_known_what_steps_take() -> None:
     lab = Lab()
     with lab.engine:
@@ -137,8 +155,8 @@ def test_the_time_of_others_is_that_of_the_causes_whatever_overlaps(overlap: boo
                 account = each.account
                 for phase, causes_ns in [("prefill", account.prefill_causes_ns), ("decode", account.decode_causes_ns)]:
                     found = others_of(each, phase)
-                    if Cause.ALONE not in causes_ns:
-                        assert sum(one.total_ns for one in found) <= causes_ns.get(Cause.NOT_KNOWN_YET, 0)
+                    if Cause.ALONE not in causes_ns and Cause.NOT_KNOWN_YET in causes_ns:
+                        assert sum(one.total_ns for one in found) <= causes_ns[Cause.NOT_KNOWN_YET]
                         continue
                     sums = [sum(getattr(one, kind) for one in found) for kind in OthersTime._fields[2:]]
                     for cause, ns in zip(OF_NEIGHBOURS, sums, strict=True):
