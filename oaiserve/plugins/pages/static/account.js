@@ -4,7 +4,7 @@ import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
 import { linked } from "./linked.js";
 import { count, duration, element, facts, isAloneUnknown, numberCell, partsOf, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
-import { pageOf, runPageOf } from "./sse.js";
+import { clientsPage, pageOf, requestsOf, runPageOf } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
 const AXIS_SHARE = 0.5; // roughly the axis' share of the page's width, which determines its ticks
@@ -21,6 +21,7 @@ export function account(entry) {
     waterfall(entry),
     ...causes(entry),
     ...waits(entry),
+    ...others(entry),
     element("h2", {}, "Details"),
     facts([
       ...(entry.finish_reasons.length ? [["Finish", entry.finish_reasons.join(", ")]] : []),
@@ -183,6 +184,27 @@ function waits(entry) {
     element("tr", {}, element("td", {}, words(reason)), numberCell(duration(ns / 1e9))),
   );
   return rows.length ? [element("h2", {}, "What it waited for"), table([["Reason"], ["Time", "number"]], rows)] : [];
+}
+
+// Returns whose requests it waited for, in the queue and in its steps, with the time that they took in each phase.
+function others(entry) {
+  const phases = entry.phases.filter(({ others: found }) => found?.length);
+  if (!phases.length) return [];
+  const sums = {};
+  for (const { name: phase, others: found } of phases) {
+    for (const { whose, client, ...times } of found) {
+      const name = whose === "same_client" ? "other requests of the same client" : (client ?? "other clients");
+      const row = (sums[name] ??= { client: whose === "same_client" ? null : client });
+      row[phase] = Object.values(times).reduce((sum, ns) => sum + ns, 0);
+    }
+  }
+  const rows = Object.entries(sums).map(([name, row]) => {
+    const text = row.client ? element("a", { href: requestsOf(row.client) }, name) : name;
+    return element("tr", {}, element("td", {}, text), ...phases.map(({ name: phase }) => numberCell(row[phase] ? duration(row[phase] / 1e9) : "–")));
+  });
+  const heads = [["Requests of"], ...phases.map(({ name }) => [words(name), "number"])];
+  const all = element("p", { class: "note" }, element("a", { href: clientsPage() }, "All clients"), ": who made whom wait.");
+  return [element("h2", {}, "Whose requests it waited for"), table(heads, rows), all];
 }
 
 function eventTable(entry) {

@@ -3,7 +3,7 @@
 import { bytes } from "./costs.js";
 import { keepLoading } from "./page.js";
 import { byId, choice, count, duration, element, number, percent } from "./show.js";
-import { requestJson } from "./sse.js";
+import { requestJson, requestsOf } from "./sse.js";
 
 const EVERY_MS = 2000;
 const WINDOWS = [[60, "1 min"], [300, "5 min"], [900, "15 min"], [3600, "1 h"]]; // in seconds
@@ -35,7 +35,7 @@ function row(client, engineNs) {
     ["Requests", count(client.requests)],
   ];
   const text = name || "without a key";
-  const link = name === OTHERS ? text : element("a", { href: `requests?client=${encodeURIComponent(name)}` }, text);
+  const link = name === OTHERS ? text : element("a", { href: requestsOf(name) }, text);
   return element("tr", {}, element("th", { scope: "row" }, link), ...cells.map(([label, value, kind]) => element("td", { "data-label": label, class: kind ?? "number" }, value)));
 }
 
@@ -44,10 +44,10 @@ function advise(client) {
   byId("advice").hidden = !client;
   if (!client) return;
   const { client: name, delayed_ns: ns, requests } = client;
-  const perMinute = Math.max(1, Math.floor((requests * 60) / seconds / 2));
+  const perMinute = Math.ceil((requests * 60) / seconds / 2);
   byId("advice-text").textContent = `${name || "Clients without a key"} made others wait ${duration(ns / 1e9)} in all.`;
   const commands = name
-    ? [[`oaiserve keys limit ${name} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], [`oaiserve keys limit ${name} --requests-per-minute ${perMinute}`, "half of what it sends now"]]
+    ? [[`oaiserve keys limit ${name} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], [`oaiserve keys limit ${name} --requests-per-minute ${perMinute}`, "half of what it sent per minute in this time"]]
     : [["oaiserve keys add NAME", "gives a client a key, by which it can be told from others and limited"]];
   byId("commands").replaceChildren(...commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect))));
 }

@@ -7,6 +7,8 @@ const KEY = "oaiserve-api-key";
 // The URL of the server's root. Behind a proxy, it may have a path prefix.
 export const ROOT = new URL("../../", import.meta.url);
 
+export const clientsPage = () => new URL("clients", ROOT).href;
+export const requestsOf = (client) => new URL(`requests?client=${encodeURIComponent(client)}`, ROOT).href;
 export const pageOf = (requestId) => new URL(`requests/${encodeURIComponent(requestId)}`, ROOT).href;
 export const runPageOf = (runId) => new URL(`runs/${encodeURIComponent(runId)}`, ROOT).href;
 
