@@ -11,7 +11,7 @@ PATHS = {  # of the routes of each plug-in
     "inspector": ("/debug/requests/{request_id}/tokens",),
     "keys": ("/admin/keys",),
     "messages": ("/v1/messages",),
-    "pages": ("/dashboard", "/requests", "/runs", "/docs", "/favicon.ico"),
+    "pages": ("/dashboard", "/requests", "/clients", "/runs", "/docs", "/favicon.ico"),
     "pooling": ("/v1/embeddings", "/v2/embed", "/embed", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
     "runs": ("/debug/runs", "/runs"),

@@ -19,6 +19,7 @@ def dashboard() -> Dashboard:
             ("What made requests slow?", _causes()),
             ("Which prompts are read again?", _read_again()),
             ("Do neighbours make decode slow?", _neighbours()),
+            ("Does one client make the others wait?", _clients()),
             ("Is the KV cache too small?", _preemption()),
             ("Does the machine do something else?", _machine()),
             ("Do grammars hold up steps?", _constraint()),
@@ -93,6 +94,27 @@ def _neighbours() -> list[Panel]:
                 for q in (0.5, 0.99)
             ],
         ),
+    ]
+
+
+def _clients() -> list[Panel]:
+    texts = {
+        "delayed": "Seconds per second for which requests of other clients waited for this client's, in the queue and "
+        "in steps; many requests may wait at once. The server's page /clients has the command that gives the others "
+        "more: oaiserve keys limit NAME --share 0.25, or --requests-per-minute.",
+        "waited": "Seconds per second for which each client's requests waited for those of others. A client is the "
+        "name of an API key, empty without one.",
+    }
+    titles = {"delayed": "Made others wait, by client", "waited": "Waited for others, by client"}
+    return [
+        lines(
+            titles[name],
+            text,
+            "s",
+            [Query(rate(f"oaiserve_client_{name}_seconds_total", ENGINE, "client"), "{{client}}")],
+            stacked=True,
+        )
+        for name, text in texts.items()
     ]
 
 

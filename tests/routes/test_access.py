@@ -303,7 +303,16 @@ SPELLINGS = (
 def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
     """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
     served = serve(api_key=("one",), guard_all=guard_all)
-    is_open = {"/", "/dashboard", "/requests", "/runs", "/docs", "/favicon.ico", *(() if guard_all else OPERATORS)}
+    is_open = {
+        "/",
+        "/dashboard",
+        "/requests",
+        "/clients",
+        "/runs",
+        "/docs",
+        "/favicon.ico",
+        *(() if guard_all else OPERATORS),
+    }
     is_open |= {"/dashboard/static/base.css", "/requests/x", "/runs/x"}
     # To guard all changes the answers of the operators' routes alone.
     asked = [(method, path) for method, path in ALL_ROUTES if path in OPERATORS] if guard_all else ALL_ROUTES

@@ -40,7 +40,8 @@ from tests.serving import RunningServer
 from tests.waiting import wait_until
 
 INSIDE = (
-    *("/dashboard", "/requests", "/requests/x", "/dashboard/feed", "/debug/requests", "/debug/requests/x"),
+    *("/dashboard", "/requests", "/requests/x", "/clients"),
+    *("/dashboard/feed", "/debug/requests", "/debug/requests/x", "/debug/clients"),
     *("/debug/report", "/debug//report", "/%2fdebug/report", "/debug/requests?model=demo"),
 )
 
@@ -75,7 +76,7 @@ def test_a_route_in_front_with_a_path_that_is_taken_stops_the_start(path: str, m
 
 def test_a_front_with_keys_asks_for_one() -> None:
     with front(ServerOptions(host="0.0.0.0", api_key=("mine",))) as client:
-        for path in ("/v1/models", *INSIDE[3:]):
+        for path in ("/v1/models", *INSIDE[4:]):
             assert client.get(path).status_code == 401, path
         listed = client.get("/v1/models", headers={"authorization": "Bearer mine"})
         assert [(model["id"], model["is_loaded"]) for model in listed.json()["data"]] == [("demo", False)]

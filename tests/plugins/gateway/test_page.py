@@ -69,7 +69,7 @@ def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addres
         (RouteOptions(host="0.0.0.0", open_dashboard=True), 200),
     ):
         with fleet(place, 1, route=route) as running:
-            for path in ("/dashboard", "/requests", "/requests/req-1", "/debug/requests"):
+            for path in ("/dashboard", "/requests", "/requests/req-1", "/debug/requests", "/clients", "/debug/clients"):
                 answer = running.http.get(path)
                 assert answer.status_code == status
                 assert ("--open-dashboard" in answer.text) == (status == 404)

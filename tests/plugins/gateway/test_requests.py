@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oaiserve.facts.record import EngineAccount, OthersTime, Whose
 from oaiserve.http.connections import Connections
 from oaiserve.plugins.gateway import lists
 from oaiserve.plugins.gateway.options import RouteOptions
@@ -16,6 +17,7 @@ from oaiserve.runtime import THREADS
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
+from tests.records import MS, record_at
 from tests.waiting import wait_until
 from tests.world.serving import Place
 
@@ -65,6 +67,19 @@ def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them(p
         unknown = running.http.get("/debug/requests/nobody")
         assert (unknown.status_code, "keeps the last 256" in unknown.text) == (404, True)
         assert running.http.get("/debug/requests?limit=0").status_code == 400
+
+
+def test_the_gateway_adds_up_the_clients_of_all_replicas(place: Place) -> None:
+    with fleet(place, 2) as running:
+        for number, replica in enumerate(running.replicas.values()):
+            waited = [OthersTime(Whose.OTHER_CLIENT, "batchjob", (number + 1) * MS, 0, 0)]
+            account = EngineAccount(machine_ns=3, others_ns={"queue": waited})
+            replica.telemetry.clients.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=account))
+        found = running.http.get("/debug/clients?seconds=60").json()
+        assert found["seconds"] == 60
+        rows = [(row["client"], row["requests"], row["waited_ns"], row["delayed_ns"]) for row in found["clients"]]
+        assert rows == [("batchjob", 0, 0, 3 * MS), ("alice", 2, 3 * MS, 0)]
+        assert running.http.get("/debug/clients?seconds=0").status_code == 400
 
 
 def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(

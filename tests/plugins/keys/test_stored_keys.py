@@ -13,7 +13,7 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Finished, Usage
 from oaiserve.errors import Overloaded, StartupError
-from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.record import EngineAccount, OthersTime, Whose
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.keys import INTERVAL_SECONDS, Right
 from oaiserve.plugin import Plugin
@@ -27,9 +27,10 @@ from oaiserve.storage.store_options import StoreOptions
 from tests.batching import begin, line
 from tests.databases import opened_databases
 from tests.missing_plugins import is_served
+from tests.records import record_at
 from tests.routes.asking import bearer
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, prompts_done, says, starts
-from tests.routes.test_access import SPELLINGS, check_refused
+from tests.routes.test_access import ALL_ROUTES, SPELLINGS, check_refused
 from tests.world.serving import Place, WorldServed, serving
 
 CHANGED_SECONDS = 2 * INTERVAL_SECONDS  # By then, a server has seen a change of the table.
@@ -305,6 +306,38 @@ def test_a_request_has_the_share_of_its_key(run: RunServer, table: KeyTable) -> 
     with asking(run, table.add("alice", {"share": 3.0})) as served:
         served.complete()
         assert served.engine.submitted.get(timeout=60).share == 3.0
+
+
+def test_no_client_learns_another_ones_name(run: RunServer, table: KeyTable) -> None:
+    """The server knows that "rival" made alice wait. Whatever alice asks for, she gets neither name nor part of it."""
+    waited = OthersTime(Whose.OTHER_CLIENT, "rival", 271828, 0, 0)
+    accounts = [EngineAccount(others_ns={"queue": [waited]}) for _ in range(2)]
+    table.add("rival", {})
+    key = table.add("alice", {})
+    everything = {"x-include-cost": "true", "x-include-reuse": "true", "traceparent": f"00-{1:032x}-{2:016x}-01"}
+    texts: list[str] = []
+    with asking(run, key) as served:
+        served.telemetry.clients.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=accounts[0]))
+        served.telemetry.recent.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=accounts[0]))
+        served.engine.script = says("Hello", account=accounts[1])
+        messages = [{"role": "user", "content": "Hi"}]
+        for path, body in (
+            ("/v1/completions", {"prompt": "Hi"}),
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/responses", {"input": "Hi"}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 16}),
+        ):
+            if not is_served(path):
+                continue
+            for stream in ({}, {"stream": True, "stream_options": {"include_usage": True, "include_timings": True}}):
+                answer = served.http.post(path, json={"model": "org/demo", **body, **stream}, headers=everything)
+                texts += [answer.text, str(answer.headers)]
+        for method, path in ALL_ROUTES:
+            if method == "GET":
+                answer = served.http.get(path)
+                texts += [answer.text, str(answer.headers)]
+    assert any('"others_ns":{"queue":{"other_client":271828}}' in text for text in texts), "she learns how long it was"
+    assert not [text for text in texts if "rival" in text]
 
 
 # -- changes and failures ----------------------------------------------------------------------------------------------

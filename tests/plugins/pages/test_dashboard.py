@@ -38,7 +38,7 @@ def messages(response: httpx.Response) -> Any:
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 FILES = page_files(pages_of(own_plugins()))
-PAGES = ("/", "/dashboard", "/requests", "/requests/req-1", "/docs")
+PAGES = ("/", "/dashboard", "/requests", "/requests/req-1", "/clients", "/docs")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -143,7 +143,9 @@ def test_the_dashboard_is_served_on_loopback_with_a_key_or_where_it_is_opened(
     assert ("/dashboard/feed" in {route.path for route in routes(Config("demo", options))}) == is_there
 
 
-@pytest.mark.parametrize("path", ["/dashboard", "/requests", "/requests/req-1", "/debug/requests"])
+@pytest.mark.parametrize(
+    "path", ["/dashboard", "/requests", "/requests/req-1", "/clients", "/debug/requests", "/debug/clients"]
+)
 def test_a_server_that_shows_no_requests_says_why(serve: Serve, path: str) -> None:
     answer = serve(host="0.0.0.0").http.get(path)  # the server of the tests listens on 127.0.0.1 all the same
     refused(answer, None, "--api-key", status=404)
