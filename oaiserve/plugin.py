@@ -144,6 +144,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.routes.serving",
     "oaiserve.routes.tokens",
     "oaiserve.runtime",
+    "oaiserve.standstill",
     "oaiserve.storage.database",
     "oaiserve.storage.group_commit",
     "oaiserve.storage.private",

@@ -25,6 +25,7 @@ from oaiserve.explain.client_work import ClientWork, Work, WorkByClient
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from oaiserve.facts.record import Cause
+from oaiserve.standstill import STILL_NS, log_standstill
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,6 @@ SLOWDOWN_STEPS = 50  # by which the slowdown of the last steps changes
 # The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
 ASK_NS = 200_000
 ASK_EVERY_NS = 200_000_000
-# The process stood still for what is longer than this in a step, or before it, and in which it used no core and waited
-# for none, if the watchdog did not run either, which looks once a second.
-STILL_NS = 2_000_000_000
 
 
 class Delays(NamedTuple):
@@ -376,17 +374,17 @@ def _by_client(chunks: list[Chunk]) -> Iterator[tuple[ClientWork | None, int, in
 
 
 def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: int, work_ns: int) -> Delays:
-    """Return these delays, and those of a standstill of the whole process in the last `work_ns`, if there was one."""
+    """Return these delays, and those of a standstill of the whole process in the last `work_ns`, if there was one.
+
+    The process stood still for what is longer than STILL_NS in a step, or before it, and in which it used no core and
+    waited for none. The watchdog, which looks once a second, did not run either.
+    """
     idle_ns = work_ns - core_ns - delays.lost - delays.late
     if idle_ns < STILL_NS:
         return delays
     still_ns = max(0, min(idle_ns, excess_ns - delays.constraint - delays.lost))
     before_ns = max(0, min(idle_ns - still_ns, between_ns - delays.late))
-    log.warning(
-        "The server stood still for %.1f s: a signal or a debugger stopped it, its container was frozen, or its "
-        "virtual machine was paused",
-        (still_ns + before_ns) / 1e9,
-    )
+    log_standstill(log, "server", still_ns + before_ns)
     quiet_ns = max(0, delays.quiet_ns - still_ns)
     return delays._replace(still=still_ns, still_before=before_ns, quiet_ns=quiet_ns)
 

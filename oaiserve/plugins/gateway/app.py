@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from secrets import token_urlsafe
+from time import process_time_ns
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -50,10 +51,13 @@ from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.runtime import THREADS, Runtime
+from oaiserve.standstill import watch_for_standstills
 from oaiserve.storage.private import cache_folder
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.telemetry import make_tracing
 from oaiserve.wire.address import Address
+
+log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0  # longest wait for a collector that does not answer
 # A request gains nothing by an early move, because no other process has its model.
@@ -216,6 +220,7 @@ def _create(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         watching = asyncio.create_task(watch.run())
+        standing = asyncio.create_task(watch_for_standstills(log, "gateway", runtime.clock_ns, process_time_ns))
         try:
             if children is None:
                 yield
@@ -223,9 +228,10 @@ def _create(
                 async with children.running(app, gateway):
                     yield
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            for task in (watching, standing):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await gateway.stop()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close, CLOSE_SECONDS)
