@@ -10,6 +10,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
+from oaiserve.engine.accounts.machine_users import MachineUsers
 from oaiserve.engine.default_limits import default_limits
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.requests.open_request import Bounds
@@ -33,6 +34,7 @@ class EngineParts:
     energy: Energy  # Something must read it once a second.
     rates: Rates
     machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
+    users: MachineUsers | None  # says who used the machine meanwhile
     cores_ns: Callable[[], int]  # CPU time of the process, which is divided among requests
     learn: Run | None  # runs the fits of step costs; None: a worker does
     runtime: Runtime
@@ -52,8 +54,10 @@ class EngineParts:
     ) -> EngineParts:
         """Return the parts of an engine for this model. All but the first two arguments are for tests."""
         options = options or EngineOptions()
+        users = None
         if machine is None and options.explain:
             machine = MachineTime(throttling=throttling_file(), clock_ns=runtime.clock_ns)
+            users = MachineUsers(machine.throttled_ns, machine.num_faults, clock_ns=runtime.clock_ns)
         energy = energy or Energy.found(runtime.clock_ns)
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
@@ -80,6 +84,7 @@ class EngineParts:
             energy=energy,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
             machine=machine if options.explain else None,
+            users=users,
             cores_ns=cores_ns,
             learn=learn,
             runtime=runtime,

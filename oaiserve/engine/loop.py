@@ -81,11 +81,16 @@ class EngineLoop:
         if parts.machine is not None:
             time_fit, cores_fit = (StepCostFit(parts.learn or self._fits.run) for _ in range(2))
             shares = Shares(parts.cores_ns(), cores_fit)
-            self.causes = StepCauses(parts.machine, time_fit, shares, lambda: self.watchdog.num_looks)
+            self.causes = StepCauses(parts.machine, time_fit, shares, lambda: self.watchdog.num_looks, parts.users)
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.slowed_cost)
         self.watchdog = Watchdog(
-            self._host, cost, options.watchdog_seconds, exits=options.exit_on_hang, runtime=parts.runtime
+            self._host,
+            cost,
+            options.watchdog_seconds,
+            exits=options.exit_on_hang,
+            each_second=self._look_at_users,
+            runtime=parts.runtime,
         )
         self._account = StepAccount(self._host, self.causes, parts.cores_ns)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
@@ -124,6 +129,10 @@ class EngineLoop:
         self._account.numbers.blocks_total = scheduler.pool.num_blocks
         self.snapshot = self._account.numbers.copy()
         self.steps = self._account.steps
+
+    def _look_at_users(self) -> None:
+        if self.causes is not None and self.causes.users is not None:
+            self.causes.users.look(self.causes.machine_ns)
 
     @property
     def is_alive(self) -> bool:

@@ -31,7 +31,7 @@ class Watchdog:
     """Looks once a second whether the engine thread goes on. `hang` says what holds it, or is empty.
 
     A part of its work may take `least_seconds`, or MULTIPLE times the expected time of its step. With `exits`, a hang
-    ends the process.
+    ends the process. `each_second` is called after each look.
     """
 
     def __init__(
@@ -41,12 +41,14 @@ class Watchdog:
         least_seconds: float,
         *,
         exits: bool = False,
+        each_second: Callable[[], None] = lambda: None,
         runtime: Runtime = THREADS,
     ) -> None:
         self._host = host
         self._cost = cost
         self._least_seconds = least_seconds
         self._exits = exits
+        self._each_second = each_second
         self._seen_ns = 0  # when the part began that was seen last
         self._num_seen = 0  # times that it was seen
         self._clock_ns = runtime.clock_ns
@@ -70,6 +72,7 @@ class Watchdog:
         now_ns = self._clock_ns()
         if self._next_ns is not None and now_ns >= self._next_ns:
             self.look()
+            self._each_second()
         self._next_ns = now_ns + LOOK_NS
         return self._next_ns
 

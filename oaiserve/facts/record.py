@@ -231,6 +231,8 @@ class EngineAccount:
     # Parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    # Who used the machine's cores for how long while it was busy elsewhere, the longest first, as far as that is known
+    machine_users_ns: dict[str, int] = field(default_factory=dict)
     # By phase (`queue`, `prefill`, `decode`): whose requests a part of it went to, the largest part first. In `prefill`
     # and `decode`, that is what neighbours added, as in the causes, or others' part of the steps while it is not known
     # what these take. Empty with --no-explain.

@@ -66,16 +66,23 @@ def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, ended))
             others = record.account.others_ns.get(phase.name, [])
-            parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours, others))
+            users_ns = record.account.machine_users_ns
+            parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours, others, users_ns))
         yield "; ".join([f"{phase.name.replace('_', ' ')} took {duration(phase.duration_ns)}", *parts]) + "."
 
 
 def _causes(
-    causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour], others: list[OthersTime]
+    causes_ns: Mapping[Cause, int],
+    phase_ns: int,
+    neighbours: list[PhaseNeighbour],
+    others: list[OthersTime],
+    users_ns: Mapping[str, int],
 ) -> Iterator[str]:
     """Yield the causes in words, the largest first. What the phase would have taken alone is never left out."""
     least_ns = LEAST_CAUSE * phase_ns
-    parts = {} if Cause.ALONE in causes_ns else {Cause.NOT_KNOWN_YET: _part_of(others)}
+    parts = {Cause.MACHINE: _users(users_ns, is_largest=next(iter(causes_ns), None) is Cause.MACHINE)}
+    if Cause.ALONE not in causes_ns:
+        parts[Cause.NOT_KNOWN_YET] = _part_of(others)
     said = [
         (ns, f"for {duration(ns)} {_SAID[cause]}{parts.get(cause, '')}")
         for cause, ns in causes_ns.items()
@@ -122,6 +129,13 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
     if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
         return f"{said}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
     return f"{said}, {most_text} and its {most.record.completion_tokens:,} tokens"
+
+
+def _users(users_ns: Mapping[str, int], *, is_largest: bool) -> str:
+    """Return who used the machine's cores most, while it was busy elsewhere, which was perhaps the largest cause."""
+    if not users_ns:
+        return " (with what is not known: it took too short a time, or the system does not tell)" if is_largest else ""
+    return f" (most of all with {' and '.join([*users_ns][:2])})"
 
 
 def _part_of(others: list[OthersTime]) -> str:

@@ -182,6 +182,7 @@ class RecentRequests:
                 for judged in self._targets.judge(record)
             },
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
+            "machine_users_ns": record.account.machine_users_ns,
             "token_gaps": item.gaps._asdict() if item.gaps is not None else None,
             "mean_event_tokens": item.mean_event_tokens,
             "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,

@@ -82,6 +82,17 @@ def test_whose_requests_took_the_time_of_a_phase_is_said(others: OthersTime, sai
     assert expected in sentence
 
 
+def test_who_used_the_machine_is_named() -> None:
+    users_ns = {"make (process 11)": 900 * MS, "the host of this virtual machine": 200 * MS, "sh (process 2)": 100 * MS}
+    causes_ns = {Cause.ALONE: 40 * MS, Cause.MACHINE: 60 * MS}
+    account = EngineAccount(prefill_causes_ns=causes_ns, machine_users_ns=users_ns)
+    slow = record_at(0, 0, 0, 0, 0, 100, 100, 100, account=account)
+    assert next(sentences(slow, [slow])) == (
+        "prefill took 100 ms; for 60 ms the machine was busy elsewhere (most of all with make (process 11) and the "
+        "host of this virtual machine); alone it would have taken 40 ms."
+    )
+
+
 def test_others_in_steps_of_an_unknown_kind_are_named() -> None:
     others = [OthersTime(Whose.OTHER_CLIENT, "batchjob", 40 * MS, 2 * MS, 0)]
     account = EngineAccount(
@@ -108,7 +119,8 @@ def test_a_time_alone_that_is_not_known_yet_says_so() -> None:
     account = EngineAccount(prefill_causes_ns={Cause.NOT_KNOWN_YET: 57 * MS, Cause.MACHINE: 330 * MS})
     first = record_at(0, 0, 0, 0, 0, 387, 387, 387, account=account)
     expected = (
-        "prefill took 387 ms; for 330 ms the machine was busy elsewhere; for 57 ms it was in steps of a kind that the "
+        "prefill took 387 ms; for 330 ms the machine was busy elsewhere (with what is not known: it took too short a "
+        "time, or the system does not tell); for 57 ms it was in steps of a kind that the "
         "server had hardly seen before; what it would have taken alone is not known yet."
     )
     assert list(sentences(first, [first])) == [expected]

@@ -118,9 +118,17 @@ class MachineTime:
         if (own_ns := sum(now) - sum(own_before)) >= ENOUGH_NS:
             others_ns = sum(sum(self._others[thread]) - sum(before[thread]) for thread in working)
             self.parallelism = 1 + min(len(working), others_ns / own_ns)
-        self._num_faults = self._page_faults()
-        self._throttled_ns = _throttled_ns(self._throttling)
+        self._num_faults = self.num_faults()
+        self._throttled_ns = self.throttled_ns()
         return sum(self._others[thread][1] - before[thread][1] for thread in working)
+
+    def num_faults(self) -> int:
+        """Return the number of pages for which the process has waited so far."""
+        return self._page_faults()
+
+    def throttled_ns(self) -> int:
+        """Return the time for which a CPU limit has stopped the process so far."""
+        return _throttled_ns(self._throttling)
 
     def _statistics(self, thread: str) -> Path:
         return self._tasks / thread / "schedstat"

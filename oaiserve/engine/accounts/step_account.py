@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import process_time_ns
 
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
+from oaiserve.engine.accounts.machine_users import MachineUsers
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.scheduling.scheduler import Scheduler
@@ -24,6 +25,7 @@ from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
 _MASKS = HostPart.MASKS
+MACHINE_SHARE = 0.1  # of a request's time in steps, from which it is asked who used the machine
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -201,6 +203,17 @@ class RequestNotes:
                 account.decode_causes_ns = causes_ns
                 self._phase_ended("decode")
             account.num_prefill_steps = first_token_step - before.num_steps
+            self._note_machine_users(self._steps.users, now_ns)
+
+    def _note_machine_users(self, users: MachineUsers | None, now_ns: int) -> None:
+        account = self._account
+        since_ns = self._times.scheduled
+        if users is None or since_ns is None:
+            return
+        causes = (account.prefill_causes_ns, account.decode_causes_ns)
+        machine_ns = sum(causes_ns.get(Cause.MACHINE, 0) for causes_ns in causes)
+        if machine_ns > MACHINE_SHARE * (now_ns - since_ns):
+            account.machine_users_ns = users.between(since_ns, now_ns)
 
 
 class StepAccount:

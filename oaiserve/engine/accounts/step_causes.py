@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from oaiserve.engine.accounts.machine_time import MachineTime
+from oaiserve.engine.accounts.machine_users import MachineUsers
 from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.sequences.step import Chunk, Step
@@ -68,9 +69,15 @@ class StepCauses:
     """The sums of the causes over all steps so far. Each step is also a sample for the learnt cost of steps."""
 
     def __init__(
-        self, machine: MachineTime, fit: StepCostFit, shares: Shares, num_looks: Callable[[], int] = lambda: 0
+        self,
+        machine: MachineTime,
+        fit: StepCostFit,
+        shares: Shares,
+        num_looks: Callable[[], int] = lambda: 0,
+        users: MachineUsers | None = None,
     ) -> None:
-        """`num_looks` returns how often the watchdog has looked, once a second."""
+        """`num_looks` returns how often the watchdog has looked, once a second. `users` are those of the machine."""
+        self.users = users
         self._machine = machine
         self._num_looks = num_looks
         self._num_looked = 0  # looks so far, at the last question to the machine
@@ -120,6 +127,11 @@ class StepCauses:
             unknown=unknown_ns,
             unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns - still_ns - unknown_ns,
         )
+
+    @property
+    def machine_ns(self) -> int:
+        """Return the time so far in which the machine did something else. Any thread may ask."""
+        return self._lost_ns + self._late_ns
 
     @property
     def cost(self) -> StepCost | None:

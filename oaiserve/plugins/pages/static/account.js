@@ -31,6 +31,7 @@ export function account(entry) {
       ...(entry.token_gaps ? [betweenTokens(entry)] : []),
       ["Steps", steps(entry.steps)],
       ...targets(entry.slo),
+      ...machineUsers(entry.machine_users_ns ?? {}),
       ...costFacts(entry.cost, Boolean(drafted)),
       ...(Object.keys(entry.params).length ? [["Parameters", pairs(entry.params)]] : []),
       ...(entry.adapted?.length ? [["Adapted", entry.adapted.join("; ")]] : []),
@@ -151,6 +152,12 @@ function betweenTokens({ token_gaps: found, mean_event_tokens: number }) {
 
 function gaps(found) {
   return `p50 ${duration(found.p50_ns / 1e9)}, p99 ${duration(found.p99_ns / 1e9)}, at most ${duration(found.max_ns / 1e9)}`;
+}
+
+// Returns who used the machine's cores while the server waited for them.
+function machineUsers(users) {
+  const texts = Object.entries(users).map(([user, ns]) => `${user} ${duration(ns / 1e9)}`);
+  return texts.length ? [["Machine busy with", texts.join(", ")]] : [];
 }
 
 function steps(found) {

@@ -1,0 +1,127 @@
+"""Who used the machine's cores while the engine waited for them, by Linux's accounts.
+
+The watchdog's thread looks once a second, and reads the accounts of all processes only if the engine has waited since
+the look before. The first look of such a time has nothing to compare with. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")  # the unit of time in /proc
+WAITED_NS = 50_000_000  # A look reads the accounts if the engine has waited for so long since the look before.
+MOST_LOOKS = 300  # that are kept
+MOST_USERS = 3  # that are named
+LEAST_SHARE = 0.05  # of a core, from which a user is named
+
+# What uses cores besides the processes that can be seen
+HIDDEN = "processes outside of this container"
+HOST = "the host of this virtual machine"
+LIMIT = "the CPU limit of this container"
+DISK = "reading from disk"
+
+
+class _Accounts(NamedTuple):
+    """Times in ticks, from the machine's start."""
+
+    busy: int  # of all cores
+    stolen: int
+    by_process: dict[int, tuple[str, int]]  # by its number: its name and its time of cores
+    throttled_ns: int
+    num_faults: int
+
+
+class _Look(NamedTuple):
+    since_ns: int
+    at_ns: int
+    users_ns: dict[str, int]  # time of cores by user
+
+
+class MachineUsers:
+    """The users of the last minutes in which the engine waited for the machine."""
+
+    def __init__(
+        self,
+        throttled_ns: Callable[[], int],
+        num_faults: Callable[[], int],
+        root: Path = Path("/"),
+        own: int | None = None,
+        *,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """`throttled_ns` returns for how long the limit of its container has stopped the process so far, and
+        `num_faults` the pages that it has waited for. `own` is its number."""
+        self._clock_ns = clock_ns
+        self._throttled_ns = throttled_ns
+        self._num_faults = num_faults
+        self._proc = root / "proc"
+        self._own = os.getpid() if own is None else own
+        self._last_waited_ns = 0
+        self._before: tuple[int, _Accounts] | None = None
+        self._looks: tuple[_Look, ...] = ()
+
+    def look(self, waited_ns: int) -> None:
+        """Look once. The engine has waited for `waited_ns` so far."""
+        newly_ns = waited_ns - self._last_waited_ns
+        self._last_waited_ns = waited_ns
+        if newly_ns <= WAITED_NS:
+            self._before = None
+            return
+        now_ns = self._clock_ns()
+        before = self._before
+        try:
+            accounts = self._read()
+        except (OSError, ValueError):  # There is no /proc, or its form is another.
+            return
+        self._before = now_ns, accounts
+        if before is not None:
+            look = _Look(before[0], now_ns, self._users_ns(before[1], accounts, newly_ns))
+            self._looks = (*self._looks[1 - MOST_LOOKS :], look)
+
+    def between(self, since_ns: int, until_ns: int) -> dict[str, int]:
+        """Return who used cores in this time for how long, the longest first, as far as looks cover it."""
+        sums = Counter[str]()
+        covered_ns = 0
+        for look in self._looks:
+            overlap_ns = min(until_ns, look.at_ns) - max(since_ns, look.since_ns)
+            if overlap_ns > 0:
+                covered_ns += overlap_ns
+                for user, ns in look.users_ns.items():
+                    sums[user] += ns * overlap_ns // (look.at_ns - look.since_ns)
+        return {user: ns for user, ns in sums.most_common(MOST_USERS) if ns > LEAST_SHARE * covered_ns}
+
+    def _users_ns(self, before: _Accounts, now: _Accounts, waited_ns: int) -> dict[str, int]:
+        ticks = Counter[str]()
+        seen = 0
+        for number, (name, total) in now.by_process.items():
+            used = total - before.by_process.get(number, (name, total))[1]
+            seen += used
+            if number != self._own:
+                ticks[f"{name} (process {number})"] += used
+        ticks[HIDDEN] = max(0, now.busy - before.busy - seen)
+        ticks[HOST] = now.stolen - before.stolen
+        users_ns = {user: number * TICK_NS for user, number in ticks.items() if number}
+        users_ns[LIMIT] = now.throttled_ns - before.throttled_ns
+        if now.num_faults > before.num_faults:  # The system does not tell for how long.
+            users_ns[DISK] = waited_ns
+        return users_ns
+
+    def _read(self) -> _Accounts:
+        with open(self._proc / "stat", "rb") as file:
+            user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, file.readline().split()[1:])
+        by_process = {}
+        for name in os.listdir(self._proc):
+            if name.isdecimal():
+                try:
+                    content = (self._proc / name / "stat").read_text(errors="replace")
+                except OSError:  # It has ended.
+                    continue
+                command, _, rest = content.partition("(")[2].rpartition(")")
+                fields = rest.split()
+                by_process[int(name)] = command, int(fields[11]) + int(fields[12])
+        busy = user + nice + system + irq + softirq
+        return _Accounts(busy, stolen, by_process, self._throttled_ns(), self._num_faults())
