@@ -134,6 +134,14 @@ class WorkByClient:
         for client, work in self._last_step.items():
             client.add(work)
 
+    def decodes_ended(self, clients: list[ClientWork | None], decodes_ns: float) -> None:
+        """Add a step in which each of its chunks, which are these clients', is one row of decodes."""
+        decode_ns = decodes_ns / len(clients)
+        rows = Counter(clients)
+        self._last_step = {one: Work(0, n, 0.0, n * decode_ns) for one, n in rows.items() if one is not None}
+        for client, work in self._last_step.items():
+            client.add(work)
+
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
         """Return what a phase of a request of this client begins with, now, or in the last step."""
         work = {client: client.work for client in self._clients.values()}

@@ -70,6 +70,21 @@ def test_a_phase_that_began_in_the_last_step_has_that_step() -> None:
     assert work.since(work.before(own, in_last_step=True), own, 0, 0) == {other: (7, 0, 1e6, 0.0, 0)}
 
 
+@given(st.lists(st.sampled_from([*NAMES, ""]), min_size=1, max_size=20), st.integers(0, 10**9))
+def test_a_step_of_decodes_alone_is_divided_like_any_step(names: list[str], decodes_ns: int) -> None:
+    found = []
+    for is_plain in (True, False):
+        work = WorkByClient()
+        clients = {name: work.opened(name, name) for name in NAMES}
+        chunks = [clients.get(name) for name in names]
+        if is_plain:
+            work.decodes_ended(chunks, decodes_ns)
+        else:
+            work.step_ended([(client, 0, 1) for client in chunks], 0.0, decodes_ns)
+        found.append({name: client.work for name, client in clients.items()})
+    assert found[0] == found[1]
+
+
 def test_clients_after_the_first_few_are_one_without_a_name() -> None:
     work = WorkByClient()
     own = work.opened("own", "own")

@@ -269,7 +269,11 @@ class StepCauses:
             of_prompts = load.prompt_tokens / (load.prompt_tokens + load.decodes)
         prompts_ns = of_prompts * model_ns
         if (client := self.clients.lone) is not None:
-            self.clients.step_of_one(client, Work(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns))
+            work = Work(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns)
+            self.clients.step_of_one(client, work)
+        elif load.decodes == len(chunks) and not has_prompts:
+            clients = [None if (own := chunk[0].causes) is None else own.client for chunk in chunks]
+            self.clients.decodes_ended(clients, model_ns)
         else:
             self.clients.step_ended(_by_client(chunks), prompts_ns, model_ns - prompts_ns)
         self.shares.step_ended()
