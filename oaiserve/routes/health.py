@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from oaiserve.errors import Unavailable
 from oaiserve.http.codings import page_response
+from oaiserve.routes.door.access import names_clients
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
@@ -51,5 +52,8 @@ async def version(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     render = serving_of(request).telemetry.render
-    content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))
+    accepted = request.headers.get("accept", "")
+    content, content_type = await run_in_threadpool(
+        render, accepted, names_clients(request, request.app.state.backend.keys)
+    )
     return await page_response(request, content, content_type)

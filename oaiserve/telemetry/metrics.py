@@ -108,7 +108,8 @@ class Metrics:
         self._page = Page([*self._families, *aliases], registry, runtime.clock_ns)
         self._lock = Lock()
         self._num_pages = 0  # pages whose rendering has begun
-        self._pages: dict[Form, tuple[int, bytes]] = {}  # the latest page in each format, and its number
+        # The latest page in each format, with clients or without their names, and its number
+        self._pages: dict[tuple[Form, bool], tuple[int, bytes]] = {}
         # Amounts from threads that must not wait for the lock, such as the event loop, and the series to add them to.
         self._pending: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
@@ -175,8 +176,9 @@ class Metrics:
             self._page.add(HistogramFamily(metric, series, self._constants))
         return lambda value: self._pending.append((series, (), round(value * NS_PER_SECOND)))
 
-    def render(self, accept: str | None) -> tuple[bytes, str]:
-        """Return the page for /metrics, with all observations before the call, and its content type.
+    def render(self, accept: str | None, names_clients: bool = True) -> tuple[bytes, str]:
+        """Return the page for /metrics, with all observations before the call, and its content type. Unless it
+        `names_clients`, it has their sums.
 
         Callers that arrive while a page is rendered share the next one. It may take milliseconds: call it in a worker
         thread.
@@ -184,13 +186,13 @@ class Metrics:
         form = negotiate(accept)
         num_before = self._num_pages
         with self._lock:
-            number, page = self._pages.get(form, (0, b""))
+            number, page = self._pages.get((form, names_clients), (0, b""))
             if number <= num_before:  # The stored page was begun before this call.
                 started_ns = self._clock_ns()
                 self._num_pages += 1
                 self._read()
-                page = self._page.render(form)
-                self._pages[form] = (self._num_pages, page)
+                page = self._page.render(form, names_clients=names_clients)
+                self._pages[form, names_clients] = (self._num_pages, page)
                 self._observed.add(names.SCRAPE_DURATION_SECONDS, (), self._clock_ns() - started_ns)
         return page, str(form)
 

@@ -27,6 +27,8 @@ from oaiserve.telemetry.series import (
     Number,
 )
 
+CLIENT_ALONE = ("client",)  # the labels of series of clients
+
 
 class Form(StrEnum):
     """The formats of the page; the value of each is its content type."""
@@ -69,7 +71,8 @@ class Page:
     def add(self, family: Family) -> None:
         self._blocks.append(_block(family))
 
-    def render(self, form: Form) -> bytes:
+    def render(self, form: Form, *, names_clients: bool = True) -> bytes:
+        """Return the page. Unless it `names_clients`, their series are summed up as those without a name."""
         now_ns = self._clock_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
@@ -77,7 +80,8 @@ class Page:
                 _Numbers(_family_of(metric)) for metric in self._registry.collect() if metric.samples
             ]
         end = b"# EOF\n" if form is Form.OPENMETRICS else b""
-        return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
+        blocks = chain(self._blocks, self._blocks_of_registry)
+        return b"".join((*(block.render(form, names_clients) for block in blocks), end))
 
 
 def _block(family: Family) -> _Histograms | _Numbers:
@@ -99,9 +103,13 @@ class _Numbers:
         self._headers = _headers(family.metric)
         self._family = family
         self._start = cache(partial(_start_of_line, family.metric))
+        self._is_of_clients = family.metric.labels == CLIENT_ALONE
 
-    def render(self, form: Form) -> bytes:
-        lines = (f"{self._start(values)}{_number(value)}\n" for values, value in self._family.points().items())
+    def render(self, form: Form, names_clients: bool) -> bytes:
+        points = self._family.points()
+        if self._is_of_clients and points and not names_clients:
+            points = {("",): sum(points.values())}
+        lines = (f"{self._start(values)}{_number(value)}\n" for values, value in points.items())
         return self._headers[form] + "".join(lines).encode()
 
 
@@ -113,7 +121,7 @@ class _Histograms:
         self._family = family
         self._histograms: dict[LabelValues, _Histogram] = {}
 
-    def render(self, form: Form) -> bytes:
+    def render(self, form: Form, names_clients: bool) -> bytes:
         for child in self._family.children():
             if child.labels not in self._histograms:
                 self._histograms[child.labels] = _Histogram(self._family, child)

@@ -416,8 +416,8 @@ class FakeTelemetry:
     def count_refused_access(self, reason: str) -> None:
         self.refused_access.append(reason)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        return f"# accept: {accept}\n".encode(), "text/plain; version=0.0.4"
+    def render(self, accept: str, names_clients: bool = True) -> tuple[bytes, str]:
+        return f"# accept: {accept}\n{'# names clients' if names_clients else ''}".encode(), "text/plain; version=0.0.4"
 
     def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
         self.shown[metric.name] = read

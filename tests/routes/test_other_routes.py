@@ -169,7 +169,7 @@ def test_the_version_can_be_read(served: Served) -> None:
 
 def test_metrics_come_in_the_form_that_the_scraper_accepts(served: Served) -> None:
     response = served.http.get("/metrics", headers={"accept": "application/openmetrics-text"})
-    assert response.text == "# accept: application/openmetrics-text\n"
+    assert response.text == "# accept: application/openmetrics-text\n# names clients"
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
 
 
@@ -178,7 +178,7 @@ def test_metrics_are_compressed_for_a_scraper_that_reads_gzip(
     served: Served, accepted: str, coding: str | None
 ) -> None:
     response = served.http.get("/metrics", headers={"accept": "x", "accept-encoding": accepted})
-    assert (response.text, response.headers.get("content-encoding")) == ("# accept: x\n", coding)
+    assert (response.text, response.headers.get("content-encoding")) == ("# accept: x\n# names clients", coding)
 
 
 def test_head_is_answered_like_get(served: Served) -> None:

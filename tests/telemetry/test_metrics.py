@@ -19,7 +19,7 @@ from oaiserve.errors import APIError, InternalError, Overloaded, StoreFailed, Un
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.metric import metric as metric_named
-from oaiserve.facts.record import EngineAccount, Outcome, ReadAgain, RequestRecord, WaitReason
+from oaiserve.facts.record import EngineAccount, OthersTime, Outcome, ReadAgain, RequestRecord, WaitReason, Whose
 from oaiserve.facts.step_record import StepKind, StepRecord
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
@@ -92,6 +92,19 @@ def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -
         metrics.observe(make_record(account=EngineAccount(num_preemptions=1, stalled_ns=ns)))
     total = samples(metrics)[key(f"{names.PREEMPTION_STALL_SECONDS.name}_sum", operation="chat", model="demo")]
     assert total == sum(stalls_ns) / 10**9 != 10**8
+
+
+def test_a_page_without_names_has_the_sums_of_all_clients(make_record) -> None:
+    metrics = metrics_of()
+    for client, ns in (("alice", 2 * 10**9), ("batchjob", 3 * 10**9), (None, 10**9)):
+        others_ns = {"queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", ns, 0, 0)]}
+        metrics.observe(make_record(client=client, account=EngineAccount(machine_ns=ns, others_ns=others_ns)))
+    for form in FORMS:
+        named, unnamed = (metrics.render(form, names_clients)[0].decode() for names_clients in (True, False))
+        assert 'oaiserve_cost_machine_seconds_total{client="alice"} 2.0' in named
+        assert 'oaiserve_cost_machine_seconds_total{client=""} 6.0' in unnamed
+        assert 'oaiserve_client_delayed_seconds_total{client=""} 6.0' in unnamed
+        assert ("alice" in unnamed, "batchjob" in unnamed) == (False, False)
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
+from oaiserve.routes.door.access import names_clients
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
@@ -211,10 +212,11 @@ def _create(
         return Response()
 
     async def show_metrics(request: Request) -> Response:
-        if models is None:
+        if children is None:
             content = await run_in_threadpool(metrics.render)
         else:
-            content = await model_routes.all_metrics(metrics, watch, models.models.values())
+            with_names = names_clients(request, children.ring)
+            content = await model_routes.all_metrics(metrics, watch, children.models.models.values(), with_names)
         return await page_response(request, content, CONTENT_TYPE)
 
     @asynccontextmanager

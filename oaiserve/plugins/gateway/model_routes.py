@@ -21,7 +21,7 @@ from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS
 from oaiserve.plugins.gateway.lists import LIST_SECONDS, all_models, credentials_in
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.routers import Routers
-from oaiserve.plugins.gateway.upstream import NoAnswer
+from oaiserve.plugins.gateway.upstream import Headers, NoAnswer
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import AnyModel, in_form, list_answer, name_in
@@ -68,20 +68,21 @@ def routes(config: Config, models: ChildModels, watch: Watch, routers: Routers, 
     ]
 
 
-async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: Iterable[Model]) -> bytes:
+async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: Iterable[Model], names_clients: bool) -> bytes:
     """Return the metrics of the gateway, and those of each child process that doesn't hang, with its model as a
     label."""
+    headers = watch.headers if names_clients else []
     loaded = [model for model in models if model.process is not None and model.address.name not in watch.hung]
-    texts = await asyncio.gather(*(_metrics_of(model, watch) for model in loaded))
+    texts = await asyncio.gather(*(_metrics_of(model, watch, headers) for model in loaded))
     by_name = {model.name: text for model, text in zip(loaded, texts, strict=True)}
     text = await run_in_threadpool(lambda: merged(metrics.render().decode(), by_name))
     return text.encode()
 
 
-async def _metrics_of(model: Model, watch: Watch) -> str:
+async def _metrics_of(model: Model, watch: Watch, headers: Headers) -> str:
     """Return the metrics of a child process; none if it has just ended, or does not answer in time."""
     with suppress(NoAnswer, KeyError):
         upstream = watch.upstreams[model.address.name]
-        status, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES, LIST_SECONDS)
+        status, content = await upstream.get(b"/metrics", headers, MOST_METRICS_BYTES, LIST_SECONDS)
         return content.decode() if status == 200 else ""
     return ""

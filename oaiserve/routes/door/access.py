@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
@@ -134,6 +135,15 @@ def key_in(headers: Headers) -> bytes:
     if scheme.lower() != "bearer" or not value.strip():
         value = headers.get("x-api-key", "")
     return value.strip().encode("latin-1")
+
+
+def names_clients(request: Request, keys: Keyring | None) -> bool:
+    """Return whether the answer on a path that needs no key may name clients: to a key with the right to watch, or on
+    a server without keys."""
+    if keys is None:
+        return True
+    key = request.state.key or keys.find(key_in(request.headers))
+    return key is not None and Right.WATCH in key.rights
 
 
 class APIKeys:

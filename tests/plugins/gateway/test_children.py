@@ -173,7 +173,7 @@ def test_requests_of_an_unknown_model_are_not_found(name: str) -> None:
 
 
 class Metrics(FakeTelemetry):
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str, names_clients: bool = True) -> tuple[bytes, str]:
         return b"# TYPE up gauge\nup 1\n", "text/plain"
 
 

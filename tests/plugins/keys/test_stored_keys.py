@@ -308,6 +308,18 @@ def test_a_request_has_the_share_of_its_key(run: RunServer, table: KeyTable) -> 
         assert served.engine.submitted.get(timeout=60).share == 3.0
 
 
+def test_metrics_name_clients_only_to_a_key_that_may_watch(run: RunServer, table: KeyTable) -> None:
+    keys = {role: table.add(role, {"role": role}) for role in ("use", "watch", "admin")}
+    with run() as served:
+        named = {
+            role: "names clients" in served.http.get("/metrics", headers=bearer(key)).text for role, key in keys.items()
+        }
+        assert named == {"use": False, "watch": True, "admin": True}
+        for headers in ({}, bearer("unknown")):
+            answer = served.http.get("/metrics", headers=headers)
+            assert (answer.status_code, "names clients" in answer.text) == (200, False)
+
+
 def test_no_client_learns_another_ones_name(run: RunServer, table: KeyTable) -> None:
     """The server knows that "rival" made alice wait. Whatever alice asks for, she gets neither name nor part of it."""
     waited = OthersTime(Whose.OTHER_CLIENT, "rival", 271828, 0, 0)
