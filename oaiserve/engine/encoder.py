@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from oaiserve.engine.encoder_turns import EncoderTurns
 from oaiserve.engine.media import Encoded, MediaKind, MediaReader, Medium, Vectors
 from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
@@ -60,7 +61,7 @@ class Ended:
 
 
 class Encoder:
-    """The requests that wait for a tower, in the order in which they came. Engine thread only."""
+    """The requests that wait for a tower. Their clients take turns, medium by medium. Engine thread only."""
 
     def __init__(
         self,
@@ -69,15 +70,18 @@ class Encoder:
         clock_ns: Callable[[], int],
         numbers: EngineNumbers,
         accounted: Callable[[Request], AbstractContextManager[None] | None],
+        *,
+        by_client: bool = True,
     ) -> None:
         """Keep vectors in the cache `vectors`, and count in `numbers`. A piece of a medium is computed in what
-        `accounted` returns for its request: None, if that has ended."""
+        `accounted` returns for its request: None, if that has ended. Unless `by_client`, the first to come is next."""
         self._tower = tower
         self._vectors = vectors
         self._clock_ns = clock_ns
         self._numbers = numbers
         self._accounted = accounted
-        self._waiting: deque[Encoding] = deque()
+        self._waiting = EncoderTurns[Encoding](by_client=by_client)
+        self._whole: deque[Encoding] = deque()  # those of them with all of their vectors
         self._missing: dict[bytes, list[Encoding]] = {}  # those of them that wait for a medium, by its key
         self._under_way: Iterator[Encoded | None] | None = None
         self._medium: Medium | None = None  # the medium that is being encoded
@@ -109,7 +113,9 @@ class Encoder:
             self._seen_ns = self._clock_ns()
             self._credit_ns = 0.0
         encoding = Encoding(tokenized, missing, encoded)
-        self._waiting.append(encoding)
+        self._waiting.add(encoding, tokenized.request.client)
+        if not missing:
+            self._whole.append(encoding)
         for key, medium in missing.items():
             self._missing.setdefault(key, []).append(encoding)
             if len(self._missing[key]) == 1:
@@ -120,7 +126,7 @@ class Encoder:
         return num_found
 
     def turn(self, *, is_alone: bool) -> Iterator[Ended]:
-        """Work on the foremost request's media, and yield the requests that have ended here.
+        """Work on media, and yield the requests that have ended here.
 
         While others run, the work gets a share of the time since the last turn.
         """
@@ -129,14 +135,12 @@ class Encoder:
         self._seen_ns = now_ns
         until_ns = now_ns + (SLICE_NS if is_alone else int(self._credit_ns))
         while self._waiting:
-            first = self._waiting[0]
+            first = self._next()
             accounted = self._accounted(first.tokenized.request)
-            if accounted is None:
+            if accounted is None or not first.missing:
                 self._leave(first)
-            elif not first.missing:
-                self._waiting.popleft()
-                self._numbers.num_encoding -= 1
-                yield Ended(first)
+                if accounted is not None:
+                    yield Ended(first)
             elif self._seen_ns >= until_ns:
                 return
             else:
@@ -147,6 +151,14 @@ class Encoder:
                 self._seen_ns = self._clock_ns()
                 if not is_alone:
                     self._credit_ns -= self._seen_ns - before_ns
+
+    def _next(self) -> Encoding:
+        """Return a request that is ready, or whose medium is under way, or that is next."""
+        if self._whole:
+            return self._whole[0]
+        if self._medium is not None:
+            return self._missing[self._medium.key][0]
+        return self._waiting.first()
 
     def _work(self, first: Encoding) -> list[Ended]:
         """Work on one piece. Return the requests that fail by it."""
@@ -169,16 +181,22 @@ class Encoder:
         self._numbers.num_media_encoded += 1
         self._numbers.num_media_rows += medium.num_rows
         self._numbers.num_waiting_media_rows -= medium.num_rows
+        request = first.tokenized.request
+        self._waiting.served(request.client, medium.num_rows, request.share)
         self._vectors.add(medium.key, encoded)
         self._numbers.media_cache_bytes = self._vectors.num_bytes
         for one in self._missing.pop(medium.key):
             drop_inputs(one.missing.pop(medium.key))
             one.encoded[medium.key] = encoded
+            if not one.missing:
+                self._whole.append(one)
         return []
 
     def _leave(self, encoding: Encoding) -> None:
         """Forget a request. What is under way for it alone is dropped."""
-        self._waiting.remove(encoding)
+        self._waiting.remove(encoding, encoding.tokenized.request.client)
+        if not encoding.missing:
+            self._whole.remove(encoding)
         self._numbers.num_encoding -= 1
         for key, medium in encoding.missing.items():
             drop_inputs(medium)

@@ -122,7 +122,12 @@ class EngineLoop:
         self._encoder: Encoder | None = None
         if model.media is not None:
             self._encoder = Encoder(
-                model.media.tower, model.media.vectors, clock_ns, self._account.numbers, self._accounted
+                model.media.tower,
+                model.media.vectors,
+                clock_ns,
+                self._account.numbers,
+                self._accounted,
+                by_client=scheduler.order.by_client,
             )
         self.failure: BaseException | None = None
         self.is_stopped = False

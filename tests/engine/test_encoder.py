@@ -52,9 +52,13 @@ class FakeTower:
         yield Encoded(Floats(100))
 
 
-def tokenized(request_id: str, *keys: bytes) -> Tokenized:
+def tokenized(request_id: str, *keys: bytes, client: str = "", share: float = 1.0) -> Tokenized:
     media = tuple(Medium("image", key, 1, {"pixels": object()}) for key in keys)
-    return Tokenized(Request(request_id, ()), [[1]], media=[PromptMedia(media, array("i", range(len(keys))))])
+    return Tokenized(
+        Request(request_id, (), client=client, share=share),
+        [[1]],
+        media=[PromptMedia(media, array("i", range(len(keys))))],
+    )
 
 
 @pytest.fixture
@@ -62,11 +66,11 @@ def tower() -> FakeTower:
     return FakeTower()
 
 
-def make_encoder(tower: FakeTower) -> Encoder:
+def make_encoder(tower: FakeTower, *, by_client: bool = True) -> Encoder:
     def accounted(request: Request) -> AbstractContextManager[None] | None:
         return None if request.request_id in tower.closed else nullcontext()
 
-    return Encoder(tower, tower.vectors, tower.clock_ns, tower.numbers, accounted)
+    return Encoder(tower, tower.vectors, tower.clock_ns, tower.numbers, accounted, by_client=by_client)
 
 
 @pytest.fixture
@@ -93,9 +97,9 @@ def test_a_medium_of_several_requests_is_encoded_once_and_its_pixels_are_freed(
     for one in requests:
         encoder.add(one)
     ended = turns(encoder)
-    assert ids(ended) == ["a", "b", "c"]
+    assert ids(ended) == ["c", "a", "b"]
     assert tower.begun == [b"1", b"2"]
-    assert [sorted(one.encoding.encoded) for one in ended] == [[b"1", b"2"], [b"2"], [b"1"]]
+    assert [sorted(one.encoding.encoded) for one in ended] == [[b"1"], [b"1", b"2"], [b"2"]]
     assert not any(
         medium.inputs for one in requests for media in one.media if media is not None for medium in media.media
     )
@@ -141,6 +145,35 @@ def test_a_request_that_has_ended_is_left_and_its_medium_goes_on_only_for_others
     tower.closed = {"a", "b"}
     assert ids(turns(encoder)) == ["c"]
     assert tower.begun == [b"1"]
+
+
+@pytest.mark.parametrize(("by_client", "before"), [(True, 1), (False, 20)])
+def test_a_client_with_many_pictures_makes_another_wait_for_one_of_them(
+    tower: FakeTower, by_client: bool, before: int
+) -> None:
+    encoder = make_encoder(tower, by_client=by_client)
+    for number in range(20):
+        encoder.add(tokenized(f"heavy {number}", bytes([number]), client="batchjob"))
+    list(encoder.turn(is_alone=True))
+    encoder.add(tokenized("light", b"light", client="alice"))
+    assert ids(turns(encoder)).index("light") == before
+
+
+def test_clients_with_many_pictures_share_the_encoder_by_their_shares(encoder: Encoder) -> None:
+    for number in range(30):
+        encoder.add(tokenized(f"a {number}", bytes([0, number]), client="alice"))
+        encoder.add(tokenized(f"b {number}", bytes([1, number]), client="batchjob", share=0.5))
+    first = ids(turns(encoder))[:30]
+    assert sum(name.startswith("a") for name in first) == 20
+
+
+def test_a_request_whose_pictures_are_cached_does_not_wait(encoder: Encoder, tower: FakeTower) -> None:
+    encoder.add(tokenized("first", b"1"))
+    turns(encoder)
+    encoder.add(tokenized("new", b"2"))
+    encoder.add(tokenized("again", b"1"))
+    assert ids(list(encoder.turn(is_alone=True))) == ["again"]
+    assert ids(turns(encoder)) == ["new"]
 
 
 @given(st.lists(st.integers(1_000_000, 80_000_000), min_size=20, max_size=60))
@@ -206,10 +239,13 @@ def test_the_numbers_are_those_of_the_requests_that_wait(actions: list[tuple[str
             del waiting[name]
         for missing in waiting.values():
             missing -= tower.done
-        while (first := next(iter(waiting), None)) in tower.closed:
-            del waiting[first]  # A request that has ended is left when its turn comes.
-        all_missing = set[bytes]().union(*waiting.values())
-        assert (numbers.num_encoding, numbers.num_waiting_media_rows) == (len(waiting), len(all_missing))
+        # A request that has ended is left when its turn comes.
+        open_ones = [missing for name, missing in waiting.items() if name not in tower.closed]
+        for number, all_of_them in (
+            (numbers.num_encoding, (len(open_ones), len(waiting))),
+            (numbers.num_waiting_media_rows, [len(set().union(*some)) for some in (open_ones, waiting.values())]),
+        ):
+            assert all_of_them[0] <= number <= all_of_them[1]
         assert numbers.media_cache_bytes == tower.vectors.num_bytes
     turns(encoder)
     assert (numbers.num_encoding, numbers.num_waiting_media_rows) == (0, 0)
