@@ -114,14 +114,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_OF_NEIGHBOURS = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
+_SUMMED = (Cause.ALONE, *_OF_NEIGHBOURS, Cause.MACHINE)
+
+
 def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
-    """Return the name of a phase and its time. If its time alone is known, that follows, and then that plus its
-    neighbours'."""
+    """Return the name of a phase and its time. If its time alone is known, three sums follow: its time alone, that plus
+    its neighbours', and that plus the machine's delays. If these are not all of it, the largest cause of the rest
+    follows."""
     alone_ns = causes_ns.get(Cause.ALONE, 0)
     if not causes_ns or (not alone_ns and Cause.NOT_KNOWN_YET in causes_ns):
         return [name, duration_ns]
-    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
-    return [name, duration_ns, alone_ns, alone_ns + sum(causes_ns.get(cause, 0) for cause in neighbours)]
+    shared_ns = alone_ns + sum(causes_ns.get(cause, 0) for cause in _OF_NEIGHBOURS)
+    delayed_ns = shared_ns + causes_ns.get(Cause.MACHINE, 0)
+    rest = [cause for cause in causes_ns if cause not in _SUMMED]
+    largest = max(rest, key=causes_ns.__getitem__, default=None)
+    return [name, duration_ns, alone_ns, shared_ns, delayed_ns, *([] if largest is None else [largest.value])]
 
 
 class Steps(NamedTuple):

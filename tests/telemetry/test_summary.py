@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import EngineAccount
-from oaiserve.telemetry.shown import MOST_SORTED, Steps, TokenGaps, steps_of, token_gaps
+from oaiserve.facts.record import Cause, EngineAccount
+from oaiserve.telemetry.shown import MOST_SORTED, Steps, TokenGaps, phase_row, steps_of, token_gaps
 
 NS = st.integers(0, 10**12)
 
@@ -44,3 +44,21 @@ def test_steps_range_from_the_first_to_the_last(make_record) -> None:
     assert steps_of(make_record(6, account=account)).between_ns is None  # it had no last token
     assert steps_of(make_record(4)) is None
     assert not EngineAccount().steps
+
+
+def test_row_of_a_phase_adds_up_its_causes_and_names_the_largest_of_the_rest() -> None:
+    causes_ns = {
+        Cause.ALONE: 10,
+        Cause.NEIGHBOUR_DECODES: 1,
+        Cause.NEIGHBOUR_PROMPTS: 2,
+        Cause.NEIGHBOUR_MEDIA: 3,
+        Cause.MACHINE: 50,
+        Cause.HOST: 4,
+        Cause.UNEXPLAINED: 30,
+    }
+    assert phase_row("decode", 100, causes_ns) == ["decode", 100, 10, 16, 66, "unexplained"]
+
+
+@pytest.mark.parametrize("causes_ns", [{}, {Cause.MACHINE: 50, Cause.NOT_KNOWN_YET: 50}])
+def test_row_of_a_phase_has_no_sums_if_its_time_alone_is_unknown(causes_ns: dict[Cause, int]) -> None:
+    assert phase_row("decode", 100, causes_ns) == ["decode", 100]

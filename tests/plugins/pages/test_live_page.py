@@ -173,20 +173,54 @@ def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page
     entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
     entry |= {"num_draft_tokens": 10_976, "num_accepted_tokens": 7_378, "mean_event_tokens": 9.3}
     entry["token_gaps"] = {"p50_ns": 166_000_000, "p99_ns": 200_000_000, "max_ns": 300_000_000}
-    for phase in entry["phases"]:
-        phase["causes_ns"] = {}
-    entry["phases"][-2]["causes_ns"] = {"alone": 5 * 10**8, "unexplained": 10**7, "machine": 3 * 10**9, "host": 0}
     entry["cost"] |= {"machine_ns": 84 * 10**9, "core_ns": 10**9, "alone_ns": 207 * 10**9, "alone_core_ns": 10**9}
-    page = open_page(f"{server.url}/docs")
-    page.route("**/debug/requests/*", lambda route: route.fulfill(json=entry))
-    page.goto(f"{server.url}/requests/{request_id}")
-    page.wait_for_selector("tr[data-phase]")
+    page = open_account(open_page, server, entry)
     facts = page.inner_text("dl.facts")
     assert "10,976 tokens: 7,378 accepted, 3,598 rejected" in facts
     assert "Between tokens" not in facts
     assert "p50 166 ms, p99 200 ms, at most 300 ms; 9.3 tokens in each" in facts
     assert "84 s, alone without drafts 207 s" in facts
-    assert page.locator("[aria-label='Shades of bars'] li").last.inner_text() == "machine, unexplained"
+
+
+def open_account(open_page: OpenPage, server: LiveServer, entry: dict[str, Any]) -> Page:
+    """Open the page of a request whose account is this entry."""
+    page = open_page(f"{server.url}/docs")
+    page.route("**/debug/requests/*", lambda route: route.fulfill(json=entry))
+    page.goto(f"{server.url}/requests/{entry['request_id']}")
+    page.wait_for_selector("tr[data-phase]")
+    return page
+
+
+def test_machine_and_unexplained_have_shades_of_their_own_in_bar_legend_and_table(
+    server: LiveServer, open_page: OpenPage
+) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    for phase in entry["phases"]:
+        phase["causes_ns"] = {}
+    causes_ns = {"alone": 100, "neighbour_decodes": 100, "machine": 500, "unexplained": 200, "host": 100}
+    entry["phases"][-2] |= {"duration_ns": 1000, "causes_ns": causes_ns}
+    page = open_account(open_page, server, entry)
+    bar = page.locator("tr[data-phase=decode] .track i")
+    ends = [bar.evaluate(f"bar => bar.style.getPropertyValue('--{name}')") for name in ("alone", "shared", "machine")]
+    assert ends == ["10%", "20%", "70%"]
+    legend = page.locator("[aria-label='Shades of bars'] li")
+    names = dict(zip(legend.locator("i").evaluate_all(CLASSES), legend.all_inner_texts(), strict=True))
+    assert names["shade-machine"] == "the machine was busy elsewhere"
+    assert names["shade-rest"] == "unexplained, host"
+    rows = page.locator("tr:has(td [class^=shade-])")
+    shades = dict(zip(rows.evaluate_all(FIRST_WORDS), rows.locator("i").evaluate_all(CLASSES), strict=True))
+    assert shades == {
+        "alone": "shade-alone",
+        "neighbour": "shade-others",
+        "machine": "shade-machine",
+        "unexplained": "shade-rest",
+        "host": "shade-rest",
+    }
+
+
+CLASSES = "nodes => nodes.map((node) => node.className)"
+FIRST_WORDS = "nodes => nodes.map((node) => node.innerText.split(/\\s/)[0])"
 
 
 # -- the pages of requests --------------------------------------------------------------------------------------------

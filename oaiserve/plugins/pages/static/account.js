@@ -3,7 +3,8 @@
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
 import { linked } from "./linked.js";
-import { count, duration, element, facts, isAloneUnknown, numberCell, partsOf, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
+import { isAloneUnknown, MACHINE, partsOf, restOf, shadeLegend, shadeOf, shadeSwatch } from "./shades.js";
+import { count, duration, element, facts, numberCell, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
 import { clientsPage, pageOf, requestsOf, runPageOf } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
@@ -60,8 +61,6 @@ function summary(entry) {
 
 const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${value}`).join(", ");
 
-// Causes whose shades have names of their own
-const SHADED = ["alone", "neighbour_decodes", "neighbour_prompts", "neighbour_media"];
 // What causes mean, where their name does not say it.
 const CAUSES = {
   alone: "as without other requests",
@@ -70,7 +69,7 @@ const CAUSES = {
   neighbour_media: "images and sounds of other requests",
   constraint: "masks of grammars",
   host: "no step ran",
-  machine: "other programs took the cores, or the disk was read",
+  machine: `${MACHINE}: other programs took the cores, or the disk was read`,
   standstill: "the whole server was stopped or frozen",
   unexplained: "steps that took longer than expected",
 };
@@ -105,17 +104,8 @@ function waterfall(entry) {
   const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
   const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
   const isShaded = entry.phases.some(({ causes_ns: found }) => partsOf(found).length);
-  const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", restOf(entry)]];
-  const legend = shades.map(([name, text]) => element("li", {}, element("i", { class: `shade-${name}` }), text));
-  return element("div", { class: "phases" }, table(heads, rows, axisCell), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
-}
-
-// Returns the causes, the largest first, that bars have besides what a request took alone and for others.
-function restOf({ phases }) {
-  const sums = {};
-  for (const [name, ns] of phases.flatMap(({ causes_ns: found }) => Object.entries(found))) sums[name] = (sums[name] ?? 0) + ns;
-  const rest = Object.keys(sums).filter((name) => !SHADED.includes(name) && sums[name] > 0);
-  return rest.sort((a, b) => sums[b] - sums[a]).map(words).join(", ") || "nothing else";
+  const legend = isShaded ? [shadeLegend(restOf(entry.phases.map(({ causes_ns: found }) => found)))] : [];
+  return element("div", { class: "phases" }, table(heads, rows, axisCell), ...legend);
 }
 
 // Returns the cached share of the prompt as a bar, because prefill computes only the rest.
@@ -172,7 +162,7 @@ function causes(entry) {
   const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))].sort((a, b) => total(b) - total(a));
   const rows = names.map((name) => {
     const cells = phases.map(({ causes_ns: found }) => numberCell(name === "alone" && isAloneUnknown(found) ? "not known yet" : duration((found[name] ?? 0) / 1e9)));
-    return element("tr", {}, element("td", {}, words(name), ...(name in CAUSES ? [" ", element("small", {}, CAUSES[name])] : [])), ...cells);
+    return element("tr", {}, element("td", {}, shadeSwatch(shadeOf(name)), words(name), ...(name in CAUSES ? [" ", element("small", {}, CAUSES[name])] : [])), ...cells);
   });
   return [element("h2", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
 }

@@ -1,7 +1,7 @@
 // Sends a chat request and gathers its answer in a step: what the model said, when its tokens came and how sure it was,
 // and where the time went.
 
-import { partsOf } from "./show.js";
+import { partsOf } from "./shades.js";
 import { events, request, requestJson } from "./sse.js";
 
 const TOGETHER_MS = 0.3; // events that lie in one read came together

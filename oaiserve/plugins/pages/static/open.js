@@ -1,6 +1,7 @@
 // Shows open requests and their progress.
 
-import { count, duration, element, isAloneUnknown, words } from "./show.js";
+import { isAloneUnknown } from "./shades.js";
+import { count, duration, element, words } from "./show.js";
 
 // Returns the progress of an open request in a few words.
 export function progressOf({ phase, prompt_tokens: prompt, computed_prompt_tokens: computed, completion_tokens: written }) {

@@ -115,37 +115,29 @@ export function clock(unixMs) {
 }
 
 // Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, its nanoseconds, and if its causes
-// are known, its time alone and that with its neighbours. Nanoseconds are added up before they become ms: a sum of
-// rounded numbers could lie after the end of the request, and thus after the cut that follows it.
+// are known, the sums that `partsOf` returns. Nanoseconds are added up before they become ms: a sum of rounded numbers
+// could lie after the end of the request, and thus after the cut that follows it.
 export function phaseSpans(startMs, phases) {
   let ns = 0;
   return phases.map(([name, phaseNs, ...parts]) => {
-    const shares = parts.map((part) => part / Math.max(1, phaseNs));
+    const shares = parts.filter(Number.isFinite).map((part) => part / Math.max(1, phaseNs));
     return [name, startMs + ns * 1e-6, startMs + (ns += phaseNs) * 1e-6, ...shares];
   });
 }
 
-// Returns what a phase took alone, and that with its neighbours, by its causes; nothing where that is not known.
-export function partsOf(causes) {
-  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0, neighbour_media: media = 0 } = causes;
-  return Object.keys(causes).length && !isAloneUnknown(causes) ? [alone, alone + decodes + prompts + media] : [];
-}
-
-// Returns whether the server could not say yet what a phase with these causes would have taken alone.
-export const isAloneUnknown = ({ alone, not_known_yet: unknown }) => alone === undefined && unknown !== undefined;
-
-// Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with two
-// shares is shaded: what it would have taken alone is solid, what its neighbours added is lighter, the rest is light.
+// Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with shares
+// has the shades of `shades.js`: up to the first share alone, then for others, then of the machine, then the rest.
 export function placeBar(track, phases, axis) {
   const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);
   while (track.children.length > parts.length) track.lastChild.remove();
-  parts.forEach(([name, from, to, alone, shared], position) => {
+  parts.forEach(([name, from, to, alone, shared, machine], position) => {
     const part = track.children[position] ?? track.appendChild(element("i"));
     const left = axis.share(from);
     part.className = `phase-${name}${alone === undefined ? "" : " shaded"}`;
     if (alone !== undefined) {
       part.style.setProperty("--alone", `${100 * alone}%`);
       part.style.setProperty("--shared", `${100 * shared}%`);
+      part.style.setProperty("--machine", `${100 * machine}%`);
     }
     part.style.left = `min(${100 * left}%, 100% - 1px)`;
     part.style.width = `${100 * (axis.share(to) - left)}%`;

@@ -5,6 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
+import { shadeLegend } from "./shades.js";
 import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
@@ -25,7 +26,8 @@ export class Waterfall {
     this.empty = byId("no-requests");
     this.cut = element("li", {}, element("i", { class: "cut" }), "cut: no requests");
     const phases = PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
-    this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.all);
+    this.shades = shadeLegend("unexplained, and other causes");
+    this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.shades, this.all);
     this.rows = new Map();
     this.latest = { requests: [], open: [] };
     this.entries = [];
@@ -51,6 +53,7 @@ export class Waterfall {
     this.entries = requests;
     this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
     this.open.replaceChildren(...this.openRows.map(({ row }) => row));
+    this.shades.hidden = !requests.some(({ phases }) => phases.some(([, , alone]) => alone !== undefined));
     this.empty.hidden = requests.length + open.length > 0;
     this.all.hidden = !this.empty.hidden;
     this.#draw();
@@ -157,10 +160,16 @@ function endedParts(entry) {
 }
 
 function tipOf({ request_id: id, phases, prompt_tokens: prompt, cached_tokens: cached }) {
-  const lines = phases.map(([name, ns, alone, shared]) => {
-    const added = alone === undefined || shared - alone < ns / 100 ? "" : `, ${duration((shared - alone) / 1e9)} of it for others`;
+  const lines = phases.map(([name, ns, ...sums]) => {
+    const added = addedOf(ns, ...sums);
     const fromCache = name === "prefill" && cached ? `, ${count(cached)} of ${count(prompt)} tokens from the cache` : "";
     return element("li", {}, element("i", { class: `phase-${name}` }), `${words(name)} `, element("b", {}, duration(ns / 1e9)), added, fromCache);
   });
   return [element("code", {}, id), element("ul", { class: "legend" }, ...lines)];
+}
+
+// Returns in words what was added to the time that a phase would have taken alone, from a hundredth of it on.
+function addedOf(ns, alone = ns, shared = ns, delayed = ns, rest = "unexplained") {
+  const parts = [["for others", shared - alone], ["while the machine was busy elsewhere", delayed - shared], [words(rest), ns - delayed]];
+  return parts.filter(([, part]) => part >= ns / 100).map(([text, part]) => `, ${duration(part / 1e9)} ${text}`).join("");
 }

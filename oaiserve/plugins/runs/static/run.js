@@ -4,6 +4,7 @@ import { Axis } from "./axis.js";
 import { keepLoading } from "./page.js";
 import { linked } from "./linked.js";
 import { stateOf } from "./run_state.js";
+import { shadeLegend } from "./shades.js";
 import { byId, count, duration, element, numberCell, percent, PHASES, phaseSpans, placeBar, saveAs, setStatus, showProblem, table, tickLabels, tiles, words } from "./show.js";
 import { pageOf, request, textOrRefusal } from "./sse.js";
 
@@ -114,6 +115,7 @@ function timeline(run) {
   const phases = ["tools", ...PHASES].map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
   return [
     element("ul", { class: "legend", "aria-label": "Parts of the time line" }, ...phases),
+    ...(run.turns.some(({ turn }) => turn.phases.some(([, , alone]) => alone !== undefined)) ? [shadeLegend("unexplained, and other causes")] : []),
     element("div", {}, element("div", { class: "lane" }, element("span", {}), heads), ...rows),
     ...(run.user_ns ? [element("p", { class: "note" }, "Long waits for the user are cut out, and shorter ones are empty.")] : []),
   ];

@@ -1,0 +1,42 @@
+// The shades of bars: what a phase took alone, what other requests added, what the machine added, and the rest.
+
+import { element, words } from "./show.js";
+
+const OTHERS = ["neighbour_decodes", "neighbour_prompts", "neighbour_media"];
+export const MACHINE = "the machine was busy elsewhere";
+const NAMES = { alone: "what it would have taken alone", others: "added by other requests", machine: MACHINE };
+
+// Returns whether the server could not say yet what a phase with these causes would have taken alone.
+export const isAloneUnknown = ({ alone, not_known_yet: unknown }) => alone === undefined && unknown !== undefined;
+
+// Returns the shade of a cause.
+export function shadeOf(cause) {
+  if (OTHERS.includes(cause)) return "others";
+  return cause in NAMES ? cause : "rest";
+}
+
+// Returns where three shades of a phase end, in nanoseconds, from its causes: what it took alone, that with its
+// neighbours, and that with the machine's delays. It is empty where they are not known.
+export function partsOf(causes) {
+  if (!Object.keys(causes).length || isAloneUnknown(causes)) return [];
+  const { alone = 0, machine = 0 } = causes;
+  const shared = OTHERS.reduce((sum, name) => sum + (causes[name] ?? 0), alone);
+  return [alone, shared, shared + machine];
+}
+
+export const shadeSwatch = (shade) => element("i", { class: `shade-${shade}` });
+
+// Returns the legend of the shades. `rest` names the last one: each of its causes, where these are known.
+export function shadeLegend(rest) {
+  const names = Object.entries({ ...NAMES, ...(rest ? { rest } : {}) });
+  const items = names.map(([shade, text]) => element("li", {}, shadeSwatch(shade), text));
+  return element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...items);
+}
+
+// Returns the causes of the last shade in these phases, the largest first.
+export function restOf(phases) {
+  const sums = {};
+  for (const [name, ns] of phases.flatMap((causes) => Object.entries(causes))) sums[name] = (sums[name] ?? 0) + ns;
+  const rest = Object.keys(sums).filter((name) => shadeOf(name) === "rest" && sums[name] > 0);
+  return rest.sort((a, b) => sums[b] - sums[a]).map(words).join(", ");
+}
