@@ -223,6 +223,15 @@ CLASSES = "nodes => nodes.map((node) => node.className)"
 FIRST_WORDS = "nodes => nodes.map((node) => node.innerText.split(/\\s/)[0])"
 
 
+def test_bar_of_the_time_in_which_a_model_was_loaded_has_a_shade(server: LiveServer, open_page: OpenPage) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry["phases"][0] |= {"duration_ns": 1000, "causes_ns": {"model_load": 1000}}
+    page = open_account(open_page, server, entry)
+    bar = page.locator("tr[data-phase=receive] .track i")
+    assert "gradient" in bar.evaluate("bar => getComputedStyle(bar).backgroundImage")
+
+
 # -- the pages of requests --------------------------------------------------------------------------------------------
 
 
