@@ -19,6 +19,8 @@ from loadtest.report import (
     has_slo,
     is_in_process,
     made_with,
+    others,
+    point_title,
     problems,
     rate_rows,
     server_line,
@@ -90,7 +92,17 @@ def _verdict(report: dict[str, Any], bracket: Bracket | None) -> str:
         details += [f"{doubted['label']}: {line}" for line in client_lines(doubted) if line.startswith("because ")]
     headline = _capitalized(name)
     if disagreeing:
-        if name == "valid":
+        found_others = [found for point in points for found in others(point)]
+        if name == "valid" and found_others:
+            headline = "Another client used the server"
+            shares = [found["token_share"] for found in found_others if found["token_share"] is not None]
+            had = "another client used the server"
+            if shares:
+                up_to = "up to " if len(shares) > 1 else ""
+                had = f"{up_to}{max(shares):.0%} of the tokens were another client's"
+            details = [f"The client kept up, but {had}, so these are figures of a shared server."]
+            name = "suspect"
+        elif name == "valid":
             headline = "Server and client disagree"
             details = ["The client kept up, but its figures and the server's don't fit together."]
             name = "suspect"
@@ -155,7 +167,7 @@ def _by(at: Sequence[float], points: Sequence[dict[str, Any]], name: str) -> lis
 def _point(point: dict[str, Any], report: dict[str, Any]) -> str:
     runs = point["runs"]
     summary = point["summary"]
-    label = f"{point['label']}: {point['verdict']}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
+    label = point_title(point) + (f", {len(runs)} runs" if len(runs) > 1 else "")
     parts = [f'<p class="problem">{escape(line)}</p>' for line in problems(runs)]
     parts += [_tiles(point), _plots(_point_plots(point))]
     if is_in_process(report):

@@ -29,6 +29,7 @@ class Dialect:
     name: str
     ttft: str
     duration: str
+    tokens: tuple[str, str]  # of the prompt and of the answer
     phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]  # histogram and labels of each phase
     gauges: Gauges
     only: tuple[tuple[str, str], ...] = ()  # labels that select the finished requests in every histogram
@@ -45,6 +46,7 @@ DIALECTS = (
         "oaiserve",
         "oaiserve_time_to_first_token_seconds",
         "oaiserve_request_duration_seconds",
+        ("oaiserve_request_prompt_tokens", "oaiserve_request_generation_tokens"),
         {phase: ("oaiserve_request_phase_seconds", (("phase", phase),)) for phase in _OUR_PHASES},
         Gauges("oaiserve_requests_running", "oaiserve_requests_waiting", "oaiserve_kv_cache_usage_ratio"),
         only=(("outcome", "finished"),),
@@ -53,6 +55,7 @@ DIALECTS = (
         "vllm",
         "vllm:time_to_first_token_seconds",
         "vllm:e2e_request_latency_seconds",
+        ("vllm:request_prompt_tokens", "vllm:request_generation_tokens"),
         {phase: (f"vllm:request_{phase}_time_seconds", ()) for phase in ("queue", "prefill", "decode")},
         Gauges("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     ),
@@ -97,7 +100,7 @@ def inspect_server(client: httpx.Client) -> ServerSide:
 def histogram_change(
     before: Metrics, after: Metrics, name: str, labels: Sequence[tuple[str, str]]
 ) -> tuple[int, float]:
-    """Return the count and the sum (seconds) of the observations between two scrapes, over all series that have these
+    """Return the count and the sum of the observations between two scrapes, over all series that have these
     labels."""
 
     def total(metrics: Metrics, suffix: str) -> float:
@@ -149,8 +152,27 @@ def join(
     }
     means = {name: seconds / count if count else None for name, (count, seconds) in changes.items()}
     joined |= {"dialect": dialect.name, "num_requests": changes["duration"][0], "means": means}
+    joined["others"] = _others(samples, joined["num_requests"], dialect, before, after)
     joined |= {"read_again": read_again(before, after)} if dialect.name == "oaiserve" else {}
     return joined | {"check": _compare(samples, ok, joined, loop_lag_seconds)}
+
+
+def _others(
+    samples: Sequence[Sample], num_finished: int, dialect: Dialect, before: Metrics, after: Metrics
+) -> dict[str, Any] | None:
+    """Return how many of the finished requests came from other clients, at least, and their share of the tokens, or
+    None if there are none. The share is None unless the tokens of all own requests are known."""
+    num_others = num_finished - len(samples)
+    if num_others <= 0:
+        return None
+    share = None
+    if all(sample.is_ok and sample.completion_tokens is not None for sample in samples):
+        changes = [histogram_change(before, after, name, dialect.only) for name in dialect.tokens]
+        num_tokens = sum(tokens for _, tokens in changes)
+        num_own = sum(sample.prompt_tokens + sample.num_tokens for sample in samples)
+        if num_tokens > num_own:
+            share = 1 - num_own / num_tokens
+    return {"num_requests": num_others, "token_share": share}
 
 
 def read_again(before: Metrics, after: Metrics) -> dict[str, Any]:
@@ -189,14 +211,15 @@ def _compare(samples: Sequence[Sample], ok: Sequence[Sample], joined: dict[str, 
     if not ok:
         return _check("not checked", "no request succeeded")
     counted = joined["num_requests"]
-    most = len(samples)
-    if not len(ok) <= counted <= most:
-        return _check(
-            "disagree",
-            f"the server counted {counted} finished requests, the client {len(ok)}: does another client use it?",
-        )
+    said = f"the server counted {counted} finished requests, the client {len(ok)}"
+    if (others := joined["others"]) is not None:
+        share = others["token_share"]
+        of_tokens = "" if share is None else f", with {share:.0%} of their tokens"
+        return _check("disagree", f"{said}: {others['num_requests']} came from another client{of_tokens}")
+    if counted < len(ok):
+        return _check("disagree", f"{said}: was it restarted, or do several servers answer?")
     if counted != len(ok):
-        return _check("not checked", f"the server counted {counted} finished requests, the client {len(ok)}")
+        return _check("not checked", said)
     problems = []
     views = [("duration", statistics.fmean((s.end_ns - s.sent_ns) / 1e9 for s in ok))]
     if all(sample.is_stream and not sample.is_parsed for sample in ok):

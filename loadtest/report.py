@@ -59,7 +59,7 @@ def subject(report: dict[str, Any]) -> str:
 
 def _metrics(point: dict[str, Any]) -> str:
     runs = point["runs"]
-    lines = [f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}", *count_lines(runs)]
+    lines = [f"== {point_title(point)}, {len(runs)} run{'s' * (len(runs) > 1)}", *count_lines(runs)]
     lines += problems(runs)
     lines += ["", table(rate_rows(point)), "", table(times_rows(point["summary"], TIMES))]
     lines += steady_lines(runs[0]["metrics"]["steady"])
@@ -228,6 +228,18 @@ def _server(point: dict[str, Any]) -> str:
 def disagrees(point: dict[str, Any]) -> bool:
     """Return whether server and client disagree about any run."""
     return any(run.get("server", {}).get("check", {}).get("status") == "disagree" for run in point["runs"])
+
+
+def point_title(point: dict[str, Any]) -> str:
+    """Return the label of a point and its verdict, also that on a valid client whose figures the server contradicts."""
+    if point["verdict"] != "valid" or not disagrees(point):
+        return f"{point['label']}: {point['verdict']}"
+    return f"{point['label']}: server {'shared' if others(point) else 'disagrees'}"
+
+
+def others(point: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what other clients had of the server in each run in which there were some."""
+    return [found for run in point["runs"] if (found := run.get("server", {}).get("others"))]
 
 
 def server_line(point: dict[str, Any]) -> str:

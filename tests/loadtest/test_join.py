@@ -94,10 +94,42 @@ def test_means_that_the_network_cannot_explain_disagree(ttft_ms: float, duration
     assert word in check["reason"]
 
 
-def test_a_different_number_of_requests_at_the_server_disagrees() -> None:
-    check = joined(run_of(10), plus_five(11, 90, 125))["check"]
-    assert (check["status"], "11" in check["reason"]) == ("disagree", True)
-    assert joined(run_of(10), plus_five(9, 90, 125))["check"]["status"] == "disagree"
+def tokens_text(prompt: int, generated: int) -> str:
+    """Return metrics of the tokens of finished requests, and of some cancelled ones."""
+    base = "oaiserve_request"
+    return "".join(
+        f'{base}_{kind}_tokens_sum{{outcome="{outcome}"}} {number}\n'
+        for kind, finished in (("prompt", prompt), ("generation", generated))
+        for outcome, number in (("finished", finished), ("cancelled", 5000))
+    )
+
+
+def test_requests_of_another_client_disagree_and_have_their_share_of_the_tokens() -> None:
+    samples = run_of(10)
+    for one in samples:
+        one.prompt_tokens = 27  # and 3 that it wrote
+    result = joined(samples, plus_five(12, 90, 125) + tokens_text(350, 50), metrics_text(5, 1, 1) + tokens_text(0, 0))
+    assert result["others"] == {"num_requests": 2, "token_share": pytest.approx(0.25)}
+    assert result["check"] == {
+        "status": "disagree",
+        "reason": "the server counted 12 finished requests, the client 10: 2 came from another client, with 25% of "
+        "their tokens",
+    }
+
+
+@pytest.mark.parametrize("own", [{"error": "timeout"}, {"completion_tokens": None}], ids=["failed", "without usage"])
+def test_share_of_another_client_is_unknown_if_the_own_tokens_are(own: dict[str, Any]) -> None:
+    samples = [*run_of(9), sample([100], **own)]
+    result = joined(samples, plus_five(12, 90, 125) + tokens_text(350, 50), metrics_text(5, 1, 1) + tokens_text(0, 0))
+    assert result["others"] == {"num_requests": 2, "token_share": None}
+    assert result["check"]["reason"].endswith("2 came from another client")
+
+
+def test_fewer_requests_at_the_server_disagree_without_another_client() -> None:
+    result = joined(run_of(10), plus_five(9, 90, 125))
+    assert result["check"]["status"] == "disagree"
+    assert result["check"]["reason"].endswith("was it restarted, or do several servers answer?")
+    assert result["others"] is None
 
 
 def test_runs_that_cannot_be_compared_are_not_checked() -> None:
@@ -199,6 +231,8 @@ def test_a_scrape_waits_for_the_requests_that_the_client_abandoned() -> None:
 
 def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
+    assert OURS.tokens == (names.REQUEST_PROMPT_TOKENS.name, names.REQUEST_GENERATION_TOKENS.name)
+    assert VLLM.tokens == (vllm_names.REQUEST_PROMPT_TOKENS.name, vllm_names.REQUEST_GENERATION_TOKENS.name)
     assert OURS.duration == names.DURATION_SECONDS.name
     assert list(OURS.phases) == list(SERVER_PHASES)
     assert (names.READ_AGAIN_TOKENS.name, names.READ_AGAIN_SECONDS.name) == (READ_AGAIN_TOKENS, READ_AGAIN_SECONDS)

@@ -1,5 +1,6 @@
 """The text, the HTML page and the comparison, which are all rendered from the dictionary of a report."""
 
+import html
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -183,6 +184,23 @@ def test_a_page_whose_client_and_server_disagree_does_not_say_that_the_figures_c
     assert 'class="verdict suspect" aria-label="Verdict"><p class="large">Server and client disagree</p>' in text
     assert "the server counted 9: does another client use it?</p>" in text
     assert "can be trusted" not in text
+
+
+@pytest.mark.parametrize(
+    ("token_share", "said"),
+    [(0.234, "up to 23% of the tokens were another client's"), (None, "another client used the server")],
+)
+def test_verdict_of_a_shared_server_names_the_share_of_the_other_client(token_share: float | None, said: str) -> None:
+    report = make()
+    for run in report["points"][0]["runs"]:
+        run["metrics"]["slo_attainment"] = {"all": 1.0}
+        run["server"]["check"] = {"status": "disagree", "reason": "the server counted 12"}
+        run["server"]["others"] = {"num_requests": 2, "token_share": token_share}
+    text = page_of(report)
+    assert 'class="verdict suspect" aria-label="Verdict"><p class="large">Another client used the server</p>' in text
+    assert f"The client kept up, but {said}, so these are figures of a shared server." in html.unescape(text)
+    assert "<h2>1 users: server shared, 2 runs</h2>" in text
+    assert "== 1 users: server shared, 2 runs" in render(report)
 
 
 def test_the_html_page_of_a_search_begins_with_the_rate() -> None:
