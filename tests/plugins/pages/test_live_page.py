@@ -182,6 +182,17 @@ def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page
     assert "84 s, alone without drafts 207 s" in facts
 
 
+def test_details_have_the_time_alone_of_the_causes(server: LiveServer, open_page: OpenPage) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry |= {"num_draft_tokens": 0, "num_accepted_tokens": 0, "media": None}
+    for phase in entry["phases"]:
+        phase["causes_ns"] = {"alone": 600_000_000} if phase["name"] in ("prefill", "decode") else {}
+    entry["cost"] |= {"machine_ns": 2 * 10**9, "core_ns": 10**9, "alone_ns": 10**9, "alone_core_ns": 10**9}
+    page = open_account(open_page, server, entry)
+    assert "2 s, alone 1.2 s" in page.inner_text("dl.facts")
+
+
 def open_account(open_page: OpenPage, server: LiveServer, entry: dict[str, Any]) -> Page:
     """Open the page of a request whose account is this entry."""
     page = open_page(f"{server.url}/docs")

@@ -33,7 +33,7 @@ export function account(entry) {
       ["Steps", steps(entry.steps)],
       ...targets(entry.slo),
       ...machineUsers(entry.machine_users_ns ?? {}),
-      ...costFacts(entry.cost, Boolean(drafted)),
+      ...costFacts(cost(entry), Boolean(drafted)),
       ...(Object.keys(entry.params).length ? [["Parameters", pairs(entry.params)]] : []),
       ...(entry.adapted?.length ? [["Adapted", entry.adapted.join("; ")]] : []),
       ...(Object.keys(entry.routing).length ? [["Sent to", routing(entry.routing)]] : []),
@@ -133,6 +133,14 @@ function mediaFacts(media) {
   const { images, sounds, image_tokens: ofImages, audio_tokens: ofSounds, cached, encode_ns: ns } = media;
   const value = `${images} and ${sounds} (${cached} cached), ${ofImages + ofSounds} tokens, encoded in ${duration(ns / 1e9)}`;
   return [["Images and sounds", value]];
+}
+
+// Returns the cost of a request. What it would have taken alone is the sum of its causes, as in its explanation. The
+// server's estimate, which has one token a step, stays where causes don't describe it: with drafts, images or sounds.
+function cost({ cost: found, phases, num_draft_tokens: drafted, media }) {
+  const parts = phases.filter(({ name }) => ["prefill", "decode"].includes(name)).map(({ causes_ns: causes }) => causes.alone);
+  if (drafted || media || !parts.length || parts.includes(undefined)) return found;
+  return { ...found, alone_ns: parts.reduce((sum, ns) => sum + ns, 0) };
 }
 
 // Returns the times between tokens, or between pieces of several tokens, as drafts make them.
