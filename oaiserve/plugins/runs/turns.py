@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.plugins.runs.programs import program_of
 from oaiserve.telemetry.reuse_explanation import read_again
 from oaiserve.telemetry.shown import phase_row
 
-SILENCE_SECONDS = 600  # after which a run has ended
+SILENCE_SECONDS = 600  # after which a run is counted as ended
+TOOLS_SECONDS = 120  # for which the tools that the last turn called are assumed to run
 NUM_DEAREST = 3
 MAX_TURNS = 1000  # of a run
 
@@ -48,10 +49,12 @@ class KeptTurn(msgspec.Struct, kw_only=True):
     cached_tokens: Number
     read_again_tokens: Number
     read_again_reason: Text | None
+    read_again_ns: Number = 0  # time that this took
     read_again_explanation: Sentence | None = None  # with cause and cost, as on the request's page; None: it was little
     written_tokens: Number
     completion_tokens: Number
     num_tool_calls: Number
+    calls_tools: bool = False  # The client got a call, so its tools run next.
     sizes: Annotated[dict[str, Number], msgspec.Meta(max_length=16)]
     program: Text = ""  # the name of the client's program; "" if it is unknown
     replica: int | None = None  # set by a gateway
@@ -88,10 +91,12 @@ class KeptTurn(msgspec.Struct, kw_only=True):
             cached_tokens=record.cached_tokens,
             read_again_tokens=record.read_again_tokens,
             read_again_reason=None if record.read_again_reason is None else record.read_again_reason.value,
+            read_again_ns=record.read_again_ns,
             read_again_explanation=None if explanation is None else explanation[:MAX_SENTENCE_CHARACTERS],
             written_tokens=turn.written_tokens,
             completion_tokens=record.completion_tokens,
             num_tool_calls=sum(record.tool_calls.values()),
+            calls_tools=record.tool_calls.get(ToolCallOutcome.CALLED, 0) > 0,
             sizes=dict(prompt.sizes),
             program=program_of(turn.user_agent),
         )
@@ -119,7 +124,7 @@ class RunRow(msgspec.Struct, kw_only=True):
 
     run_id: str
     is_named: bool
-    is_live: bool
+    is_live: bool  # a request of it is open, or its tools may run
     model: str
     client: str | None
     started_unix_ns: int
@@ -133,12 +138,14 @@ class RunRow(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     read_again_tokens: int
+    read_again_ns: int = 0  # time that this took
     written_tokens: int
     completion_tokens: int
     tool_result_tokens: int  # of the prompts, like the next
     replicas: list[int]
     program: str = ""  # the name of the client's program; "" if it is unknown
     silent_ns: int = 0  # since its last request ended; 0 while one is open
+    awaits_tools: bool = False  # Its last request ended with calls of tools, not long ago.
     # Only for gateways: digests of the latest turns, and of the turns that the first one may continue
     digests: Annotated[list[Text], msgspec.Meta(max_length=64)] | UnsetType = UNSET
     before: Annotated[list[Text], msgspec.Meta(max_length=64)] | UnsetType = UNSET
@@ -188,12 +195,22 @@ def _facts(run_id: str, turns: Sequence[KeptTurn], now_unix_ns: int, num_dropped
         ended_ns = max(ended_ns, turn.ended_unix_ns)
     sums = {
         name: sum(getattr(turn, name) for turn in turns)
-        for name in ("prompt_tokens", "cached_tokens", "read_again_tokens", "written_tokens", "completion_tokens")
+        for name in (
+            "prompt_tokens",
+            "cached_tokens",
+            "read_again_tokens",
+            "read_again_ns",
+            "written_tokens",
+            "completion_tokens",
+        )
     }
+    silent_ns = 0 if num_open else max(0, now_unix_ns - ended_ns)
+    last = max(turns, key=lambda turn: turn.ended_unix_ns)
+    awaits_tools = num_open == 0 and last.calls_tools and silent_ns < TOOLS_SECONDS * 1_000_000_000
     return {
         "run_id": run_id,
         "is_named": turns[0].is_named,
-        "is_live": num_open > 0 or now_unix_ns - ended_ns < SILENCE_SECONDS * 1_000_000_000,
+        "is_live": num_open > 0 or awaits_tools,
         "model": turns[-1].model,
         "client": turns[-1].client,
         "started_unix_ns": turns[0].started_unix_ns,
@@ -205,7 +222,8 @@ def _facts(run_id: str, turns: Sequence[KeptTurn], now_unix_ns: int, num_dropped
         **sums,
         "tool_result_tokens": sum(_context(turn).get("tool_results", 0) for turn in turns),
         "program": next((turn.program for turn in reversed(turns) if turn.program), ""),
-        "silent_ns": 0 if num_open else max(0, now_unix_ns - ended_ns),
+        "silent_ns": silent_ns,
+        "awaits_tools": awaits_tools,
         "replicas": sorted({turn.replica for turn in turns if turn.replica is not None}),
     }
 

@@ -1,16 +1,18 @@
 """Which runs are kept, and what follows from their turns."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.plugins.runs import kept_runs
 from oaiserve.plugins.runs.kept_runs import KeptRuns
-from oaiserve.plugins.runs.turns import MAX_TURNS, SILENCE_SECONDS, Run, run_of
+from oaiserve.plugins.runs.turns import MAX_TURNS, SILENCE_SECONDS, TOOLS_SECONDS, Run, run_of
 from oaiserve.runtime import THREADS
-from tests.plugins.runs.records import turn_at
+from tests.plugins.runs.records import NAMED, turn_at
+from tests.records import record_at
 
 TOOLS = {"after_tools": True}
 
@@ -37,6 +39,40 @@ def test_times_of_model_tools_and_user_add_up_to_the_run() -> None:
     assert in_ms(run.model_ns, run.tools_ns, run.user_ns) == (500, 300, 2000)
     assert run.model_ns + run.tools_ns + run.user_ns == run.duration_ns
     assert [turn.gap and turn.gap.kind for turn in run.turns] == [None, "tools", "user", None]
+
+
+CALLS = {"tool_calls": {ToolCallOutcome.CALLED: 1}}
+UNPARSED = {"tool_calls": {ToolCallOutcome.UNPARSED: 1}}
+
+
+@pytest.mark.parametrize(
+    ("last", "num_open", "silent_seconds", "is_live", "awaits_tools"),
+    [
+        ({}, 0, 0, False, False),
+        ({}, 1, 0, True, False),
+        (CALLS, 0, TOOLS_SECONDS - 1, True, True),
+        (CALLS, 0, TOOLS_SECONDS, False, False),
+        (UNPARSED, 0, 0, False, False),
+        (CALLS, 1, 1, True, False),
+    ],
+    ids=["ended", "open", "tools", "tools for too long", "a call that is text", "open after tools"],
+)
+def test_run_is_live_while_a_request_is_open_or_its_tools_may_run(
+    last: dict[str, Any], num_open: int, silent_seconds: int, is_live: bool, awaits_tools: bool
+) -> None:
+    found = kept_of(turn_at(0, 100, **CALLS), turn_at(400, 500, turn=TOOLS, **last)).get("run_1")
+    assert found is not None
+    now_unix_ns = found.turns[-1].ended_unix_ns + silent_seconds * 1_000_000_000
+    run = run_of(*found[:2], now_unix_ns, num_open=num_open)
+    assert (run.is_live, run.awaits_tools) == (is_live, awaits_tools)
+
+
+def test_run_adds_up_what_its_turns_read_again_and_the_time_of_that() -> None:
+    again = {"turn": NAMED, "prompt_tokens": 100, "read_again_tokens": 50}
+    prefill_ms = 80
+    records = [record_at(*[start] * 5, *[start + prefill_ms] * 3, **again) for start in (0, 400)]
+    run = shown(*records)
+    assert (run.read_again_tokens, *in_ms(run.read_again_ns)) == (100, prefill_ms)
 
 
 def test_tools_of_a_subagent_are_between_its_own_turns() -> None:

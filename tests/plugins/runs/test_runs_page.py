@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from oaiserve.config import ServerOptions
+from oaiserve.facts.times import duration
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.live import answers_are_as_published  # noqa: F401 - a fixture
 from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
@@ -70,8 +71,11 @@ def test_pages_name_the_program_and_how_long_it_is_silent_and_explain_what_was_r
     row = page.locator("#runs a").first
     row.filter(has_text="Codex").wait_for()
     assert "last request less than a minute ago" in row.inner_text()
-    assert "read again" in row.inner_text()
+    [run] = [run for run in client.get("/debug/runs").json()["runs"] if run["program"] == "Codex"]
+    assert f"{run['read_again_tokens']:,} read again, {duration(run['read_again_ns'])}" in row.inner_text()
     assert "% reused" not in row.inner_text()
+    is_cut = "nodes => nodes.map((node) => node.scrollWidth > node.clientWidth)"
+    assert not any(row.locator(".quiet, .quiet > span").evaluate_all(is_cut))
     row.click()
     page.wait_for_selector(".why p:has-text('Turn 2: ')")
     assert "which took" in page.inner_text(".why")
@@ -84,21 +88,23 @@ def test_pages_name_the_program_and_how_long_it_is_silent_and_explain_what_was_r
 
 
 @pytest.mark.parametrize(
-    ("num_open", "silent_ns", "text"),
+    ("num_open", "awaits_tools", "silent_ns", "text"),
     [
-        (1, 0, "running"),
-        (0, 59_000_000_000, "last request less than a minute ago"),
-        (0, 200_000_000_000, "last request 3 min ago"),
-        (0, 7_300_000_000_000, "last request 2 h ago"),
+        (1, False, 0, "running"),
+        (0, True, 59_000_000_000, "waiting for its tools"),
+        (0, False, 59_000_000_000, "last request less than a minute ago"),
+        (0, False, 200_000_000_000, "last request 3 min ago"),
+        (0, False, 7_300_000_000_000, "last request 2 h ago"),
     ],
 )
 def test_list_says_when_the_last_request_ended_and_not_that_a_run_lives(
-    client: httpx.Client, open_page: OpenPage, num_open: int, silent_ns: int, text: str
+    client: httpx.Client, open_page: OpenPage, num_open: int, awaits_tools: bool, silent_ns: int, text: str
 ) -> None:
     names = ("started_unix_ns", "duration_ns", "model_ns", "tools_ns", "user_ns", "num_turns", "num_agents")
     tokens = ("prompt_tokens", "cached_tokens", "read_again_tokens")
     row = {"run_id": "run_1", "model": "small", "program": "", "is_live": True, "replicas": []}
-    row |= dict.fromkeys((*names, *tokens), 1) | {"num_open": num_open, "silent_ns": silent_ns}
+    row |= dict.fromkeys((*names, *tokens), 1)
+    row |= {"num_open": num_open, "awaits_tools": awaits_tools, "silent_ns": silent_ns}
     page = open_page(url_of(client, "/docs"), may_log=True)
     answer = json.dumps({"runs": [row]})
     page.route("**/debug/runs", lambda route: route.fulfill(body=answer, content_type="application/json"))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from oaiserve.config import ServerOptions
+from oaiserve.facts.times import duration
 from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
 from tests.waiting import wait_until
 
@@ -37,7 +38,7 @@ def test_a_run_has_its_turns_in_order(client: httpx.Client) -> None:
     chat(client, "turn-2", QUESTION, CALL, RESULT)
     run = run_with(client, "turn-2")
     assert [turn["turn"]["request_id"] for turn in run["turns"]] == ["turn-1", "turn-2"]
-    assert (run["is_named"], run["is_live"], run["num_turns"]) == (False, True, 2)
+    assert (run["is_named"], run["is_live"], run["num_turns"]) == (False, False, 2)
     assert run["turns"][1]["gap"]["kind"] == "tools"
     assert run["turns"][1]["turn"]["sizes"]["tool_results"] > 0
     entry = client.get("/debug/requests/turn-2").json()
@@ -63,6 +64,7 @@ def test_turn_has_the_sentence_on_what_was_read_again_that_its_request_has(clien
     assert "read_again_explanation" not in first or first["read_again_explanation"] is None
     assert "were read again, which took" in second["read_again_explanation"]
     assert "the system message differs" in second["read_again_explanation"]
+    assert f"which took {duration(second['read_again_ns'])}:" in second["read_again_explanation"]
     assert second["read_again_explanation"] in client.get("/debug/requests/again-1").json()["explanation"]
 
 

@@ -8,8 +8,9 @@ import { shadeLegend } from "./shades.js";
 import { byId, count, duration, element, numberCell, percent, PHASES, phaseSpans, placeBar, saveAs, setStatus, showProblem, table, tickLabels, tiles, words } from "./show.js";
 import { pageOf, request, textOrRefusal } from "./sse.js";
 
-const EVERY_MS = 2000; // while it is live, and the page is visible
+const EVERY_MS = 2000; // while it is live or may soon go on, and the page is visible
 const LATER_MS = 60_000; // after that
+const SOON_NS = 600e9; // since its last request
 const MOST_SENTENCES = 3; // on what was read again
 const MOST_TURNS = 50; // a longer list is folded
 const LEAST_SHARE = 2e-4; // of the time line: shorter phases are not drawn
@@ -28,7 +29,7 @@ function show({ json, refusal }) {
   const now = JSON.stringify({ ...run, silent_ns: stateOf(run) });
   if (now !== shown) draw(run);
   shown = now;
-  return run.is_live ? EVERY_MS : LATER_MS;
+  return run.is_live || run.silent_ns < SOON_NS ? EVERY_MS : LATER_MS;
 }
 
 function draw(run) {
@@ -53,7 +54,8 @@ function draw(run) {
 const share = (part, whole) => percent(part / Math.max(1, whole));
 
 function summary(run) {
-  const { prompt_tokens: prompt, cached_tokens: cached, read_again_tokens: again, written_tokens: written } = run;
+  const { prompt_tokens: prompt, cached_tokens: cached, read_again_tokens: again, read_again_ns: againNs, written_tokens: written } = run;
+  const readAgain = again ? `${count(again)} read again in ${duration(againNs / 1e9)}` : "none read again";
   const of = (ns) => `${share(ns, run.duration_ns)} of ${duration(run.duration_ns / 1e9)}`;
   const agents = run.num_agents > 1 ? `${run.num_agents} agents or conversations` : "one agent";
   return tiles([
@@ -61,7 +63,7 @@ function summary(run) {
     ["Model", duration(run.model_ns / 1e9), of(run.model_ns)],
     ["Tools", duration(run.tools_ns / 1e9), of(run.tools_ns)],
     ["User", duration(run.user_ns / 1e9), of(run.user_ns)],
-    ["Read", count(prompt - cached), `${share(cached, prompt)} of ${count(prompt)} reused, ${count(again)} read again, ${count(written)} written to the cache`],
+    ["Read", count(prompt - cached), `${share(cached, prompt)} of ${count(prompt)} reused, ${readAgain}, ${count(written)} written to the cache`],
     ["Answers", count(run.completion_tokens), `${share(run.tool_result_tokens, prompt)} of the prompts are results of tools`],
   ]);
 }

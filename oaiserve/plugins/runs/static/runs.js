@@ -1,8 +1,8 @@
 // Lists the last runs of agents, and updates the list while the page is visible.
 
 import { keepLoading } from "./page.js";
-import { stateOf } from "./run_state.js";
-import { byId, clock, count, duration, element, percent } from "./show.js";
+import { readingOf, stateOf } from "./run_state.js";
+import { byId, clock, count, duration, element } from "./show.js";
 import { requestJson, runPageOf } from "./sse.js";
 
 const EVERY_MS = 2000;
@@ -21,7 +21,7 @@ function show({ runs }) {
 }
 
 function rowOf(run) {
-  const { num_turns: turns, num_agents: agents, prompt_tokens: prompt, cached_tokens: cached, read_again_tokens: again } = run;
+  const { num_turns: turns, num_agents: agents, prompt_tokens: prompt, is_live: isLive } = run;
   const track = element("span", { class: "track", "aria-hidden": "true" });
   for (const [name, ns] of [["decode", run.model_ns], ["tools", run.tools_ns], ["user", run.user_ns]]) {
     track.append(element("i", { class: `phase-${name}` }));
@@ -30,10 +30,10 @@ function rowOf(run) {
   return element(
     "a",
     { href: runPageOf(run.run_id), title: run.run_id },
-    element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), element("span", { class: run.num_open ? "is-live" : "" }, stateOf(run))),
+    element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), element("span", { class: isLive ? "is-live" : "" }, stateOf(run))),
     element("span", {}, run.program || "unknown program", element("span", { class: "quiet" }, run.model.split("/").at(-1))),
     element("span", {}, `${count(turns)} ${turns === 1 ? "turn" : "turns"}${agents > 1 ? `, ${agents} agents` : ""}`),
-    element("span", { class: "quiet" }, `${count(prompt)} tokens`, element("span", {}, again ? `${count(again)} read again` : `${percent(cached / Math.max(1, prompt))} reused`)),
+    element("span", { class: "quiet" }, `${count(prompt)} tokens`, element("span", {}, readingOf(run))),
     track,
     element("span", { class: "took" }, duration(run.duration_ns / 1e9)),
   );
