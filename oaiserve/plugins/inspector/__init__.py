@@ -4,7 +4,8 @@ of OpenTelemetry asks for them, the texts of requests are in their spans."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from oaiserve.plugin import Plugin
 from oaiserve.plugins.inspector.options import InspectorOptions
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.routing import Route
 
     from oaiserve.config import Config
@@ -26,6 +28,14 @@ def _routes(config: Config) -> list[Route]:
     from oaiserve.plugins.inspector.routes import tokens
 
     return [Route("/debug/requests/{request_id}/tokens", tokens)]
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    from oaiserve.plugins.inspector.routes import first_words
+
+    app.state.first_words = first_words
+    yield
 
 
 def _pages() -> Pages:
@@ -62,4 +72,5 @@ plugin = Plugin(
     routes=_routes,
     pages=_pages,
     streams=_streams,
+    lifespan=_lifespan,
 )

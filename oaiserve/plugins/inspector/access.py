@@ -36,6 +36,15 @@ def check_owner(request: Request) -> None:
         )
 
 
+def may_read(request: Request) -> bool:
+    """Return whether the request comes from the server's owner."""
+    try:
+        check_owner(request)
+    except Forbidden:
+        return False
+    return True
+
+
 def _is_owners(key: Key, backend: Backend, ring: Keyring) -> bool:
     server = backend.config.server
     # The last key of a child process is its gateway's.

@@ -21,6 +21,7 @@ else:
     Integers = Floats = array
 
 MAX_TOKENS = 2**20  # limit for all prompts and answers; the oldest requests are dropped first
+FIRST_CHARACTERS = 80  # of a conversation, by which people recognise it
 BYTES_PER_TOKEN = 4  # A request counts at least as many tokens as its body without images has bytes, divided by this.
 
 
@@ -58,6 +59,7 @@ class KeptRequest:
     prompts: list[KeptPrompt]
     num_choices: int  # choices of each prompt
     num_text_tokens: int  # estimated from the size of its body
+    first_words: str = ""  # of the conversation's first user message
     num_read: int = 0  # tokens of the prompts, as far as they are known
     num_written: int = 0  # tokens of the answers
     choices: dict[int, KeptChoice] = field(default_factory=dict)  # by index
@@ -106,7 +108,8 @@ class KeptRequests:
         prompts = [_without_media(prompt) for prompt in request.prompts]
         media_bytes = sum(medium.num_bytes for prompt in prompts for medium in prompt.media)
         num_text_tokens = max(0, request.num_bytes - media_bytes) // BYTES_PER_TOKEN
-        kept = KeptRequest(request.origin.request_id, prompts, request.params.n, num_text_tokens)
+        words = first_words(request.prompts[0])
+        kept = KeptRequest(request.origin.request_id, prompts, request.params.n, num_text_tokens, words)
         self._requests.append(kept)
         self.trim()
         return kept
@@ -124,6 +127,25 @@ class KeptRequests:
     def find(self, request_id: str) -> KeptRequest | None:
         """Return the newest request with this id, which its client may have chosen."""
         return next((kept for kept in reversed(self._requests) if kept.request_id == request_id), None)
+
+    def first_words(self) -> dict[str, str]:
+        """Return the first words of the conversations, by the ids of their requests."""
+        return {kept.request_id: kept.first_words for kept in self._requests if kept.first_words}
+
+
+def first_words(prompt: Prompt) -> str:
+    """Return the beginning of a conversation's first user message on one line, or "" if it has no text."""
+    if not isinstance(prompt, ChatPrompt):
+        return ""
+    contents = (message.get("content") for message in prompt.messages if message.get("role") == "user")
+    content = next(contents, None)
+    if not isinstance(content, str):
+        texts = (part["text"] for part in content or () if part.get("type") == "text")
+        content = next(texts, "")
+    words = " ".join(content[: 4 * FIRST_CHARACTERS].split())
+    if len(words) <= FIRST_CHARACTERS:
+        return words
+    return f"{words[: FIRST_CHARACTERS - 1]}…"
 
 
 def _values(logprobs: TokenLogprobs) -> Sequence[float]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from oaiserve.engine.request import ChatPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound, invalid
 from oaiserve.http.fair_turns import Work
-from oaiserve.plugins.inspector.access import check_owner
+from oaiserve.plugins.inspector.access import check_owner, may_read
 from oaiserve.plugins.inspector.changes import changes_of
 from oaiserve.plugins.inspector.kept import (
     BYTES_PER_TOKEN,
@@ -151,6 +151,16 @@ async def tokens(request: Request) -> Response:
     work = _shown(serving, kept, prompt, None if choice is None else _copied(choice), earlier, query)
     content = await in_turns(request, work, BYTES_PER_TOKEN * kept.num_tokens)
     return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def first_words(request: Request) -> dict[str, str]:
+    """Return the first words of the conversations that are kept, by the ids of their requests. Only the server's owner
+    gets some. Plug-ins that show requests call this in the event loop, as `app.state.first_words`."""
+    streams = serving_of(request).streams
+    kept_requests = streams.kept if isinstance(streams, InspectedStreams) else None
+    if kept_requests is None or not may_read(request):
+        return {}
+    return kept_requests.first_words()
 
 
 class _Earlier(NamedTuple):

@@ -1,9 +1,10 @@
-"""/debug/runs lists the runs of agents, and /debug/runs/{run_id} has the turns of one. Neither contains text."""
+"""/debug/runs lists the runs of agents, and /debug/runs/{run_id} has the turns of one. Neither contains text, except
+for a run's first words, where the inspector keeps them and the server's owner asks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -13,13 +14,14 @@ from starlette.responses import Response
 from oaiserve.errors import NotFound
 from oaiserve.plugins.runs.kept_runs import MAX_RUNS, KeptRuns, Turns
 from oaiserve.plugins.runs.perfetto import trace_of
-from oaiserve.plugins.runs.turns import Run, RunRow, row_of, run_of
+from oaiserve.plugins.runs.turns import Run, RunRow, row_of, run_of, words_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.operation import Operation, Parameter, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.report import ROUTER_HEADER
 
+_NOT_STORED = {"cache-control": "no-store"}  # by the browser, as with all texts of requests
 MAX_SINGLE_SENT = 200  # single requests that a gateway gets, in case another replica has those that continue them
 LIST_FORM = Parameter("form", "gateway: with what joins the runs of several replicas.", ("row", "gateway"))
 FORM = Parameter("form", "perfetto: as a trace for https://ui.perfetto.dev", ("whole", "perfetto"))
@@ -39,6 +41,7 @@ async def recent_runs(request: Request) -> Response:
     kept = kept_runs(request)
     serving = serving_of(request)
     exchanges = [*serving.exchanges.values()]
+    first_words = _first_words(request)
     # As with the keys of /debug/report: anyone who can guess a prompt can compute its digest.
     has_digests = is_for_gateway and (serving.config.shares_prefix_cache or ROUTER_HEADER in request.headers)
 
@@ -48,11 +51,12 @@ async def recent_runs(request: Request) -> Response:
         rows = []
         for run in runs:
             row = row_of(*run[:2], kept.now_unix_ns(), num_dropped=run.num_dropped, num_open=num_open[run.run_id])
+            row.first_words = words_of(run.turns, first_words)
             if has_digests:
                 row.digests = [*run.digests]
                 row.before = [*run.before]
             rows.append(row)
-        return json_response(RunList(rows))
+        return json_response(RunList(rows), headers=_NOT_STORED if first_words else None)
 
     return await run_in_threadpool(render)
 
@@ -100,6 +104,13 @@ def missing(run_id: str) -> NotFound:
 def kept_runs(request: Request) -> KeptRuns:
     kept: KeptRuns = request.app.state.runs
     return kept
+
+
+def _first_words(request: Request) -> Mapping[str, str]:
+    """Return what the user of this request may see of the first words of conversations, by the ids of their requests.
+    The inspector has them, if there is one."""
+    ask: Callable[[Request], Mapping[str, str]] | None = getattr(request.app.state, "first_words", None)
+    return {} if ask is None else ask(request)
 
 
 def _num_open(exchanges: Iterable[Exchange]) -> Counter[str]:

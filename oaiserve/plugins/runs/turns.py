@@ -6,7 +6,7 @@ A gateway reads the same objects from its replicas, so that it can put together 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -144,6 +144,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     tool_result_tokens: int  # of the prompts, like the next
     replicas: list[int]
     program: str = ""  # the name of the client's program; "" if it is unknown
+    first_words: str = ""  # of its user, for the server's owner and with --inspect; otherwise ""
     silent_ns: int = 0  # since its last request ended; 0 while one is open
     awaits_tools: bool = False  # Its last request ended with calls of tools, not long ago.
     # Only for gateways: digests of the latest turns, and of the turns that the first one may continue
@@ -158,6 +159,14 @@ class Run(RunRow, kw_only=True):
     lanes: list[str]  # its agents and conversations, the one with the most turns first
     dearest: list[str]  # ids of the requests that took longest
     turns: list[ShownTurn]
+
+
+def words_of(turns: Sequence[KeptTurn], first_words: Mapping[str, str]) -> str:
+    """Return the first words of a run with at least one turn, from those of requests by their ids: of the latest turn
+    with some in the conversation that began the run."""
+    lane = min(turns, key=lambda turn: turn.started_unix_ns).lane
+    ids = (turn.request_id for turn in reversed(turns) if turn.lane == lane)
+    return next((first_words[request_id] for request_id in ids if request_id in first_words), "")
 
 
 def row_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from math import isnan
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt, Prompt, PromptDone, Request, SamplingParams, TextPrompt, TokenChunk
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import RequestTimes
-from oaiserve.plugins.inspector.kept import KeptRequests
+from oaiserve.plugins.inspector.kept import FIRST_CHARACTERS, KeptRequests
 from oaiserve.plugins.inspector.options import InspectorOptions
 from tests.engine.logprobs_for_tests import token_logprobs
 
@@ -57,6 +58,29 @@ def test_an_image_is_kept_as_its_kind_and_size() -> None:
     assert isinstance(kept.prompt, ChatPrompt)
     assert kept.prompt.media == ()
     assert [(medium.kind, medium.num_bytes) for medium in kept.media] == [("image", 5)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write\n  a poem. "}],
+            "Write a poem.",
+        ),
+        ([{"role": "user", "content": "First"}, {"role": "user", "content": "Second"}], "First"),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}], "What is it?"),
+        ([{"role": "user", "content": [{"type": "image"}]}], ""),
+        ([{"role": "system", "content": "Be brief."}], ""),
+        ([{"role": "user", "content": "a" * FIRST_CHARACTERS}], "a" * FIRST_CHARACTERS),
+        ([{"role": "user", "content": "a" * (FIRST_CHARACTERS + 1)}], "a" * (FIRST_CHARACTERS - 1) + "…"),
+    ],
+    ids=["after the system", "first of two", "beside an image", "only an image", "no user", "longest", "too long"],
+)
+def test_first_words_are_the_beginning_of_the_first_user_message(messages: list[dict[str, Any]], words: str) -> None:
+    kept = KeptRequests(2)
+    kept.add(request("chat", ChatPrompt(messages)))
+    kept.add(request("text"))
+    assert kept.first_words() == ({"chat": words} if words else {})
 
 
 def test_tokens_of_another_server_have_no_certainty() -> None:

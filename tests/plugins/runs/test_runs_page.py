@@ -113,6 +113,27 @@ def test_list_says_when_the_last_request_ended_and_not_that_a_run_lives(
     assert "live" not in page.inner_text("#runs")
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "name", "beside"),
+    [
+        ("Codex", "Write a poem.", "Codex", ["Write a poem."]),
+        ("", "Write a poem.", "Write a poem.", []),
+        ("", "", "unknown program", []),
+    ],
+)
+def test_run_is_named_by_its_program_else_by_its_first_words(
+    client: httpx.Client, open_page: OpenPage, program: str, words: str, name: str, beside: list[str]
+) -> None:
+    [row, *_] = client.get("/debug/runs").json()["runs"]
+    answer = json.dumps({"runs": [row | {"program": program, "first_words": words}]})
+    page = open_page(url_of(client, "/docs"), may_log=True)
+    page.route("**/debug/runs", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    page.goto(url_of(client, "/runs"))
+    columns = page.locator("#runs a > span")
+    assert columns.nth(1).inner_text().splitlines()[0] == name
+    assert columns.nth(2).locator("span").all_inner_texts() == beside
+
+
 def test_a_run_is_saved_for_perfetto(client: httpx.Client, open_page: OpenPage) -> None:
     page = open_page(url_of(client, "/runs"))
     page.locator("#runs a").first.click()
