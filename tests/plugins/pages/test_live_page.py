@@ -182,6 +182,29 @@ def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page
     assert "84 s, alone without drafts 207 s" in facts
 
 
+def test_numbers_of_an_account_have_commas_but_for_its_seed(server: LiveServer, open_page: OpenPage) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry["params"] = {"max_tokens": 10_976, "temperature": 0.75, "seed": 446_121}
+    entry["events"] = [{"name": "prefill_chunk", "at_ns": 1000, "details": {"start": 2048, "tokens": 512}}]
+    page = open_account(open_page, server, entry)
+    assert "max tokens 10,976, temperature 0.75, seed 446121" in page.inner_text("dl.facts")
+    assert page.get_by_text("start 2,048, tokens 512", exact=True).count() == 1
+
+
+def test_numbers_of_tiles_and_charts_have_commas_like_counts(page: Page) -> None:
+    script = "async (all) => all.map((await import('./dashboard/static/show.js')).number)"
+    assert page.evaluate(script, [0, 7, 7.25, 999.6, 8265, 9999.4, 10_976]) == [
+        "0",
+        "7",
+        "7.3",
+        "1,000",
+        "8,265",
+        "9,999",
+        "11k",
+    ]
+
+
 def test_details_have_the_time_alone_of_the_causes(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
     entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()

@@ -59,7 +59,8 @@ function summary(entry) {
   ]);
 }
 
-const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${value}`).join(", ");
+const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${shownValue(name, value)}`).join(", ");
+const shownValue = (name, value) => (Number.isInteger(value) && name !== "seed" ? count(value) : value); // a seed is copied
 
 // What causes mean, where their name does not say it.
 const CAUSES = {
@@ -131,7 +132,7 @@ function targets(slo) {
 function mediaFacts(media) {
   if (!media) return [];
   const { images, sounds, image_tokens: ofImages, audio_tokens: ofSounds, cached, encode_ns: ns } = media;
-  const value = `${images} and ${sounds} (${cached} cached), ${ofImages + ofSounds} tokens, encoded in ${duration(ns / 1e9)}`;
+  const value = `${images} and ${sounds} (${cached} cached), ${count(ofImages + ofSounds)} tokens, encoded in ${duration(ns / 1e9)}`;
   return [["Images and sounds", value]];
 }
 
@@ -215,10 +216,9 @@ function others(entry) {
 function eventTable(entry) {
   if (!entry.events.length) return [];
   const rows = entry.events.map((event) => {
-    const details = Object.entries(event.details).map(([name, value]) => `${words(name)} ${value}`).join(", ");
-    return element("tr", {}, numberCell(duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
+    return element("tr", {}, numberCell(duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, pairs(event.details)));
   });
-  const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more events were dropped.`)] : [];
+  const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${count(entry.num_events_dropped)} more events were dropped.`)] : [];
   const shown = [table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
   const isLong = rows.length > MOST_EVENTS;
   return [element("h2", {}, "Events"), ...(isLong ? [element("details", {}, element("summary", {}, `All ${rows.length}`), ...shown)] : shown)];

@@ -98,7 +98,7 @@ export function duration(seconds) {
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value >= 10_000) return `${(value / 1000).toFixed(0)}k`;
-  return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1);
+  return value >= 100 || Number.isInteger(value) ? count(Math.round(value)) : value.toFixed(1);
 }
 
 // Returns a whole number in full, as 5,056.
