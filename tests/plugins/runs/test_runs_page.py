@@ -134,6 +134,18 @@ def test_run_is_named_by_its_program_else_by_its_first_words(
     assert columns.nth(2).locator("span").all_inner_texts() == beside
 
 
+def test_row_of_a_run_is_whole_on_a_phone(client: httpx.Client, open_page: OpenPage) -> None:
+    [row, *_] = client.get("/debug/runs").json()["runs"]
+    texts = {"program": "my-agent-with-a-long-name-of-32-c", "first_words": 10 * "Write it "}
+    answer = json.dumps({"runs": [row | texts, row | texts | {"program": ""}]})
+    page = open_page(url_of(client, "/docs"), PHONE, may_log=True)
+    page.route("**/debug/runs", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    page.goto(url_of(client, "/runs"))
+    page.wait_for_selector("#runs a")
+    is_cut = "nodes => nodes.map((node) => node.scrollWidth > node.clientWidth)"
+    assert not any(page.locator("#runs a > span, #runs a > span > span").evaluate_all(is_cut))
+
+
 def test_a_run_is_saved_for_perfetto(client: httpx.Client, open_page: OpenPage) -> None:
     page = open_page(url_of(client, "/runs"))
     page.locator("#runs a").first.click()

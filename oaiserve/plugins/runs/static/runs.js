@@ -31,7 +31,7 @@ function rowOf(run) {
     "a",
     { href: runPageOf(run.run_id), title: run.run_id },
     element("span", { class: "quiet" }, clock(run.started_unix_ns / 1e6), element("span", { class: isLive ? "is-live" : "" }, stateOf(run))),
-    element("span", {}, run.program || run.first_words || "unknown program", element("span", { class: "quiet" }, run.model.split("/").at(-1))),
+    element("span", { title: run.first_words }, run.program || run.first_words || "unknown program", element("span", { class: "quiet" }, run.model.split("/").at(-1))),
     element("span", {}, `${count(turns)} ${turns === 1 ? "turn" : "turns"}${agents > 1 ? `, ${agents} agents` : ""}`, ...wordsOf(run)),
     element("span", { class: "quiet" }, `${count(prompt)} tokens`, element("span", {}, readingOf(run))),
     track,
@@ -41,7 +41,7 @@ function rowOf(run) {
 
 // Returns the first words of the run's user, if the page may show them and they are not its name.
 function wordsOf({ program, first_words: words }) {
-  return program && words ? [element("span", { class: "quiet", title: words }, words)] : [];
+  return program && words ? [element("span", { class: "quiet" }, words)] : [];
 }
 
 keepLoading(() => requestJson("debug/runs"), show);
