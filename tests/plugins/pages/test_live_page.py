@@ -192,6 +192,13 @@ def test_numbers_of_an_account_have_commas_but_for_its_seed(server: LiveServer, 
     assert page.get_by_text("start 2,048, tokens 512", exact=True).count() == 1
 
 
+def test_live_page_names_the_gaps_of_streams_by_what_they_are_between(page: Page) -> None:
+    """With drafts, a piece has several tokens, so the gaps are not those of tokens."""
+    page.wait_for_selector("#tiles dt")
+    assert "Between pieces" in page.locator("#tiles dt").all_inner_texts()
+    assert page.get_by_text("Between tokens").count() == 0
+
+
 def test_numbers_of_tiles_and_charts_have_commas_like_counts(page: Page) -> None:
     script = "async (all) => all.map((await import('./dashboard/static/show.js')).number)"
     assert page.evaluate(script, [0, 7, 7.25, 999.6, 8265, 9999.4, 10_976]) == [
@@ -255,6 +262,24 @@ def test_machine_and_unexplained_have_shades_of_their_own_in_bar_legend_and_tabl
 
 CLASSES = "nodes => nodes.map((node) => node.className)"
 FIRST_WORDS = "nodes => nodes.map((node) => node.innerText.split(/\\s/)[0])"
+
+
+def test_tip_of_a_row_says_what_others_the_machine_and_the_rest_added(server: LiveServer, open_page: OpenPage) -> None:
+    complete(server)
+    entries = httpx.get(f"{server.url}/debug/requests?form=row&limit=1", timeout=60).json()
+    ns = 1_000_000_000
+    entries["requests"][0] |= {
+        "duration_ns": 11 * ns,
+        "phases": [["receive", ns], ["decode", 10 * ns, ns, 2 * ns, 7 * ns, "host"]],
+    }
+    page = open_page(f"{server.url}/docs")
+    page.route("**/debug/requests?*", lambda route: route.fulfill(json=entries))
+    page.goto(f"{server.url}/requests")
+    page.hover("#requests .track")
+    tip = page.locator("#tip li").all_inner_texts()
+    assert tip == ["receive 1 s", "decode 10 s, 1 s for others, 5 s while the machine was busy elsewhere, 3 s host"]
+    shades = page.locator("[aria-label='Shades of bars'] li").all_inner_texts()
+    assert shades[2:] == ["the machine was busy elsewhere", "unexplained, and other causes"]
 
 
 def test_bar_of_the_time_in_which_a_model_was_loaded_has_a_shade(server: LiveServer, open_page: OpenPage) -> None:

@@ -116,6 +116,20 @@ def test_a_bar_ends_where_its_request_ends_before_an_idle_time(scripted_page: Pa
     assert shares == pytest.approx(expected, abs=1e-6)
 
 
+def test_bar_of_an_older_chat_has_no_share_of_the_machine(scripted_page: Page) -> None:
+    ask = """async (phases) => {
+      const { Axis } = await import("/dashboard/static/axis.js");
+      const { phaseSpans, placeBar } = await import("/dashboard/static/show.js");
+      const track = document.createElement("span");
+      placeBar(track, phaseSpans(0, phases), new Axis([[0, 1e-3]], () => ""));
+      const names = ["--alone", "--shared", "--machine"];
+      return [...track.children].map(({ style }) => names.map((name) => style.getPropertyValue(name)));
+    }"""
+    older = ["prefill", 500, 50, 100]
+    newer = ["decode", 500, 50, 100, 400, "unexplained"]
+    assert scripted_page.evaluate(ask, [older, newer]) == [["10%", "20%", "20%"], ["10%", "20%", "80%"]]
+
+
 def check_ticks(spans: list[tuple[int, int]], ticks: list[dict[str, Any]]) -> None:
     """Check that the first tick has the time of day, that each cut has a tick, that no texts overlap, and that each
     relative time (+) follows a text that it refers to."""

@@ -126,11 +126,12 @@ export function phaseSpans(startMs, phases) {
 }
 
 // Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with shares
-// has the shades of `shades.js`: up to the first share alone, then for others, then of the machine, then the rest.
+// has the shades of `shades.js`: up to the first share alone, then for others, then of the machine, then the rest. A chat
+// that was stored by an older version has no share of the machine.
 export function placeBar(track, phases, axis) {
   const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);
   while (track.children.length > parts.length) track.lastChild.remove();
-  parts.forEach(([name, from, to, alone, shared, machine], position) => {
+  parts.forEach(([name, from, to, alone, shared, machine = shared], position) => {
     const part = track.children[position] ?? track.appendChild(element("i"));
     const left = axis.share(from);
     part.className = `phase-${name}${alone === undefined ? "" : " shaded"}`;
