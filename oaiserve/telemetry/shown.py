@@ -119,12 +119,12 @@ _SUMMED = (Cause.ALONE, *_OF_NEIGHBOURS, Cause.MACHINE)
 
 
 def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
-    """Return the name of a phase and its time. If its time alone is known, three sums follow: its time alone, that plus
+    """Return the name of a phase and its time. If its causes are known, three sums follow: its time alone, that plus
     its neighbours', and that plus the machine's delays. If these are not all of it, the largest cause of the rest
-    follows."""
-    alone_ns = causes_ns.get(Cause.ALONE, 0)
-    if not causes_ns or (not alone_ns and Cause.NOT_KNOWN_YET in causes_ns):
+    follows, which may be that the others are not known yet."""
+    if not causes_ns:
         return [name, duration_ns]
+    alone_ns = causes_ns.get(Cause.ALONE, 0)
     shared_ns = alone_ns + sum(causes_ns.get(cause, 0) for cause in _OF_NEIGHBOURS)
     delayed_ns = shared_ns + causes_ns.get(Cause.MACHINE, 0)
     rest = [cause for cause in causes_ns if cause not in _SUMMED]

@@ -16,9 +16,9 @@ export function shadeOf(cause) {
 }
 
 // Returns where three shades of a phase end, in nanoseconds, from its causes: what it took alone, that with its
-// neighbours, and that with the machine's delays. It is empty where they are not known.
+// neighbours, and that with the machine's delays. It is empty if the phase has no causes. What is not known yet is rest.
 export function partsOf(causes) {
-  if (!Object.keys(causes).length || isAloneUnknown(causes)) return [];
+  if (!Object.keys(causes).length) return [];
   const { alone = 0, machine = 0 } = causes;
   const shared = OTHERS.reduce((sum, name) => sum + (causes[name] ?? 0), alone);
   return [alone, shared, shared + machine];
