@@ -106,6 +106,15 @@ def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server:
     page.wait_for_url(f"**/requests/{request_id}")
 
 
+def test_account_of_an_answer_names_the_shades_of_its_bars(page: Page) -> None:
+    send(page)
+    page.click(f"{LAST} .account summary")
+    shades = page.locator(f"{LAST} .account [aria-label='Shades of bars'] li")
+    shades.first.wait_for()
+    assert shades.all_inner_texts()[2:] == ["the machine was busy elsewhere", "unexplained, and other causes"]
+    assert page.locator(f"{LAST} .account .row .shaded").count() > 0
+
+
 def test_answers_of_two_models_and_of_two_rounds_say_where_they_differ(page: Page) -> None:
     settings(page, max_completion_tokens="30", seed="1", temperature="1")
     compare(page)

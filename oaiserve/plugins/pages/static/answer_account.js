@@ -3,6 +3,7 @@
 import { phasesOf } from "./ask.js";
 import { Axis } from "./axis.js";
 import { linked } from "./linked.js";
+import { shadeLegend } from "./shades.js";
 import { choice, count, duration, element, phaseSpans, placeBar, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { legend } from "./tokens.js";
@@ -50,7 +51,8 @@ export class Account {
     if (!this.element.open) return;
     const whole = sum(phases);
     const shown = spans.filter((_, place) => phases[place][1] >= SHOWN_SHARE * whole);
-    this.rows.replaceChildren(...shown.map((span) => row(span, axis)));
+    const isShaded = shown.some(([, , , alone]) => alone !== undefined);
+    this.rows.replaceChildren(...shown.map((span) => row(span, axis)), ...(isShaded ? [shadeLegend("unexplained, and other causes")] : []));
     const since = step.isContinued ? ["These are the times since the answer went on."] : [];
     const sentences = [...since, ...step.why, counts(step), ...more].filter(Boolean);
     const link = step.hasAccount ? [element("a", { href: pageOf(step.requestId) }, "Open this request")] : [];
