@@ -3,7 +3,7 @@
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
 import { linked } from "./linked.js";
-import { isAloneUnknown, MACHINE, partsOf, restOf, shadeLegend, shadeOf, shadeSwatch } from "./shades.js";
+import { isAloneUnknown, partsOf, restOf, shadeLegend, shadeOf, shadeSwatch } from "./shades.js";
 import { count, duration, element, facts, numberCell, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
 import { clientsPage, pageOf, requestsOf, runPageOf } from "./sse.js";
 
@@ -70,7 +70,7 @@ const CAUSES = {
   neighbour_media: "images and sounds of other requests",
   constraint: "masks of grammars",
   host: "no step ran",
-  machine: `${MACHINE}: other programs took the cores, or the disk was read`,
+  machine: "other programs took the cores, or the disk was read",
   standstill: "the whole server was stopped or frozen",
   unexplained: "steps that took longer than expected",
 };

@@ -3,8 +3,7 @@
 import { element, words } from "./show.js";
 
 const OTHERS = ["neighbour_decodes", "neighbour_prompts", "neighbour_media"];
-export const MACHINE = "the machine was busy elsewhere";
-const NAMES = { alone: "what it would have taken alone", others: "added by other requests", machine: MACHINE };
+const NAMES = { alone: "what it would have taken alone", others: "added by other requests", machine: "the machine was busy elsewhere" };
 
 // Returns whether the server could not say yet what a phase with these causes would have taken alone.
 export const isAloneUnknown = ({ alone, not_known_yet: unknown }) => alone === undefined && unknown !== undefined;
