@@ -147,6 +147,11 @@ class Runtime(Protocol):
         later, the system may have none left."""
         ...
 
+    def later(self, name: str, seconds: float, call: Callable[[], object]) -> None:
+        """Make a call on a thread after some seconds, or earlier if the main thread ends. The process waits for the
+        call before it ends."""
+        ...
+
 
 class _ThreadWorker(Generic[Item]):
     """A worker on a thread of its own, which sleeps between its turns."""
@@ -251,6 +256,13 @@ class Threads:
         executor = ThreadPoolExecutor(1, name)
         executor.submit(bool)
         return executor
+
+    def later(self, name: str, seconds: float, call: Callable[[], object]) -> None:
+        def run() -> None:
+            threading.main_thread().join(seconds)
+            call()
+
+        Thread(target=run, name=name, daemon=False).start()
 
 
 THREADS = Threads()

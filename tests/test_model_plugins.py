@@ -16,12 +16,12 @@ from oaiserve.engine.decoder import families, settings
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.sources.gguf import architectures
 from oaiserve.engine.decoder.sources.gguf.architecture import TURNED, Architecture
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import add_models, load, media_of
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.models.decoders import byte_tokenizer
 from tests.models.in_blocks import file_of
@@ -65,7 +65,7 @@ def renamed(name: str) -> str:
 
 def answer(folder: Path) -> str:
     options = EngineOptions(device="cpu", compile=False, cpu_threads=1, kv_blocks=8)
-    with Engine.from_pretrained(folder, options) as engine:
+    with SimulatedEngine.from_pretrained(folder, options) as engine:
         return engine.generate(["Once"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
 
 

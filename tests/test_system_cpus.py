@@ -10,6 +10,7 @@ from oaiserve.engine.start import plan as pretrained
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
 from oaiserve.system_cpus import default_threads, usable_cpus
+from tests.engine.doubles import new_world
 from tests.system_files import write_files
 
 
@@ -88,6 +89,6 @@ def test_more_threads_than_cpus_are_remarked_on_in_one_line(
     monkeypatch.setattr(pretrained, "usable_cpus", lambda: 2)
     options = EngineOptions(cpu_threads=threads, device=device)
     with pytest.raises(StartupError, match="which does not exist"):
-        pretrained.start_model("/nowhere", options, StartTimes(), lambda: None)
+        pretrained.start_model("/nowhere", options, StartTimes(), lambda: None, new_world())
     said = "--cpu-threads is 3, but this process may run on 2 CPUs only."
     assert [message[: len(said)] for message in caplog.messages] == [said] * is_said

@@ -43,6 +43,7 @@ from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways import fallback
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 from tests.engine.decoder.sources.test_gguf import FILES
 from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.model.runners import states_of
@@ -197,7 +198,7 @@ def computed(executor: Any, found: Described) -> Tensor:
 
 
 def transformers_code(path: Path) -> Tensor:
-    model = fallback.load(StartRequest(find_model(path), OPTIONS), CPU).eval()
+    model = fallback.load(StartRequest(find_model(path), OPTIONS, THREADS), CPU).eval()
     return CachedForward(model)(batch_of_prompt(LENGTH).input_ids, 0, None, list(range(LENGTH)))[0]
 
 

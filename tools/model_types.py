@@ -36,6 +36,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.encoders import OWN, PACKED, encoder_config
 from tests.models.poolers import random_pooler
@@ -145,7 +146,7 @@ def compare(path: Path, model: PreTrainedModel) -> str:
 
 def answers(path: Path, options: EngineOptions) -> tuple[list[list[int]], str]:
     """Return the answers of a model, and the name of the executor that computed them."""
-    served = start_model(path, options, StartTimes(), lambda: None)
+    served = start_model(path, options, StartTimes(), lambda: None, THREADS)
     assert isinstance(served.runner, ModelRunner)
     executor = EXECUTORS[type(served.runner._executor)]
     with Engine(EngineParts.of(served, options)) as engine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -87,9 +86,7 @@ class AdapterTable:
             )
             raise InvalidRequest(message, param="lora_path")
         self._last_number += 1
-        # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
-        with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
-            loader.submit(self._add, self._last_number, name, path).result()
+        self._add(self._last_number, name, path)
         adapter = ServedAdapter(name, str(path), self._last_number, created)
         self._held[adapter.number] = num_bytes
         self._by_name = self._by_name | {name: adapter}

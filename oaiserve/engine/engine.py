@@ -56,7 +56,7 @@ from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.step_record import HostPart, StepRecord
 from oaiserve.http.fair_turns import REST, Work
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.runtime import Queue
+from oaiserve.runtime import THREADS, Queue, Runtime
 from oaiserve.wire.report import ReplicaReport
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
@@ -123,6 +123,7 @@ class Engine:
         rules: Callable[[Tokenizer], tuple[SamplingRule, ...]] | None = None,
         ways: Callable[[], Iterable[Way]] = tuple,
         load_media: LoadMedia | None = None,
+        runtime: Runtime = THREADS,
         **kwargs: Any,
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
@@ -133,10 +134,12 @@ class Engine:
         reads no images and sounds. Raises StartupError if it cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        served = start_model(model, options, times or StartTimes(), meanwhile, ways=ways, load_media=load_media)
+        served = start_model(
+            model, options, times or StartTimes(), meanwhile, runtime, ways=ways, load_media=load_media
+        )
         if rules is not None:
             served = replace(served, rules=rules(served.tokenizer))
-        return cls(EngineParts.of(served, options))
+        return cls(EngineParts.of(served, options, runtime=runtime))
 
     @property
     def is_on_cpu(self) -> bool:

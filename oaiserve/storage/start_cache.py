@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Thread, main_thread
 from typing import Any, NamedTuple
 
 from oaiserve.storage import private
@@ -191,19 +190,6 @@ def remember(
     with private.locked(path.parent):
         _write(path, header | {"data": make_data()}, content)
     return path
-
-
-def later(write: Callable[[], None]) -> Thread:
-    """Call a function that writes a record in a thread, which is returned, when the start is over: no request waits for
-    it. The process doesn't end before."""
-
-    def run() -> None:
-        main_thread().join(AFTER_SECONDS)
-        write()
-
-    thread = Thread(target=run, name="remember", daemon=False)
-    thread.start()
-    return thread
 
 
 def _record_name(kind: str, model: Path, options: Mapping[str, str]) -> str:

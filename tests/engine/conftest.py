@@ -11,7 +11,6 @@ from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.probe import refuse_unless_probed
 from oaiserve.facts.step_record import HostPart
-from oaiserve.storage import start_cache
 from oaiserve.storage.private import cache_folder
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
@@ -53,7 +52,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("native", "probed"):
         (cache / name).symlink_to(cache_folder() / name)
     monkeypatch.setenv("OAISERVE_CACHE", str(cache))
-    monkeypatch.setattr(start_cache, "AFTER_SECONDS", 0.0)
     monkeypatch.setattr(quantized_file, "LEFT_BYTES", 0)
     return cache
 

@@ -311,8 +311,17 @@ class Leaver(Inbox):
         super().__call__(events)
 
 
+def new_world(clock_ns: Callable[[], int] | None = None) -> World:
+    return World(int(os.environ.get("SEED", "0")), clock_ns=clock_ns)
+
+
 class SimulatedEngine(Engine):
     """An engine in a world, which goes on while the test waits for it."""
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        """Load a model, in a world of its own unless `runtime` is another."""
+        return super().from_pretrained(*arguments, **{"runtime": new_world(), **options})
 
     @property
     def world(self) -> World:
@@ -351,7 +360,7 @@ def make_engine(
     cost on the engine thread, so that a test knows what is learnt.
     """
     if runtime is None:
-        runtime = World(int(os.environ.get("SEED", "0")), clock_ns=clock_ns)
+        runtime = new_world(clock_ns)
         kind = kind or SimulatedEngine
     elif clock_ns is not None:
         runtime = Threads(clock_ns)

@@ -1,17 +1,22 @@
 """Models in folders that tests start more than once, and the end of what a start remembers of them."""
 
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from oaiserve.engine.engine import Engine
+from oaiserve.storage.start_cache import AFTER_SECONDS
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.model.runners import greedy_answers
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+
+
+# A runtime without time, in which a record is written at once.
+AT_ONCE: Any = SimpleNamespace(later=lambda name, seconds, call: call())
 
 
 def save(model: PreTrainedModel, folder: Path, *vocab_size: int) -> Path:
@@ -23,16 +28,10 @@ def save(model: PreTrainedModel, folder: Path, *vocab_size: int) -> Path:
     return folder
 
 
-def wait_until_remembered() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
-
-
-def started(path: Path, *arguments: Any, **options: Any) -> Engine:
+def started(path: Path, *arguments: Any, **options: Any) -> SimulatedEngine:
     """Return an engine that is ready to run, once all that its start remembers has been written."""
-    engine = Engine.from_pretrained(path, *arguments, **options)
-    wait_until_remembered()
+    engine = SimulatedEngine.from_pretrained(path, *arguments, **options)
+    engine.world.settle(AFTER_SECONDS)
     return engine
 
 

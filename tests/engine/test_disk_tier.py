@@ -28,6 +28,7 @@ from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, Empty
 from oaiserve.storage.block_files import BlockFiles, Buffer
 from tests.engine.answers import collect
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.in_world import started_in
 from tests.engine.memory import sequence
@@ -164,7 +165,7 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
 )
 def test_it_is_refused_where_it_could_do_nothing(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
-        Engine.from_pretrained("demo", prefix_cache_dir=tmp_path, **options)
+        SimulatedEngine.from_pretrained("demo", prefix_cache_dir=tmp_path, **options)
 
 
 @pytest.mark.compiler
@@ -173,7 +174,7 @@ def test_a_folder_of_others_is_refused_with_its_reason(model: Path, tmp_path: Pa
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(StartupError, match="cannot be used: other users can write to"):
-        Engine.from_pretrained(model, prefix_cache_dir=folder, device="cpu", cpu_threads=1, kv_blocks=64)
+        SimulatedEngine.from_pretrained(model, prefix_cache_dir=folder, device="cpu", cpu_threads=1, kv_blocks=64)
 
 
 # -- the tier alone ---------------------------------------------------------------------------------------------------

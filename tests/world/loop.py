@@ -287,6 +287,9 @@ class World(asyncio.BaseEventLoop):
     def executor(self, name: str) -> WorldExecutor:
         return WorldExecutor(self, name)
 
+    def later(self, name: str, seconds: float, call: Callable[[], object]) -> None:
+        self.call_at(self.now + self.ahead + seconds, call)
+
     def lateness(self, worker: WorldWorker[Any]) -> float:
         """Return how much later than it could the worker wakes up."""
         return self.random.random() ** 3 * self.most_late_seconds if self.most_late_seconds else 0.0

@@ -33,6 +33,7 @@ from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.interpreter import end_load, switch_often
+from oaiserve.runtime import THREADS
 from tests.models.decoders import byte_tokenizer
 from tools.engine_load import complete, greedy, random_prompts
 from tools.gpu.sections import Target
@@ -93,7 +94,7 @@ def engine_of(most: int) -> Iterator[Engine]:
     runner.is_asynchronous = True
     options = EngineOptions(max_running=most, kv_blocks=num_blocks, block_size=BLOCK_SIZE)
     started = Started(spec, {}, runner, num_blocks, MODEL_LEN, 2048, block_bytes=1, weight_bytes=1)
-    model = assemble(started, Tokenizer(byte_tokenizer(spec.vocab_size)), options)
+    model = assemble(started, Tokenizer(byte_tokenizer(spec.vocab_size)), options, THREADS)
     with Engine(EngineParts.of(model, options)) as engine:
         yield engine
 

@@ -23,6 +23,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.runtime import THREADS
 from tests.models.decoders import byte_tokenizer, real_shape
 from tools.gpu.models import described_on
 from tools.gpu.parts import Found, in_turn
@@ -100,7 +101,9 @@ def measured(made: Started, options: EngineOptions, load: Load, target: Target) 
         arrivals = Arrivals(arrival="constant", rate=1000 / load.interval_ms)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Engine(EngineParts.of(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options), options)) as engine,
+        Engine(
+            EngineParts.of(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options, THREADS), options)
+        ) as engine,
     ):
         texts = Path(folder) / "texts.jsonl"
         write_texts(texts, load)

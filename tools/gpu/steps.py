@@ -25,6 +25,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
+from oaiserve.runtime import THREADS
 from tests.models.decoders import byte_tokenizer, real_shape
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import complete, random_prompts, random_step
@@ -139,7 +140,7 @@ def decodes(
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         with target.starting():
-            served = assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options)
+            served = assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options, THREADS)
             engine = stack.enter_context(Engine(EngineParts.of(served, options)))
             complete(engine, random_prompts(2, prompt_len, vocab_size), 4)
         for batch in sizes.batches:

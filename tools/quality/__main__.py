@@ -39,6 +39,7 @@ from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.runtime import THREADS
 from oaiserve.system_cpus import default_threads
 from tools.bench import prepare
 from tools.markdown import add_publishing, as_markdown, publish, results_of
@@ -148,7 +149,7 @@ def chosen(num_tokens: int, most: int) -> list[int]:
 
 
 def _native(model: Path, options: EngineOptions) -> NativeDecoder:
-    served = start_model(model, options, StartTimes(), lambda: None)
+    served = start_model(model, options, StartTimes(), lambda: None, THREADS)
     runner = served.runner
     if not isinstance(runner, ModelRunner) or runner.native is None or served.num_states:
         raise SystemExit("Only models whose native step keeps nothing but keys and values are compared.")

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
-from threading import Lock, Timer
+from threading import Lock
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
@@ -105,17 +105,12 @@ class Grammars:
         self._kept: OrderedDict[_Key, _Outcome] = OrderedDict()  # most recently used last
         self._kept_bytes = 0
 
-    def prepare(self, delay_seconds: float = 0.0) -> None:
-        """Begin to prepare the tokens of the model in a thread, ahead of the first grammar.
+    def prepared(self) -> Tokens | None:
+        """Return the tokens of the model; None if its answers cannot obey a grammar.
 
-        This takes a fraction of a second. For half of it, no other thread runs Python code.
+        The first call prepares them, which takes a fraction of a second. For half of it, no other thread runs Python
+        code.
         """
-        timer = Timer(delay_seconds, self._prepared)
-        timer.name = "grammars"
-        timer.start()
-
-    def _prepared(self) -> Tokens | None:
-        """Return the tokens of the model; None if its answers cannot obey a grammar."""
         with self._lock_of_tokens:
             return self._tokens
 
@@ -134,7 +129,7 @@ class Grammars:
         This may take many milliseconds. If another thread is compiling the same one, it waits.
         """
         begin_ns = monotonic_ns()
-        tokens = self._prepared()
+        tokens = self.prepared()
         if tokens is None:
             reason = "this model's tokenizer has no exact bytes for its tokens, or no end-of-sequence token"
             raise invalid(grammar.param, f"{reason}, so answers cannot be held to a grammar")

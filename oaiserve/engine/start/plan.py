@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.task import find_task
 from oaiserve.engine.start.torch_library import load_library
 from oaiserve.errors import StartupError
+from oaiserve.runtime import Runtime
 from oaiserve.system_cpus import usable_cpus
 from oaiserve.system_memory import available_bytes
 
@@ -51,6 +51,7 @@ def start_model(
     options: EngineOptions,
     times: StartTimes,
     meanwhile: Callable[[], object],
+    runtime: Runtime,
     default_params: Mapping[str, float] = MappingProxyType({}),
     ways: Callable[[], Iterable[Way]] = tuple,
     load_media: LoadMedia | None = None,
@@ -62,10 +63,10 @@ def start_model(
     if model == "demo":
         folder = demo.fetched()
         # Its digests are computed during the imports, which leave a core idle.
-        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
+        with runtime.executor("digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return start_model(folder, options, times, meanwhile, demo.DEFAULTS, ways, load_media)
+                return start_model(folder, options, times, meanwhile, runtime, demo.DEFAULTS, ways, load_media)
             finally:
                 unchanged.result()  # its error says why another one was raised
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
@@ -83,7 +84,7 @@ def start_model(
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
         warn_of_other_weights(source)
-        served = _started(StartRequest(source, options, times, meanwhile, default_params), ways, load_media)
+        served = _started(StartRequest(source, options, runtime, times, meanwhile, default_params), ways, load_media)
         warn_of_missing_tokens(source, served.vocab_size, served.eos_token_ids)
         if not options.nvtx:
             return served
@@ -253,7 +254,7 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
         # The system finds memory for packed weights while a core is idle during imports.
         file_bytes = sum(part.stat().st_size for part in gguf.shard_paths(source.path))
-        request.reserved = reserve(packed_bytes(file_bytes))
+        request.reserved = reserve(packed_bytes(file_bytes), request.runtime)
     load_library()
     request.meanwhile()  # imports Python code, while a core loads the library
     with times.part("import of torch"):

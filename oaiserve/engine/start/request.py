@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from oaiserve.checkpoints.progress import show_transformers_progress
@@ -20,6 +19,7 @@ from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.builtin_templates import template_file
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.runtime import Queue, Runtime
 
 if TYPE_CHECKING:
     from oaiserve.engine.encoder import Media
@@ -83,6 +83,7 @@ class StartRequest:
 
     source: ModelSource  # on this machine
     options: EngineOptions
+    runtime: Runtime
     times: StartTimes = field(default_factory=StartTimes)
     meanwhile: Callable[[], object] = lambda: None  # called while a library of torch is loaded
     # Parameters of requests, if the model's files state none.
@@ -90,8 +91,11 @@ class StartRequest:
     task: Task = "generate"
     reserved: ReservedMemory | None = None  # for weights in quantization blocks
     compiling: Thread | None = None  # compiles the native library, unless it is there
-    # Set once the load of a GGUF file compiles or packs, which needs no lock of Python.
-    is_native: Event = field(default_factory=Event)
+    # Gets an item when the load of a GGUF file compiles or packs, which needs no lock of Python.
+    went_native: Queue[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.went_native = self.runtime.queue()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -101,24 +105,24 @@ class StartRequest:
         else:
             template = None
         with self.times.part("tokenizer"):
-            return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck)
+            return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck, runtime=self.runtime)
 
     def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.
 
-        A load that `packs_blocks` sets `is_native` before it does so, or before it waits for the compiler. This thread
-        waits until then and leaves Python's lock to the load, so that both threads work at the same time for as long as
-        they can.
+        A load that `packs_blocks` puts an item into `went_native` before it does so, or before it waits for the
+        compiler. This thread waits until then and leaves Python's lock to the load, so that both threads work at the
+        same time for as long as they can.
 
         Each thread that computes gets a pool of OpenMP workers. Once these outnumber the cores, all of them sleep
         between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards only the
         engine thread computes.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        with self.runtime.executor("load") as loader:
             loading = loader.submit(self.times.run, part, load)
             if packs_blocks:
-                loading.add_done_callback(lambda _: self.is_native.set())
-                self.is_native.wait()
+                loading.add_done_callback(lambda _: self.went_native.put(None))
+                self.went_native.get()
             try:
                 _ = self.tokenizer
             except StartupError:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from oaiserve.checkpoints import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
+from oaiserve.runtime import Runtime
 from oaiserve.storage.private import NotPrivate
-from oaiserve.storage.start_cache import NotRemembered, Subject, later, of_record, recall, remember, subject
+from oaiserve.storage.start_cache import AFTER_SECONDS, NotRemembered, Subject, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ def recall_start(subject: Subject) -> Path | None:
         return path
 
 
-def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
-    """Record a model that has started, in a thread, which is returned."""
+def remember_start(subject: Subject, quantized: QuantizedFile | None, runtime: Runtime) -> None:
+    """Record a model that has started, when the start is over: no request waits for it."""
 
     def data() -> dict[str, Any]:
         return {"quantized": None if quantized is None else asdict(quantized.finish(subject.record.name))}
@@ -62,4 +62,4 @@ def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
         except (NotPrivate, OSError) as error:
             log.debug("The start is not recorded: %s", error)
 
-    return later(write)
+    runtime.later("remember", AFTER_SECONDS, write)

@@ -26,7 +26,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.runtime import THREADS
+from oaiserve.runtime import Runtime
 
 if TYPE_CHECKING:
     from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -88,7 +88,7 @@ def started_on_cpu(
     )
 
 
-def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
+def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions, runtime: Runtime) -> ServedModel:
     """Make the value that the engine takes. Raises StartupError if an adapter cannot be used."""
     spec = started.spec
     form = " of latent vectors" if spec.has_latent_cache else ""
@@ -110,7 +110,7 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
     # Files may name tokens that the model can't produce, such as those that a fine-tuning added to its tokenizer alone.
     eos_token_ids = frozenset(token_id for token_id in ends if token_id < spec.vocab_size)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
-    grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+    runtime.later("grammars", AFTER_FIRST_ANSWER_SECONDS, grammars.prepared)
     of_engine = started._asdict()
     for name in ("spec", "adaptable"):
         del of_engine[name]
@@ -121,16 +121,21 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
         dtype=dtype,
         eos_token_ids=eos_token_ids,
         grammars=grammars,
-        adapters=_adapters(started, options),
+        adapters=_adapters(started, options, runtime),
         **of_engine,
     )
 
 
-def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
-    def add(number: int, name: str, path: Path) -> None:
+def _adapters(started: Started, options: EngineOptions, runtime: Runtime) -> AdapterTable:
+    def load(number: int, name: str, path: Path) -> None:
         spec = started.spec
         adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)
         started.runner.add_adapter(number, adapter)
+
+    def add(number: int, name: str, path: Path) -> None:
+        # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
+        with runtime.executor("adapter") as loader:
+            loader.submit(load, number, name, path).result()
 
     def size(path: Path) -> int:
         return read_adapter(path).num_numbers * started.spec.dtype.itemsize
@@ -138,7 +143,7 @@ def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
     table = AdapterTable(add, started.runner.drop_adapter, started.adaptable, size)
     for name, path in options.adapters.items():
         try:
-            table.load(name, path, THREADS.unix_ns() // 10**9)
+            table.load(name, path, runtime.unix_ns() // 10**9)
         except BadAdapter as error:
             raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
         log.debug("Loaded the adapter '%s' from %s", name, path)

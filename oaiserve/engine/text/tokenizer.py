@@ -47,7 +47,8 @@ from oaiserve.engine.text.template_text import by_template, joined, outside, pla
 from oaiserve.engine.text.tokenizer_files import load_tokenizer
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
-from oaiserve.storage.start_cache import NotRemembered, later
+from oaiserve.runtime import Runtime
+from oaiserve.storage.start_cache import AFTER_SECONDS, NotRemembered
 from oaiserve.storage.start_warnings import collected_warnings
 
 if TYPE_CHECKING:
@@ -131,11 +132,18 @@ class Tokenizer:
         return SpecialTexts(() if self.fill is None else {*self._control_ids, *self.fill.texts})
 
     @classmethod
-    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
-        """Load a tokenizer from a folder or a GGUF file.
+    def from_pretrained(
+        cls,
+        path: Path | str,
+        chat_template: str | None = None,
+        *,
+        recheck: bool = False,
+        runtime: Runtime | None = None,
+    ) -> Tokenizer:
+        """Load a tokenizer from a folder or a GGUF file. Raises StartupError if there is no usable one.
 
-        A tokenizer of local files is stored in the start cache for the next start, which `recheck` ignores. Raises
-        StartupError if there is no usable tokenizer.
+        With `runtime`, a tokenizer of local files is stored in the start cache for the next start, when this start is
+        over. `recheck` ignores a stored one.
         """
         model = Path(path)
         if not model.exists():
@@ -153,8 +161,8 @@ class Tokenizer:
             with collected_warnings() as warnings:
                 made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else load_tokenizer(model)
             usable = cls(made, chat_template)
-            if subject is not None:
-                later(partial(remember_tokenizer, subject, made, warnings))
+            if subject is not None and runtime is not None:
+                runtime.later("remember", AFTER_SECONDS, partial(remember_tokenizer, subject, made, warnings))
             return usable
 
     def encode(self, prompt: Prompt) -> list[int]:

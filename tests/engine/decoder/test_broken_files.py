@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import save
 from tests.models.in_blocks import OPTIONS
@@ -45,7 +45,7 @@ def test_a_layer_without_a_tensor_that_others_have_is_not_described(name: str, t
     with pytest.raises(NotKnown):
         describe_model(find_model(tmp_path), OPTIONS)
     with pytest.raises(StartupError, match=rf"has no weights for 1 of the tensors .* model\.layers\.1\.{name}\.$"):
-        Engine.from_pretrained(tmp_path, OPTIONS).__enter__()
+        SimulatedEngine.from_pretrained(tmp_path, OPTIONS).__enter__()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "deepseek_v3", "gemma4_text"])

@@ -22,6 +22,7 @@ from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways.fallback import start_fallback
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.answers import run_to_the_end
+from tests.engine.doubles import SimulatedEngine, new_world
 from tests.engine.model.engine_runs import EOS, run, some_requests
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy, greedy_answers
 from tests.engine.model.steps import sequence_of
@@ -139,10 +140,11 @@ def test_vectors_of_media_take_the_places_of_tokens() -> None:
 def engine_of(name: str, eos: int | None = None, **options: Any) -> Engine:
     chosen = EngineOptions(**{"block_size": 4, "max_running": 8, "max_model_len": 96, "cpu_threads": 1, **options})
     started = start_fallback(model_of(name), chosen, name)
-    served = assemble(started, Tokenizer(byte_tokenizer()), chosen)
+    world = new_world()
+    served = assemble(started, Tokenizer(byte_tokenizer()), chosen, world)
     if eos is not None:
         served = replace(served, eos_token_ids=frozenset([eos]))
-    return Engine(EngineParts.of(served, chosen))
+    return SimulatedEngine(EngineParts.of(served, chosen, runtime=world))
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -392,8 +392,8 @@ def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkey
     monkeypatch.setattr(grammar_module, "Tokens", counted)
     grammars = make_grammars()
     assert counted.call_count == 0
-    grammars.prepare()
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(5) as threads:
+        threads.submit(grammars.prepared)
         for number, matcher in enumerate(threads.map(compile_one, range(1, 5)), start=1):
             assert pushed(matcher, "a" * number).is_complete
     assert counted.call_count == 1

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, gpu_executor
 from tests.engine.model.steps import CPU, sequence_of
@@ -95,4 +95,4 @@ def test_an_adapter_for_another_model_stops_the_start_before_anything_is_measure
         f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_model.safetensors': its tensor .* has the shape"
     )
     with pytest.raises(StartupError, match=message):
-        Engine.from_pretrained(tmp_path / "model", device="cpu", lora=(f"sql={tmp_path}",))
+        SimulatedEngine.from_pretrained(tmp_path / "model", device="cpu", lora=(f"sql={tmp_path}",))

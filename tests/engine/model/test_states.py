@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import LayerStates, StateChunk, States
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of
 from tests.engine.remembered import save
@@ -131,7 +131,7 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     expected = generate(model, prompts, 9)
     caplog.set_level("DEBUG")
     options: dict[str, Any] = {"max_running": 2, "max_step_tokens": 32, "kv_blocks": 32, "device": "cpu"}
-    with Engine.from_pretrained(folder, EngineOptions(compile=is_compiled, **options)) as engine:
+    with SimulatedEngine.from_pretrained(folder, EngineOptions(compile=is_compiled, **options)) as engine:
         for _ in range(2):
             assert greedy_answers(engine, prompts, 9) == expected
         snapshot = engine.snapshot()
@@ -144,7 +144,7 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
 def test_adapters_are_refused(folder: Path) -> None:
     reason = "--lora is not for 'GraniteMoeHybridForCausalLM', which has layers that keep a state."
     with pytest.raises(StartupError, match=reason):
-        Engine.from_pretrained(folder, EngineOptions(device="cpu", kv_blocks=16, lora=("a=/tmp",)))
+        SimulatedEngine.from_pretrained(folder, EngineOptions(device="cpu", kv_blocks=16, lora=("a=/tmp",)))
 
 
 def test_a_model_without_positions_takes_any_length_that_is_asked_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
+from tests.engine.doubles import new_world
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import OPTIONS, answer, save, started
@@ -87,7 +88,7 @@ def test_adapters_answer_as_if_merged(asked: Any, options: dict[str, Any], tmp_p
 
 def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> None:
     save(make_model(NARROW, dtype=torch.bfloat16), tmp_path)
-    served = FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)))
+    served = FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), new_world()))
     executor: Any = served.runner._executor
     assert isinstance(executor, ReferenceExecutor)
     assert {blocks.dtype for cache in executor.caches.values() for blocks in cache} == {torch.bfloat16}
@@ -120,7 +121,7 @@ def test_a_model_whose_outputs_are_nan_is_refused(tmp_path: Path, empty_cache: P
         model.base_model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
     save(model, tmp_path)
     with pytest.raises(Declined, match="^its outputs are no finite numbers$"):
-        FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)))
+        FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), new_world()))
     with pytest.raises(StartupError):
         answer(tmp_path, **OPTIONS)
 

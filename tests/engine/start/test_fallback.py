@@ -15,9 +15,9 @@ from oaiserve.engine.executors.fallback import CachedForward, NoCache
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.start.measure import Measured, measure
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.ways.fallback import Fallback, load
 from oaiserve.errors import StartupError
+from tests.engine.doubles import new_world
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save
 from tests.models.decoders import generate, random_model
@@ -72,7 +72,7 @@ def test_model_that_no_code_computes_is_refused_before_its_tokenizer(tmp_path: P
     AutoConfig.for_model("siglip").save_pretrained(tmp_path)
     for name in ("model.safetensors", "tokenizer_config.json"):
         (tmp_path / name).write_bytes(b"\2\0\0\0\0\0\0\0{}" if name == "model.safetensors" else b"{}")
-    request = StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), StartTimes(), lambda: None)
+    request = StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), new_world())
     with pytest.raises(StartupError, match="cannot be served: its text model needs images or audio"):
         Fallback().start(request)
 
@@ -94,7 +94,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(source: ModelSource, **options: Any) -> Engine:
     chosen = EngineOptions(**OPTIONS | options)
-    return Engine(EngineParts.of(Fallback().start(StartRequest(source, chosen)), chosen))
+    world = new_world()
+    return Engine(EngineParts.of(Fallback().start(StartRequest(source, chosen, world)), chosen, runtime=world))
 
 
 def test_a_folder_is_served_with_prefix_cache_and_without_drafts(folder: Path) -> None:
@@ -166,4 +167,4 @@ def test_files_without_a_tensor_of_the_model_are_refused(tmp_path: Path) -> None
     name = next(name for name in tensors if name.endswith("mlp.fc1.weight"))
     model.save_pretrained(tmp_path, state_dict={key: tensor for key, tensor in tensors.items() if key != name})
     with pytest.raises(StartupError, match=f"has no weights for 1 of the tensors .*, such as {name}"):
-        load(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)), torch.device("cpu"))
+        load(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), new_world()), torch.device("cpu"))

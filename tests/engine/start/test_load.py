@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from oaiserve.checkpoints.checkpoint import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.models.described import model_of_files
@@ -109,7 +109,7 @@ def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(fol
 def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) -> None:
     spoil(folder)
     with pytest.raises(StartupError) as caught:
-        Engine.from_pretrained(folder, device="cpu", kv_blocks=64)
+        SimulatedEngine.from_pretrained(folder, device="cpu", kv_blocks=64)
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
 def test_a_setting_of_the_wrong_type_is_named(folder: Path, change: dict[str, Any], says: str) -> None:
     config(**change)(folder)
     with pytest.raises(StartupError, match=re.escape(says)) as caught:
-        Engine.from_pretrained(folder, **OPTIONS)
+        SimulatedEngine.from_pretrained(folder, **OPTIONS)
     assert "Error" not in str(caught.value)
 
 
@@ -176,7 +176,7 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path, reports: Callabl
 
 def test_end_tokens_that_the_model_cannot_produce_do_not_count(folder: Path) -> None:
     changed("generation_config.json", eos_token_id=[2, 10**6])(folder)
-    with Engine.from_pretrained(folder, **OPTIONS) as engine:
+    with SimulatedEngine.from_pretrained(folder, **OPTIONS) as engine:
         (completion,) = engine.generate([[5, 9]], SamplingParams(max_tokens=3, min_tokens=3))
     assert len(completion.token_ids) == 3
 

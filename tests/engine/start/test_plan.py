@@ -4,7 +4,6 @@ import json
 import logging
 import re
 from pathlib import Path
-from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from tests.engine.doubles import new_world
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.decoders import generate
@@ -93,7 +93,7 @@ def test_a_model_that_needs_a_plugin_is_refused_without_it_in_one_sentence(task:
         f"'{tmp_path}' cannot be served for --task {task}: that needs the plug-in 'pooling', which is not loaded."
     )
     with pytest.raises(StartupError) as caught:
-        start_model(tmp_path, EngineOptions(task=task), StartTimes(), lambda: None)
+        start_model(tmp_path, EngineOptions(task=task), StartTimes(), lambda: None, new_world())
     assert str(caught.value) == sentence
 
 
@@ -114,7 +114,9 @@ def test_a_way_of_a_plugin_is_asked_first(tmp_path: Path, empty_cache: Path, cap
     folder = tmp_path / "model"
     save(make_model(FAMILIES["llama"]), folder)
     with pytest.raises(StartupError, match="^no start of model$"):
-        start_model(folder, EngineOptions(task="score"), StartTimes(), lambda: None, ways=lambda: [Refusing()])
+        start_model(
+            folder, EngineOptions(task="score"), StartTimes(), lambda: None, new_world(), ways=lambda: [Refusing()]
+        )
     with started(folder, **OPTIONS, ways=lambda: [Refusing()]):
         assert started_how(caplog) == f"{DESCRIBED} (not as a plug-in does: it has no scores)"
 
@@ -281,7 +283,7 @@ def test_options_that_the_header_rules_out_are_refused_before_anything_is_compil
     monkeypatch.setattr(build, "build_beside", compiled.append)
     path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
     with pytest.raises(StartupError, match=re.escape(says)):
-        start_model(path, EngineOptions(device="cpu", **options), StartTimes(), lambda: None)
+        start_model(path, EngineOptions(device="cpu", **options), StartTimes(), lambda: None, new_world())
     assert compiled == []
 
 
@@ -295,31 +297,29 @@ def test_weights_that_are_quantized_already_are_refused_before_anything_is_compi
     quantization = {"quant_method": "awq", "bits": 4, "group_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(stated | {"quantization_config": quantization}))
     with pytest.raises(StartupError, match="--quantize int8 is for weights that are not quantized yet"):
-        start_model(tmp_path, EngineOptions(device="cpu", quantize="int8"), StartTimes(), lambda: None)
+        start_model(tmp_path, EngineOptions(device="cpu", quantize="int8"), StartTimes(), lambda: None, new_world())
     assert compiled == []
 
 
 def test_the_tokenizer_is_made_while_native_code_for_a_gguf_file_is_compiled(
     tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_made = Event()
+    world = new_world()
+    made: list[Tokenizer] = []
     seen: list[bool] = []
-    compiler = Thread(target=lambda: seen.append(is_made.wait(10)))  # at once, unless the test fails
     from_pretrained = Tokenizer.from_pretrained
 
-    def build_beside(dtype: torch.dtype) -> Thread:
-        compiler.start()
-        return compiler
+    def compile_until_made() -> None:
+        seen.append(world.wait_for(lambda: made, 10))
 
     def make(*arguments: Any, **options: Any) -> Tokenizer:
-        tokenizer = from_pretrained(*arguments, **options)
-        is_made.set()
-        return tokenizer
+        made.append(from_pretrained(*arguments, **options))
+        return made[0]
 
-    monkeypatch.setattr(build, "build_beside", build_beside)
+    monkeypatch.setattr(build, "build_beside", lambda dtype: world.begin(compile_until_made))
     monkeypatch.setattr(Tokenizer, "from_pretrained", make)
     path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
-    start_model(path, EngineOptions(**OPTIONS), StartTimes(), lambda: None)
+    start_model(path, EngineOptions(**OPTIONS), StartTimes(), lambda: None, world)
     assert seen == [True]
 
 

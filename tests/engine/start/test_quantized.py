@@ -18,7 +18,6 @@ from transformers import PreTrainedConfig
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.key_sizes import key_sizes
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.transformers_files.gguf_config import read_config
 from oaiserve.engine.request import TextPrompt
@@ -26,6 +25,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.models.adapters import random_adapter
 from tests.models.described import model_of_files
@@ -269,4 +269,4 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
     content = path.read_bytes()
     path.write_bytes(content.replace(b"gpt-oss.attention.key_length", b"gpt-oss.attention.kex_length"))
     with pytest.raises(StartupError, match=r"it has no number gpt-oss\.attention\.key_length$"):
-        Engine.from_pretrained(path, OPTIONS).__enter__()
+        SimulatedEngine.from_pretrained(path, OPTIONS).__enter__()

@@ -24,6 +24,7 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from tests.engine.doubles import new_world
 from tests.models.decoders import byte_tokenizer, random_model
 from tools.attack.spoils import MORE_KEYS, with_other_kinds
 
@@ -197,7 +198,9 @@ def test_a_way_that_fails_at_a_setting_that_transformers_refuses_names_it(
 ) -> None:
     change(folder / "config.json", settings)
     with pytest.raises(StartupError, match=f"^No model could be loaded from '{folder}': {says}$"):
-        start_model(folder, EngineOptions(device="cpu"), StartTimes(), lambda: None, ways=lambda: [Failing()])
+        start_model(
+            folder, EngineOptions(device="cpu"), StartTimes(), lambda: None, new_world(), ways=lambda: [Failing()]
+        )
 
 
 def test_weights_that_cannot_be_made_with_a_setting_name_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.storage import start_cache
 from oaiserve.storage.start_cache import NotRemembered
 from tests.engine.executors.native.small_models import FAMILIES, make_model
-from tests.engine.remembered import OPTIONS, answer, save, wait_until_remembered
+from tests.engine.remembered import AT_ONCE, OPTIONS, answer, save
 from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
@@ -118,11 +118,11 @@ def test_starts_that_end_at_once_leave_the_record_of_the_file_that_is_there(
 
     def second_ends_meanwhile(path: Path) -> str:
         monkeypatch.setattr(start_cache, "sha256_of", sha256_of)
-        remember_start(subject, second).join()
+        remember_start(subject, second, AT_ONCE)
         return sha256_of(path)
 
     monkeypatch.setattr(start_cache, "sha256_of", second_ends_meanwhile)
-    remember_start(subject, first).join()
+    remember_start(subject, first, AT_ONCE)
     assert recall_start(subject) is not None
 
 
@@ -175,8 +175,7 @@ def test_a_file_with_parts_in_several_folders_is_not_recorded(tmp_path: Path) ->
 
 
 def test_a_tokenizer_that_is_remembered_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Tokenizer.from_pretrained(folder)
-    wait_until_remembered()
+    first = Tokenizer.from_pretrained(folder, runtime=AT_ONCE)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer.load_tokenizer", None)
     second = Tokenizer.from_pretrained(folder)
     assert second.backend.to_str() == first.backend.to_str()

@@ -12,10 +12,9 @@ from transformers import LlamaConfig
 
 from oaiserve.checkpoints.checkpoint import INDEX, warn_of_other_weights
 from oaiserve.checkpoints.source import find_model
-from oaiserve.engine.engine import Engine
 from oaiserve.storage.start_cache import recall, remember, subject
 from oaiserve.storage.start_warnings import Warned, collected_warnings, repeat
-from tests.engine.remembered import OPTIONS, save, wait_until_remembered
+from tests.engine.remembered import OPTIONS, save, started
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.models.in_blocks import TOKENIZER, TOKENS, config, file_of
@@ -25,8 +24,8 @@ SPLITS = "The file does not say how its tokenizer splits texts"
 
 def warnings_of_a_start(path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
-    with caplog.at_level(logging.WARNING), Engine.from_pretrained(path, **OPTIONS, max_model_len=128):
-        wait_until_remembered()
+    with caplog.at_level(logging.WARNING), started(path, **OPTIONS, max_model_len=128):
+        pass
     return sorted(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
 
 

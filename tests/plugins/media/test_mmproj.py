@@ -8,7 +8,6 @@ from gguf import GGMLQuantizationType as Kind
 
 from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.request import StartRequest
@@ -17,6 +16,7 @@ from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.plugins.media import plugin
 from oaiserve.plugins.media.model.load import load_media
 from oaiserve.plugins.media.model.mmproj import read_mmproj
+from tests.engine.doubles import SimulatedEngine, new_world
 from tests.models.gguf_records import Record
 from tests.models.pictures import picture, png
 from tests.plugins.media.mmproj_files import FAMILIES, save_folder, write_pair, write_tower
@@ -28,7 +28,8 @@ MMPROJ = "mmproj-model-f16.gguf"
 
 def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Tensor:
     """Return the vectors of a picture, one after the other."""
-    media = load_media(StartRequest(find_model(path), EngineOptions(device="cpu", dtype="float32")), mmproj)
+    options = EngineOptions(device="cpu", dtype="float32")
+    media = load_media(StartRequest(find_model(path), options, new_world()), mmproj)
     assert media is not None
     prepared = media.reader.prepare(MediaFile("image", png(picture(number, 90, 50))), "")
     *_, encoded = media.tower.pieces(prepared.medium)
@@ -84,7 +85,7 @@ def test_a_tower_of_another_width_is_refused_with_both_numbers(tmp_path: Path) -
     write_pair("idefics3", wide, other)
     path = write_pair("idefics3", seeing, tmp_path)
     with pytest.raises(StartupError, match=r"not of this model: it makes vectors of 128 numbers, .* text model has 64"):
-        Engine.from_pretrained(path, device="cpu", mmproj=other / MMPROJ, load_media=plugin.media)
+        SimulatedEngine.from_pretrained(path, device="cpu", mmproj=other / MMPROJ, load_media=plugin.media)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import ctypes
 import mmap
 import os
 import sys
-from threading import Event, Thread
 
+from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 from oaiserve.system_memory import available_bytes
 
 _HUGE_PAGE_BYTES = 2**21
@@ -24,7 +24,7 @@ _PIECE_BYTES = 2**25  # taken between two looks at whether it is still wanted
 class ReservedMemory:
     """Memory that begins at a huge page. It is given back with the last reference to it."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, runtime: Runtime) -> None:
         """Reserve memory, and begin to take it from the system. Raises OSError."""
         self.num_bytes = -(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         self.num_taken = 0  # bytes that the system has given
@@ -35,14 +35,14 @@ class ReservedMemory:
         self._advise = ctypes.CDLL(None, use_errno=True).madvise
         self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
-        self._is_enough = Event()
-        self._thread = Thread(target=self._take, name="reserve", daemon=True)
-        self._thread.start()
+        self._is_enough = False
+        self._worker: Worker[None] = runtime.worker("reserve", self._take)
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop reserving, so that the memory can be written. The rest comes from the system as usual."""
-        self._is_enough.set()
-        self._thread.join()
+        self._is_enough = True
+        self._worker.join()
 
     def keep(self, num_bytes: int) -> None:
         """Give all but the first bytes back to the system."""
@@ -51,12 +51,13 @@ class ReservedMemory:
         if begin < self.num_bytes and self._advise(self.address + begin, self.num_bytes - begin, mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
 
-    def _take(self) -> None:
-        for begin in range(0, self.num_bytes, _PIECE_BYTES):
-            if self._is_enough.is_set():
-                return
-            ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
-            self.num_taken = min(begin + _PIECE_BYTES, self.num_bytes)
+    def _take(self) -> When:
+        if self._is_enough or self.num_taken >= self.num_bytes:
+            return ENDED
+        num_bytes = min(_PIECE_BYTES, self.num_bytes - self.num_taken)
+        ctypes.memset(self.address + self.num_taken, 0, num_bytes)
+        self.num_taken += num_bytes
+        return AT_ONCE
 
 
 def packed_bytes(num_bytes: int) -> int:
@@ -67,7 +68,7 @@ def packed_bytes(num_bytes: int) -> int:
     return num_bytes + num_bytes // 16
 
 
-def reserve(num_bytes: int) -> ReservedMemory | None:
+def reserve(num_bytes: int, runtime: Runtime) -> ReservedMemory | None:
     """Reserve memory on Linux, unless it is more than half of the available memory, or the system refuses.
 
     None: weights get their memory as they are packed.
@@ -75,6 +76,6 @@ def reserve(num_bytes: int) -> ReservedMemory | None:
     if sys.platform != "linux" or num_bytes > available_bytes() // 2:
         return None
     try:
-        return ReservedMemory(num_bytes)
+        return ReservedMemory(num_bytes, runtime)
     except OSError:
         return None

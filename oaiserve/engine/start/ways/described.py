@@ -55,13 +55,13 @@ class FromDescription:
             request.drop_reserved()
             refuse_if_native_is_needed(request.options, reason)
             raise Declined(str(reason)) from reason
-        return assemble(started, request.tokenizer, request.options)
+        return assemble(started, request.tokenizer, request.options, request.runtime)
 
 
 def _started(request: StartRequest) -> Started:
     options = request.options
     if request.compiling is not None:
-        request.is_native.set()
+        request.went_native.put(None)
         with request.times.part("native code"):
             request.compiling.join()
     subject = subject_of(request.source.path, options)
@@ -83,7 +83,7 @@ def _started(request: StartRequest) -> Started:
     if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
         tensors.give_back()  # it has copies of all but the embedding
     if subject is not None and (not is_recorded or quantized is not None):
-        remember_start(subject, quantized)
+        remember_start(subject, quantized, request.runtime)
     return started_on_cpu(executor, spec, options, adaptable, num_blocks=num_blocks, num_states=num_states)
 
 
@@ -127,7 +127,7 @@ def _executor(
             num_threads=num_threads,
             has_adapters=options.has_adapters,
             reserved=request.reserved,
-            before_packing=request.is_native.set,
+            before_packing=lambda: request.went_native.put(None),
         )
     except NotKnown as error:
         if needing_native(options) is not None:

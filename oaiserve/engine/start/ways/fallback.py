@@ -40,7 +40,8 @@ class Fallback:
         name = request.source.location
         model = request.load("weights", lambda: load(request, select_device(options.device)))
         with request.times.part("measuring the cache"), reported(f"'{name}' cannot be served"):
-            return assemble(start_fallback(model, options, name), request.tokenizer, options)
+            started = start_fallback(model, options, name)
+            return assemble(started, request.tokenizer, options, request.runtime)
 
 
 def load(request: StartRequest, device: torch.device) -> PreTrainedModel:

@@ -65,7 +65,7 @@ class OnGpu:
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
         started = started._replace(failed=usable.forbid_if_failed)
-        return assemble(started, request.tokenizer, options)
+        return assemble(started, request.tokenizer, options, request.runtime)
 
 
 class Placed(NamedTuple):

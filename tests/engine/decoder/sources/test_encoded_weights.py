@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native.encoder import Encoder
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start.compare import difference
@@ -23,6 +22,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.start_record import recall_start
 from oaiserve.errors import StartupError
 from oaiserve.storage.start_cache import Subject
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
@@ -254,7 +254,7 @@ def test_families_whose_weights_cannot_be_quantized_are_refused(
 ) -> None:
     save(make_model(asked), tmp_path)
     says = f"--quantize int4 needs the native step, which cannot be used: {reason}"
-    with pytest.raises(StartupError, match=says), Engine.from_pretrained(tmp_path, INT4):
+    with pytest.raises(StartupError, match=says), SimulatedEngine.from_pretrained(tmp_path, INT4):
         pass
 
 
@@ -262,4 +262,4 @@ def test_quantizing_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: p
     saved(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(StartupError, match="--quantize int4 needs the native step, which cannot be used: the compiler"):
-        Engine.from_pretrained(tmp_path, INT4).__enter__()
+        SimulatedEngine.from_pretrained(tmp_path, INT4).__enter__()

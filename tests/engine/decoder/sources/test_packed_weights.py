@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.blocks import FORMATS
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.cuda.packed_matrices import weights_in
 from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.engine.model.runners import greedy_answers
@@ -139,7 +139,7 @@ def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_
     packing, _ = PACKINGS[case]
     model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **CHANGES.get(family, {})), packing)
     prompts = [[5, 9, 3, 17], list(range(40, 63)), [7]]
-    with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
+    with SimulatedEngine.from_pretrained(tmp_path, OPTIONS) as engine:
         assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 
@@ -202,7 +202,7 @@ def test_only_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
 def test_without_the_native_step_weights_are_expanded(tmp_path: Path) -> None:
     model = written(tmp_path, Packing("awq"))
     prompts = [[5, 9, 3, 17], [7]]
-    with Engine.from_pretrained(tmp_path, replace(OPTIONS, compile=False)) as engine:
+    with SimulatedEngine.from_pretrained(tmp_path, replace(OPTIONS, compile=False)) as engine:
         assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.native.kv_layout import LANES, new_cache
 from oaiserve.engine.executors.native.native import NativeDecoder
@@ -21,6 +20,7 @@ from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.start.compare import difference
 from oaiserve.errors import StartupError
+from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.attention_layers import NUM_BLOCKS, QKV, Layer, NativeLayer
 from tests.engine.executors.native.small_models import (
     WITHOUT_STEP,
@@ -249,4 +249,4 @@ def test_it_is_refused_without_the_native_step(tmp_path: Path) -> None:
     save(make_model(WITHOUT_STEP), tmp_path)
     reason = "needs the native step, which cannot be used: models of type 'apertus' have no description"
     with pytest.raises(StartupError, match=f"^--kv-cache-dtype int8 {reason}"):
-        Engine.from_pretrained(tmp_path, device="cpu", kv_cache_dtype="int8")
+        SimulatedEngine.from_pretrained(tmp_path, device="cpu", kv_cache_dtype="int8")

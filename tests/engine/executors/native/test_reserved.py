@@ -3,9 +3,7 @@
 import ctypes
 import mmap
 import sys
-import time
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -20,6 +18,8 @@ from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.native.reserved import ReservedMemory, packed_bytes, reserve
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import prompt
+from oaiserve.runtime import ENDED
+from tests.engine.doubles import new_world
 from tests.engine.executors.native.small_models import BLOCK_SIZE, FAMILIES, load
 from tests.models.described import SmallModel
 from tests.models.gguf_files import random_blocks
@@ -63,7 +63,7 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
             kept.append(num_bytes)
             super().keep(num_bytes)
 
-    memory = Memory(2**22)
+    memory = Memory(2**22, new_world())
     memory.num_bytes = num_bytes
     native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory)
     assert torch.equal(native.forward(batch), expected)
@@ -77,17 +77,15 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
 def test_memory_is_not_taken_any_more_when_weights_are_written(
     monkeypatch: pytest.MonkeyPatch, llama: tuple[SmallModel, Decoder]
 ) -> None:
-    is_stopping = Event()
-    stop = ReservedMemory.stop
-
-    def take_late(memory: ReservedMemory) -> None:
-        is_stopping.wait()
+    def take_late(memory: ReservedMemory) -> int:
         ctypes.memset(memory.address, 255, memory.num_bytes)
+        return ENDED
 
     monkeypatch.setattr(ReservedMemory, "_take", take_late)
-    monkeypatch.setattr(ReservedMemory, "stop", lambda memory: is_stopping.set() or stop(memory))
+    world = new_world()
     loaded, decoder = llama
-    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22))
+    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22, world))
+    world.settle()
     batch = build_batch(prompt(9, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, loaded.device)
     assert torch.isfinite(native.forward(batch)).all()
 
@@ -101,7 +99,7 @@ def test_packed_weights_of_a_file_fit_into_what_is_reserved_for_its_size(kind: i
     blocks = random_blocks(np.random.default_rng(0), Kind(kind), n, k)
     rows = np.array([row.ctypes.data for row in blocks], np.uintp)
     kinds = np.full(n // 32, kind, np.int32)
-    memory = ReservedMemory(2 * blocks.nbytes)
+    memory = ReservedMemory(2 * blocks.nbytes, new_world())
     decoder = library.decoder()
     library.lend_memory(decoder, memory.address, memory.num_bytes)
     library.add_blocks(decoder, rows.ctypes.data, None, kinds.ctypes.data, n, k, None)
@@ -111,16 +109,14 @@ def test_packed_weights_of_a_file_fit_into_what_is_reserved_for_its_size(kind: i
 
 
 def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
-    memory = reserve(2**23)
-    until = time.monotonic() + 60
-    while resident_bytes(memory) < memory.num_bytes:
-        assert time.monotonic() < until, "not all of it is taken"
-        time.sleep(0.001)
-    assert memory.num_bytes == 2**23
+    world = new_world()
+    memory = reserve(2**23, world)
+    world.settle()
+    assert resident_bytes(memory) == memory.num_bytes == 2**23
     memory.keep(0)
     assert resident_bytes(memory) == 0
 
 
 def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved, "available_bytes", lambda: 2**24 - 1)
-    assert reserve(2**23) is None
+    assert reserve(2**23, new_world()) is None

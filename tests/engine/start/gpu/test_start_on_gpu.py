@@ -43,6 +43,8 @@ from oaiserve.engine.start.ways import gpu as start_on_gpu
 from oaiserve.engine.start.ways.gpu import OnGpu, Placed
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
+from tests.engine.doubles import new_world
 from tests.engine.executors.cuda.step_runs import PlainSampler, padded_attention
 from tests.engine.executors.native.small_models import STATE_FAMILIES, make_model
 from tests.engine.model.runners import eager_runner, greedy, make_engine
@@ -107,10 +109,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 @contextmanager
-def started(placed: Placed, verdict: Verdict | None = None, **settings: Any) -> Iterator[Engine]:
+def started(placed: Placed, verdict: Verdict | None = None, runtime: Any = None, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
     made = start_on_gpu.start_on_gpu(placed, options, verdict or by_options(options))
-    with Engine(EngineParts.of(assemble(made, Tokenizer(byte_tokenizer()), options), options)) as engine:
+    runtime = runtime or new_world()
+    served = assemble(made, Tokenizer(byte_tokenizer()), options, runtime)
+    with Engine(EngineParts.of(served, options, runtime=runtime)) as engine:
         yield engine
 
 
@@ -216,7 +220,7 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
 
     def start(folder: Path, **settings: Any) -> ServedModel:
         options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, dtype="float32", **settings)
-        return OnGpu().start(StartRequest(find_model(folder), options))
+        return OnGpu().start(StartRequest(find_model(folder), options, new_world()))
 
     return start
 
@@ -233,7 +237,7 @@ def test_a_model_starts_from_its_files(
     if is_plain:
         assert set(served.features.values()) == {"--no-compile"}
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)
-    with Engine(EngineParts.of(served, options)) as engine:
+    with Engine(EngineParts.of(served, options, runtime=new_world())) as engine:
         found = answers(engine)
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
         assert found == answers(plain_engine)
@@ -323,7 +327,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, p
         return launch(runner, step)
 
     device.set(ModelRunner, "launch", noting)
-    with started(placed, cuda_graph=False) as engine:
+    with started(placed, runtime=THREADS, cuda_graph=False) as engine:
         assert threads
         assert set(threads) == {"engine"}
         assert engine.is_ready
@@ -345,7 +349,8 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: SmallModel) -> None:
             vocab_size=97,
             warm_up=broken,
             failed=note,
-        )
+        ),
+        runtime=new_world(),
     )
     engine = Engine(parts)
     engine.start()

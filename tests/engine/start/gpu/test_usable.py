@@ -18,6 +18,7 @@ from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
 from oaiserve.engine.start.gpu.usable import Usable, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
+from tests.engine.doubles import new_world
 
 ALL_ON = dict.fromkeys(FEATURES, "")
 
@@ -49,7 +50,7 @@ def probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Probes:
 
 
 def start(**options: Any) -> Usable:
-    request = StartRequest(ModelSource("/a model", None, is_local=True), EngineOptions(**options))
+    request = StartRequest(ModelSource("/a model", None, is_local=True), EngineOptions(**options), new_world())
     return Usable(request, SimpleNamespace(device="cuda", dtype=torch.bfloat16))  # type: ignore[arg-type]
 
 

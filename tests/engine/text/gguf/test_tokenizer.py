@@ -9,6 +9,7 @@ from oaiserve.engine.request import ChatPrompt, GapPrompt, PairPrompt, TextPromp
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from tests.engine.remembered import AT_ONCE
 from tests.engine.text.gguf.files import tokenizer_of, write
 from tests.engine.text.gguf.vocabularies import BYTES, byte_level, metadata
 
@@ -201,8 +202,7 @@ def test_templates_for_tools_are_read_and_special_tokens_are_their_variables(tmp
 
 def test_the_second_start_reads_the_tokenizer_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "model.gguf", sentencepiece(eot_token_id=1))
-    monkeypatch.setattr("oaiserve.engine.text.tokenizer.later", lambda write: write())
-    first = Tokenizer.from_pretrained(path)
+    first = Tokenizer.from_pretrained(path, runtime=AT_ONCE)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer.load_gguf_tokenizer", None)
     second = Tokenizer.from_pretrained(path)
     assert second.backend.to_str() == first.backend.to_str()

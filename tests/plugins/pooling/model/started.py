@@ -6,8 +6,9 @@ from typing import Any
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.plugins.pooling import plugin
+from tests.engine.doubles import SimulatedEngine
 
 
 def started(model: Path, options: EngineOptions | None = None, **kwargs: Any) -> Engine:
     assert plugin.starts is not None
-    return Engine.from_pretrained(model, options, ways=plugin.starts, **kwargs)
+    return SimulatedEngine.from_pretrained(model, options, ways=plugin.starts, **kwargs)
