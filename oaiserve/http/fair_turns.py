@@ -211,7 +211,7 @@ class TurnWorkers:
 
         Any error but an APIError becomes an InternalError. `on_end` is called when the workers have done with it.
         """
-        promised: Future[Result] = Future()
+        promised: Future[Result] = self._runtime.future()
 
         def settle(settle: Callable[[Any], None], value: object) -> None:
             on_end()

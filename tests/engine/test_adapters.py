@@ -3,18 +3,15 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event as Gate
 
 import pytest
 
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.answers import answers_of, collect
-from tests.engine.doubles import Inbox
+from tests.engine.doubles import Inbox, SimulatedEngine
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.models.adapters import adaptable, merged, random_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
@@ -32,14 +29,14 @@ class Held:
     def __init__(self) -> None:
         self.loaded = described(MODEL)
         self.runner = eager_runner(self.loaded, num_blocks=64, block_size=16)
-        self.dropped: SimpleQueue[int] = SimpleQueue()
+        self.dropped: list[int] = []
 
     def add(self, number: int, name: str, path: Path) -> None:
         self.runner.add_adapter(number, ADAPTERS[path.name])
 
     def drop(self, number: int) -> None:
         self.runner.drop_adapter(number)
-        self.dropped.put(number)
+        self.dropped.append(number)
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def held() -> Held:
 
 
 @pytest.fixture
-def engine(held: Held) -> Iterator[Engine]:
+def engine(held: Held) -> Iterator[SimulatedEngine]:
     table = AdapterTable(held.add, held.drop, SHAPES)
     with make_engine(held.loaded, held.runner, adapters=table, drafts="lookup") as engine:
         yield engine
@@ -58,7 +55,7 @@ def request(name: str, adapter: int, *, num_tokens: int = 6, n: int = 1) -> Requ
     return Request(name, (TokenPrompt(PROMPT),), greedy(num_tokens, n=n), adapter=adapter)
 
 
-def test_requests_with_several_adapters_and_none_are_answered_together(engine: Engine) -> None:
+def test_requests_with_several_adapters_and_none_are_answered_together(engine: SimulatedEngine) -> None:
     numbers = {name: engine.load_adapter(name, Path(name)).number for name in ADAPTERS}
     requests = [request("base", 0), request("one", numbers["one"]), request("two", numbers["two"], n=2)]
     for _ in range(2):  # the second time, all of their prompts are in the prefix cache
@@ -69,7 +66,7 @@ def test_requests_with_several_adapters_and_none_are_answered_together(engine: E
     assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in outcome.ended.values())
 
 
-def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None:
+def test_the_prefix_cache_is_not_shared_between_adapters(engine: SimulatedEngine) -> None:
     first = engine.load_adapter("one", Path("one")).number
     for number, num_cached in [(0, 0), (first, 0), (first, 32), (0, 32)]:
         assert collect(engine, [request("r", number)]).ended["r"].usage.cached_tokens == num_cached
@@ -79,43 +76,45 @@ def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None
 
 
 def test_an_adapter_is_freed_when_its_last_request_has_ended(
-    engine: Engine, held: Held, monkeypatch: pytest.MonkeyPatch
+    engine: SimulatedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_back = SimpleQueue[int]()
-    monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.put(held.dropped.qsize()))
+    given_back: list[int] = []
+    monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.append(len(held.dropped)))
     number = engine.load_adapter("one", Path("one")).number
-    assert given_back.get(timeout=60) == 0  # what its files were read into
-    counted = SimpleQueue[dict[str, tuple[int, int]]]()
-    inbox = Inbox(lambda _: counted.put(dict(engine.snapshot().adapters)))
+    assert given_back == [0]  # what its files were read into
+    counted: list[dict[str, tuple[int, int]]] = []
+    inbox = Inbox(lambda _: counted.append(dict(engine.snapshot().adapters)))
     engine.submit(request("open", number, num_tokens=50), inbox)
-    assert counted.get(timeout=60) == {"one": (1, 0)}  # running and waiting
+    engine.world.wait_for(lambda: counted)
+    assert counted == [{"one": (1, 0)}]  # running and waiting
     engine.unload_adapter("one")
     assert engine.adapters.get("one") is None
     assert engine.snapshot().adapters == {}
     assert isinstance(inbox.wait_terminal("open")["open"], Finished)
-    assert given_back.get(timeout=60) == 1  # its memory, to the system
-    assert held.dropped.get(timeout=60) == number
+    assert held.dropped == [number]
+    assert given_back == [0, 1]  # its memory, to the system
 
 
-def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: Engine, held: Held) -> None:
+def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: SimulatedEngine, held: Held) -> None:
     number = engine.load_adapter("one", Path("one")).number
     engine.unload_adapter("one")
-    assert held.dropped.get(timeout=60) == number
+    engine.world.settle()
+    assert held.dropped == [number]
     end = collect(engine, [request("late", number)]).ended["late"]
     assert isinstance(end.error, AdapterUnloaded)
 
 
-def test_an_adapter_that_is_replaced_stays_with_its_open_requests(engine: Engine, held: Held) -> None:
+def test_an_adapter_that_is_replaced_stays_with_its_open_requests(engine: SimulatedEngine, held: Held) -> None:
     number = engine.load_adapter("one", Path("one")).number
     expected = collect(engine, [request("alone", number, num_tokens=50)])
-    is_replaced = Gate()
-    inbox = Inbox(lambda _: is_replaced.wait(60))  # so that the first request is still open when the second comes
+    answered: list[object] = []
+    inbox = Inbox(answered.append)
     engine.submit(request("open", number, num_tokens=50), inbox)
+    engine.world.wait_for(lambda: answered)
     replacing = engine.load_adapter("one", Path("two"), in_place=True).number
     engine.submit(request("new", replacing), inbox)
-    is_replaced.set()
     inbox.wait_terminal("open", "new")
-    assert held.dropped.get(timeout=60) == number
+    assert held.dropped == [number]
     assert engine.snapshot().adapters == {"one": (0, 0)}
     answers = answers_of(engine, [], inbox).token_ids
     assert answers["open", 0] == expected.token_ids["alone", 0]

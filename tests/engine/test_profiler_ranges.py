@@ -1,6 +1,5 @@
 """Ranges for a profiler, which --nvtx asks for: those of steps on the engine thread, and the phases of requests."""
 
-import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +15,16 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.model.torch_ranges import NvtxRanges, ranges_on
 from oaiserve.engine.request import Aborted, Failed, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
-from oaiserve.runtime import THREADS
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
     Clock,
     Inbox,
     ScriptedRunner,
+    SimulatedEngine,
     device_is_gone,
     make_engine,
+    new_world,
     request,
     stepping,
     third_step_fails,
@@ -40,28 +40,28 @@ PHASES = ["tokenize", "queue", "prefill", "decode"]
 class RecordedRanges:
     """Ranges that are noted: those of the engine thread with their depth, and the phases with the time at both ends."""
 
-    def __init__(self, clock_ns: Callable[[], int] = lambda: 0) -> None:
-        self._clock_ns = clock_ns
+    def __init__(self, clock_ns: Callable[[], int] | None = None) -> None:
+        self.world = new_world(clock_ns)
         self.open: list[str] = []  # those of the engine thread
         self.begun: list[tuple[int, str]] = []
         self.phases: list[list[Any]] = []  # phase, request id, begin, end
 
     def push(self, name: str) -> None:
-        assert threading.current_thread().name == "engine"
+        assert self.world.worker_now.name == "engine"
         self.begun.append((len(self.open), name))
         self.open.append(name)
 
     def pop(self) -> None:
-        assert threading.current_thread().name == "engine"
+        assert self.world.worker_now.name == "engine"
         self.open.pop()
 
     def start(self, phase: str, request_id: str) -> list[Any]:
-        self.phases.append([phase, request_id, self._clock_ns(), None])
+        self.phases.append([phase, request_id, self.world.clock_ns(), None])
         return self.phases[-1]
 
     def end(self, started: list[Any]) -> None:
         assert started[-1] is None, "a phase ends twice"
-        started[-1] = self._clock_ns()
+        started[-1] = self.world.clock_ns()
 
     @property
     def unended(self) -> list[Any]:
@@ -80,9 +80,13 @@ class RecordedRanges:
         return steps
 
 
+def in_world(ranges: RecordedRanges) -> dict[str, Any]:
+    return {"ranges": ranges, "runtime": ranges.world, "kind": SimulatedEngine}
+
+
 def test_a_step_contains_its_parts_in_order() -> None:
     ranges = RecordedRanges()
-    with make_engine(ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(tokenize_workers=0, **in_world(ranges)) as engine:
         list(engine.stream(request(max_tokens=2)))
         wait_until_idle(engine)
         assert ranges.open == [], "a thread that waits is in no range"
@@ -95,7 +99,7 @@ def test_a_step_contains_its_parts_in_order() -> None:
 def test_with_overlap_a_step_is_launched_before_the_results_of_the_one_before() -> None:
     ranges = RecordedRanges()
     runner = ScriptedRunner(is_asynchronous=True)
-    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(runner, tokenize_workers=0, **in_world(ranges)) as engine:
         list(engine.stream(request(max_tokens=2)))
     results = ["collect", "process", "hand_over"]
     steps = [step for step in ranges.steps if len(step) > 1]
@@ -108,7 +112,7 @@ def test_the_phases_of_a_request_agree_with_its_stamps(workers: int) -> None:
     ranges = RecordedRanges(clock)
     runner = ScriptedRunner(computing=lambda _: clock.move(0.003))
     texts = Request("r", (TextPrompt("abc"),), SamplingParams(max_tokens=3))
-    with make_engine(runner, clock_ns=clock, ranges=ranges, tokenize_workers=workers, runtime=THREADS) as engine:
+    with make_engine(runner, tokenize_workers=workers, **in_world(ranges)) as engine:
         times = list(engine.stream(texts))[-1].times
     stamps = [times.tokenize_started, times.tokenized, times.scheduled, times.first_token, times.last_token]
     assert ranges.phases == [[phase, "r", *ends] for phase, ends in zip(PHASES, pairwise(stamps), strict=True)]
@@ -118,7 +122,7 @@ def test_the_phases_of_a_request_agree_with_its_stamps(workers: int) -> None:
 def test_a_tokenize_worker_begins_and_ends_its_phase_while_a_step_runs() -> None:
     ranges = RecordedRanges()
     texts = Request("b", (TextPrompt("abc"),), SamplingParams(max_tokens=1))
-    with stepping(request("a"), ranges=ranges, tokenize_workers=1, runtime=THREADS) as (engine, runner, inbox):
+    with stepping(request("a"), tokenize_workers=1, **in_world(ranges)) as (engine, runner, inbox):
         engine.submit(texts, inbox)
         engine.run_in_turns(_nothing(), client="", num_bytes=0).result(
             TIMEOUT_SECONDS
@@ -139,7 +143,7 @@ def test_a_range_of_a_request_ends_where_the_request_is_aborted() -> None:
     tokenizer = BlockedTokenizer()
     inbox = Inbox()
     blocked = Request("r", (TextPrompt("blocked"),), SamplingParams(max_tokens=1))
-    with make_engine(tokenizer=tokenizer, ranges=ranges, runtime=THREADS) as engine:
+    with make_engine(tokenizer=tokenizer, **in_world(ranges)) as engine:
         engine.submit(blocked, inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         engine.abort("r")
@@ -155,7 +159,7 @@ def test_every_range_ends_where_a_step_fails(failing: str, caplog: pytest.LogCap
     ranges = RecordedRanges()
     runner = ScriptedRunner(**{failing: third_step_fails()})
     inbox = Inbox()
-    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(runner, tokenize_workers=0, **in_world(ranges)) as engine:
         engine.submit(request("r", max_tokens=9), inbox)
         assert isinstance(inbox.wait_terminal("r")["r"], Failed)
     assert [row[0] for row in ranges.phases] == PHASES
@@ -167,7 +171,7 @@ def test_every_range_ends_where_the_first_step_fails(caplog: pytest.LogCaptureFi
     ranges = RecordedRanges()
     inbox = Inbox()
     runner = ScriptedRunner(launching=device_is_gone)
-    with make_engine(runner, ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(runner, tokenize_workers=0, **in_world(ranges)) as engine:
         engine.submit(request("r"), inbox)
         assert isinstance(inbox.wait_terminal("r")["r"], Failed)
     assert [row[0] for row in ranges.phases] == PHASES[:3]
@@ -175,7 +179,7 @@ def test_every_range_ends_where_the_first_step_fails(caplog: pytest.LogCaptureFi
 
 
 def test_without_ranges_the_engine_runs_the_same_code_as_ever() -> None:
-    with make_engine(runtime=THREADS) as engine:
+    with make_engine() as engine:
         assert type(engine._loop._host) is HostTime
         assert engine._loop.requests._new_notes is RequestNotes
         assert engine._tokenize._post == engine._loop.post
@@ -200,7 +204,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_on_a_gpu_ranges_are_nvtx_with_the_ids_of_requests(marks: list[Any]) -> None:
     ranges = ranges_on("cuda:0")
     assert isinstance(ranges, NvtxRanges)
-    with make_engine(ranges=ranges, tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(ranges=ranges, tokenize_workers=0) as engine:
         list(engine.stream(request("r", max_tokens=1)))
     assert {call[0].split()[0] for call in marks} == {"nvtx"}
     assert [call[1] for call in marks if call[0] == "nvtx range_start"] == [f"{phase} r" for phase in PHASES]
@@ -213,7 +217,7 @@ def test_on_a_gpu_ranges_are_nvtx_with_the_ids_of_requests(marks: list[Any]) -> 
 def test_on_a_cpu_ranges_are_tasks_of_itt(marks: list[Any]) -> None:
     if not itt.is_available():
         pytest.skip("this build of torch has no ITT: run it with PyTorch's own wheel for x86-64")
-    with make_engine(ranges=ranges_on("cpu"), tokenize_workers=0, runtime=THREADS) as engine:
+    with make_engine(ranges=ranges_on("cpu"), tokenize_workers=0) as engine:
         list(engine.stream(request("r", max_tokens=1)))
     assert {call[0].split()[0] for call in marks} == {"itt"}
     ends = [f"{phase} {end}" for phase in PHASES for end in ("begins", "ends")]

@@ -1,10 +1,7 @@
-import itertools
 import logging
-import threading
 from array import array
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any, cast
 
 import pytest
@@ -24,10 +21,18 @@ from oaiserve.engine.request import (
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from oaiserve.http.fair_turns import LARGE_BYTES
-from oaiserve.runtime import Threads
-from tests.waiting import wait_until
+from tests.engine.doubles import Gate, new_world
+from tests.world.loop import World
+from tests.world.runtime import WorldQueue
 
+COMPILE_SECONDS = 0.001
 HELLO = {"role": "user", "content": "hello"}
+
+
+def gate_in(world: World) -> Gate:
+    gate = Gate()
+    gate.live_in(world)
+    return gate
 
 
 class Encoder:
@@ -36,10 +41,10 @@ class Encoder:
     It keeps its prompts and the words between the stops, and waits while `gate` is unset.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
         self.prompts: list[Prompt] = []
         self.words: list[str] = []
-        self.gate = threading.Event()
+        self.gate = gate_in(world)
         self.gate.set()
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int, expand: object) -> Generator[None, None, list[int]]:
@@ -72,17 +77,19 @@ class Encoder:
 
 class Stage:
     def __init__(self, **options: Any) -> None:
-        self.encoder = Encoder()
+        self.world = new_world()
+        self.encoder = Encoder(self.world)
         self.started: list[TokenizeStarted] = []
         self.compiled: list[Grammar] = []
         self.ready: list[GrammarCompiled] = []
-        self.posted: SimpleQueue[Tokenized | TokenizeFailed] = SimpleQueue()
-        options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, **options}
+        self.posted: WorldQueue[Tokenized | TokenizeFailed] = self.world.queue()
+        options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, "runtime": self.world, **options}
         self.stage = TokenizeStage(cast(Any, self.encoder), self._compile, self._post, **options)
 
     def _compile(self, grammar: Grammar, client: str) -> CompiledGrammar:
         """A compiled grammar only passes through here, so its text stands for it. It waits while `gate` is unset."""
         self.encoder.gate.wait(60)
+        self.world.sleep(COMPILE_SECONDS)
         self.compiled.append(grammar)
         if grammar.text == "broken":
             raise InvalidRequest("This grammar is broken.", param=grammar.param)
@@ -128,10 +135,10 @@ def request(request_id: str, text: str = "abc", client: str = "") -> Request:
 class Held:
     """Work that holds the only worker until it is let go, so that what is added meanwhile waits for sure."""
 
-    def __init__(self, stage: TokenizeStage, client: str = "holds") -> None:
-        self.begun = threading.Event()
-        self.go = threading.Event()
-        stage.run(self._work(), client=client, num_bytes=0)
+    def __init__(self, stage: Stage, client: str = "holds") -> None:
+        self.begun = gate_in(stage.world)
+        self.go = gate_in(stage.world)
+        stage.stage.run(self._work(), client=client, num_bytes=0)
 
     def _work(self) -> Generator[None, None, None]:
         yield from ()
@@ -230,7 +237,6 @@ def test_a_worker_survives_a_panic_of_the_encoder(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_stop_ends_the_threads_and_posts_every_request_once(num_workers: int) -> None:
-    before = set(threading.enumerate())
     stage = Stage(num_workers=num_workers)
     for i in range(50):
         stage.stage.submit(request(str(i)))
@@ -239,7 +245,7 @@ def test_stop_ends_the_threads_and_posts_every_request_once(num_workers: int) ->
     assert stage.posted.empty()
     assert sorted(int(result.request.request_id) for result in results) == list(range(50))
     assert all(isinstance(result, Tokenized) or isinstance(result.error, Unavailable) for result in results)
-    assert set(threading.enumerate()) <= before
+    assert not any(worker.is_alive for worker in stage.world.workers)
 
 
 def test_a_request_submitted_after_the_stop_fails() -> None:
@@ -254,7 +260,7 @@ def test_a_request_submitted_after_the_stop_fails() -> None:
 
 def test_a_prompt_of_many_pieces_and_prompts_of_others_take_turns() -> None:
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             stage.stage.submit(request("long", "a|b|c|d", client="one"))
             stage.stage.submit(request("short", "x", client="two"))
             stage.stage.submit(request("other", "y|z", client="three"))
@@ -266,7 +272,7 @@ def test_a_prompt_of_many_pieces_and_prompts_of_others_take_turns() -> None:
 def test_the_prompts_of_one_request_are_a_piece_each_and_posted_once() -> None:
     many = Request("many", tuple(TextPrompt(char) for char in "abc"), client="one")
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             stage.stage.submit(many)
             stage.stage.submit(request("next", "y|y", client="one"))
             stage.stage.submit(request("short", "x", client="two"))
@@ -278,9 +284,9 @@ def test_the_prompts_of_one_request_are_a_piece_each_and_posted_once() -> None:
 
 def test_a_request_that_is_aborted_between_two_pieces_is_encoded_no_further() -> None:
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             stage.stage.submit(request("long", "a|b|c", client="one"))
-            between = Held(stage.stage, client="two")
+            between = Held(stage, client="two")
         with between:
             stage.stage.abort("long")
         assert stage.result() == Tokenized(stage.started[0].request, [])
@@ -290,7 +296,7 @@ def test_a_request_that_is_aborted_between_two_pieces_is_encoded_no_further() ->
 def test_an_abort_ends_the_newer_of_two_requests_with_one_id() -> None:
     """A request that has been aborted may wait for its turn still, when its caller uses the id again."""
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             stage.stage.submit(request("r", "old"))
             stage.stage.abort("r")
             stage.stage.submit(request("r", "new"))
@@ -301,16 +307,15 @@ def test_an_abort_ends_the_newer_of_two_requests_with_one_id() -> None:
 
 def test_a_stop_fails_what_is_between_two_pieces() -> None:
     with running() as stage:
-        stage.encoder.gate.clear()
+        stage.encoder.gate = gate_in(stage.world)
         stage.stage.submit(request("long", "a|b"))
-        wait_until(lambda: stage.started)  # The first piece waits for the gate.
-        stopper = threading.Thread(target=stage.stage.stop)
-        stopper.start()
+        stage.world.wait_for(lambda: stage.started)  # The first piece waits for the gate.
+        stage.world.begin(stage.stage.stop)
+        stage.world.settle()
         stage.stage.submit(request("next"))
         assert stage.result().request.request_id == "next"  # A stage that has not been stopped would let it wait.
         stage.encoder.gate.set()
         failed = stage.result()
-        stopper.join(60)
     assert (failed.request.request_id, type(failed.error)) == ("long", Unavailable)
     assert stage.encoder.words == ["a"]
     assert stage.posted.empty()
@@ -345,7 +350,7 @@ def test_other_work_returns_its_result_or_its_error(num_workers: int) -> None:
 def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None:
     log: list[str] = []
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             future = stage.stage.run(pieces([*"abc"], log), client="", num_bytes=1)
             assert future.cancel()
         assert stage.is_accepted(TextPrompt("abc"))
@@ -355,7 +360,7 @@ def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None
 def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
     ended: list[str] = []
     with running() as stage:
-        with Held(stage.stage):
+        with Held(stage):
             work = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("kept"))
             dropped = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("dropped"))
             stage.stage.submit(request("tokenized"), on_end=lambda: ended.append("tokenized"))
@@ -388,17 +393,17 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_before_a_prompt_is_encoded
 
 
 def test_a_compiled_grammar_is_told_with_its_time_also_if_a_prompt_is_refused_then() -> None:
-    with running(max_model_len=2, runtime=Threads(itertools.count().__next__)) as stage:
+    with running(max_model_len=2) as stage:
         error = stage.error(TextPrompt("abc"), grammar=Grammar("regex", "a+"))
     assert isinstance(error, ContextLengthExceeded)
     (started,) = stage.started
     (ready,) = stage.ready
-    assert (started.at_ns, ready.at_ns, ready.request, ready.grammar) == (0, 1, started.request, "a+")
+    assert (ready.at_ns - started.at_ns, ready.request, ready.grammar) == (1_000_000, started.request, "a+")
 
 
 def test_a_request_that_is_aborted_while_its_grammar_compiles_is_not_encoded() -> None:
     with running() as stage:
-        stage.encoder.gate.clear()
+        stage.encoder.gate = gate_in(stage.world)
         params = SamplingParams(grammar=Grammar("regex", "a+"))
         stage.stage.submit(Request("r", (TextPrompt("ab"),), params))
         stage.stage.abort("r")
@@ -420,8 +425,8 @@ class HeldMedia:
     placeholders: Mapping[MediaKind, str] = {"image": "<image>"}
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.go = threading.Event()
+        self.begun = Gate()
+        self.go = Gate()
         self.prepared: list[MediaFile] = []
 
     def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
@@ -440,6 +445,8 @@ class HeldMedia:
 def test_texts_never_wait_for_images_and_images_of_aborted_requests_are_not_decoded() -> None:
     media = HeldMedia()
     with running(media=media, num_workers=2) as stage:
+        media.begun.live_in(stage.world)
+        media.go.live_in(stage.world)
         for number, num_bytes in enumerate([0, LARGE_BYTES + 1, 0, LARGE_BYTES + 1]):
             prompt = ChatPrompt([HELLO], media=(MediaFile("image", b"%d" % number),) * 2)
             stage.stage.submit(Request(f"image {number}", (prompt,), client=str(number), num_bytes=num_bytes))

@@ -18,6 +18,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.engine.doubles import SimulatedEngine, new_world
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer
 from tests.models.described import SmallModel
@@ -72,7 +73,7 @@ def make_engine(
     adapters: AdapterTable | None = None,
     drafter: Any = None,
     **options: Any,
-) -> Engine:
+) -> SimulatedEngine:
     """Return an engine whose tokenizer has a token for each byte, and whose blocks have 16 tokens by default."""
     parts = EngineParts.of(
         ServedModel(
@@ -87,8 +88,9 @@ def make_engine(
         ),
         EngineOptions(**{"block_size": BLOCK_SIZE, **options}),
         drafts=drafter,
+        runtime=new_world(),
     )
-    return Engine(parts)
+    return SimulatedEngine(parts)
 
 
 def greedy(num_tokens: int, **params: Any) -> SamplingParams:
