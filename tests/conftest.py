@@ -123,13 +123,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.skip(reason=group.skip_reason))
 
 
+@pytest.fixture
+def world() -> Iterator[Any]:
+    """A simulated world, which is the event loop of a test that is a coroutine function."""
+    from tests.world.loop import World, on_one_thread  # imports half of the server
+
+    world = World(int(os.environ.get("SEED", "0")))
+    with on_one_thread(world):
+        yield world
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on an event loop of its own."""
+    """Run a test that is a coroutine function on an event loop of its own, which is its `world` if it asks for one."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
+    run = arguments["world"].run_until_complete if "world" in arguments else asyncio.run
+    run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
     return True
 
 

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from oaiserve.errors import StoreFailed
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.storage.store_options import StoreLimits
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Store:
         connection: sqlite3.Connection,
         thread_name: str,
         limits: StoreLimits,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         self._connection = connection
         self._thread = runtime.executor(thread_name)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.errors import StoreFailed
+from oaiserve.runtime import THREADS
 from oaiserve.storage.store import Store
 from oaiserve.storage.store_options import StoreLimits
 from tests.world.loop import World
@@ -20,7 +21,7 @@ LIMITS = StoreLimits(1, 1, 1.0)
 def test_a_store_needs_no_more_threads_to_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is a real one."""
     connection = sqlite3.connect(tmp_path / "store", check_same_thread=False)
-    store = Store(connection, "notes", LIMITS)
+    store = Store(connection, "notes", LIMITS, THREADS)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -24,7 +24,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
 from oaiserve.http.shared_limit import SharedLimit, is_within_share
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.plugins.batches.tables import SCHEMA
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.private import FILE_MODE
@@ -83,7 +83,7 @@ class BatchStore(Store):
     They are kept for as long as responses. Together they may have at most as many bytes as these, in shares by owner.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime) -> None:
         """Open the file. Raises StartupError."""
         connection = database.opened(path, SCHEMA, without_path="")
         super().__init__(connection, "batch-store", limits, runtime)

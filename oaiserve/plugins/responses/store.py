@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.store import Store, on_thread, reported
@@ -109,7 +109,7 @@ class ResponseDatabase(Store):
     response is that of the last turn of its conversations. A response that is too large by itself is not stored.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime = THREADS) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, runtime: Runtime) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
         super().__init__(database.opened(path, _SCHEMA), "response-store", limits, runtime)
         self._commits = GroupCommit(self._thread, self._put_all)

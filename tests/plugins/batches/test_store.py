@@ -71,8 +71,8 @@ def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one
     world.run_until_complete(store.close())
 
 
-async def test_names_lines_and_answers_count_for_the_limit_and_deleting_gives_their_room_back() -> None:
-    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+async def test_names_lines_and_answers_count_for_the_limit_and_deleting_gives_their_room_back(world: World) -> None:
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0), world)
     number = await stored_file(store, content=b"x" * 1000)
     assert await total_bytes(store) == 1000 + 1 + ROW_BYTES
     one = Owned(batch_of("b"), "", number)
@@ -91,8 +91,8 @@ async def test_names_lines_and_answers_count_for_the_limit_and_deleting_gives_th
     await store.close()
 
 
-async def test_an_answer_without_room_becomes_an_error_of_its_line() -> None:
-    store = BatchStore(None, StoreLimits(1, 20_000, 3600.0))
+async def test_an_answer_without_room_becomes_an_error_of_its_line(world: World) -> None:
+    store = BatchStore(None, StoreLimits(1, 20_000, 3600.0), world)
     one = Owned(batch_of("b"), "", await stored_file(store))
     await store.add_batch(one, [Line(1, "a", 0, 2), Line(2, "b", 0, 2)])
     await store.put(one, Result(1, b"y" * 10_000, BatchUsage()))
@@ -104,8 +104,8 @@ async def test_an_answer_without_room_becomes_an_error_of_its_line() -> None:
     assert (counts.completed, counts.failed, json.loads(content)["error"]["code"]) == (1, 1, "no_room")
 
 
-async def test_one_key_cannot_take_the_share_of_another() -> None:
-    store = BatchStore(None, StoreLimits(1, 100_000, 3600.0))
+async def test_one_key_cannot_take_the_share_of_another(world: World) -> None:
+    store = BatchStore(None, StoreLimits(1, 100_000, 3600.0), world)
     await stored_file(store, "greedy", b"x" * 98_000)
     with pytest.raises(InvalidRequest, match="Yours have 99025 already"):
         await stored_file(store, "greedy", b"x" * 2000)
@@ -115,8 +115,10 @@ async def test_one_key_cannot_take_the_share_of_another() -> None:
     await store.close()
 
 
-async def test_a_file_that_is_deleted_under_its_batch_stays_readable_and_counted_until_the_batch_ends() -> None:
-    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+async def test_a_file_that_is_deleted_under_its_batch_stays_readable_and_counted_until_the_batch_ends(
+    world: World,
+) -> None:
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0), world)
     number = await stored_file(store, content=b"0123456789")
     one = Owned(batch_of("b"), "", number)
     await store.add_batch(one, [Line(1, "a", 2, 5)])
@@ -133,8 +135,8 @@ async def test_a_file_that_is_deleted_under_its_batch_stays_readable_and_counted
     await store.close()
 
 
-async def test_nothing_on_the_disk_has_the_answers_of_a_batch_that_is_deleted(tmp_path: Path) -> None:
-    store = BatchStore(tmp_path / "store", StoreLimits(1, 10**6, 3600.0))
+async def test_nothing_on_the_disk_has_the_answers_of_a_batch_that_is_deleted(tmp_path: Path, world: World) -> None:
+    store = BatchStore(tmp_path / "store", StoreLimits(1, 10**6, 3600.0), world)
     one = Owned(batch_of("msgbatch_a"), "", await stored_file(store))
     await store.add_batch(one, [Line(1, "a", 0, 2)])
     await store.put(one, Result(1, b"an answer\n", BatchUsage()))
@@ -145,9 +147,9 @@ async def test_nothing_on_the_disk_has_the_answers_of_a_batch_that_is_deleted(tm
     await store.close()
 
 
-async def test_batch_that_another_server_has_ended_and_deleted_has_ended(tmp_path: Path) -> None:
+async def test_batch_that_another_server_has_ended_and_deleted_has_ended(tmp_path: Path, world: World) -> None:
     limits = StoreLimits(1, 10**6, 3600.0)
-    one, other = (BatchStore(tmp_path / "responses.db", limits) for _ in range(2))
+    one, other = (BatchStore(tmp_path / "responses.db", limits, world) for _ in range(2))
     owned = Owned(batch_of("b"), "", await stored_file(one))
     await one.add_batch(owned, [Line(1, "a", 0, 2)])
     assert await other.end(Owned(batch_of("b"), ""), "cancelled")
@@ -159,9 +161,9 @@ async def test_batch_that_another_server_has_ended_and_deleted_has_ended(tmp_pat
     assert not has_ended
 
 
-async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr(batch_store, "MOST_OPEN_BATCHES", 2)
-    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0), world)
     number = await stored_file(store)
     for name in "ab":
         await store.add_batch(Owned(batch_of(name), "", number), [Line(1, "a", 0, 2)])
@@ -171,9 +173,9 @@ async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPa
     await store.close()
 
 
-async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr(batch_store, "PIECE_BYTES", 4)
-    store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+    store = BatchStore(None, StoreLimits(1, 10**8, 3600.0), world)
     content = bytes(range(13))
     number = await stored_file(store, content=content)
     for start in range(14):
@@ -183,9 +185,9 @@ async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytes
     await store.close()
 
 
-async def test_a_page_of_a_list_reads_only_its_own_rows() -> None:
+async def test_a_page_of_a_list_reads_only_its_own_rows(world: World) -> None:
     with opened_databases() as connections:
-        store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+        store = BatchStore(None, StoreLimits(1, 10**8, 3600.0), world)
     for _ in range(200):
         await stored_file(store)
     steps = 0

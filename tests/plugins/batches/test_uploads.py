@@ -1,6 +1,5 @@
 """Uploaded files keep their names and contents, whatever client writes the form, and hostile forms cost little."""
 
-import asyncio
 import gzip
 import hashlib
 import json
@@ -32,6 +31,7 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake import receive as body
 from oaiserve.storage.store_options import StoreLimits, StoreOptions
 from tests.serving import Serve, Served
+from tests.world.loop import World
 from tests.world.serving import WorldServed
 
 NAME = "Übersicht.jsonl"
@@ -314,15 +314,15 @@ def test_a_small_upload_needs_neither_a_file_nor_another_thread_until_it_is_stor
         assert (not opened, not hops) == (is_small, is_small)
 
 
-def test_a_server_that_is_killed_in_an_upload_leaves_no_file(tmp_path: Path) -> None:
-    store = BatchStore(tmp_path / "store.db", StoreLimits(1, 10**6, 3600.0))
+def test_a_server_that_is_killed_in_an_upload_leaves_no_file(tmp_path: Path, world: World) -> None:
+    store = BatchStore(tmp_path / "store.db", StoreLimits(1, 10**6, 3600.0), world)
     names = {path.name for path in tmp_path.iterdir()}
     with store.new_content() as content:
         content.write(b"x" * 10**6)
         content.flush()
         assert {path.name for path in tmp_path.iterdir()} == names
         assert os.fstat(content.fileno()).st_mode & 0o777 == 0o600
-    asyncio.run(store.close())
+    world.run_until_complete(store.close())
 
 
 LINES: list[dict[str, Any]] = [

@@ -6,7 +6,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from asyncio import run
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from oaiserve.plugins.responses.store import (
     StoredDecoder,
     StoredResponse,
 )
-from oaiserve.runtime import Threads
 from oaiserve.storage import database
 from oaiserve.storage.store_options import StoreLimits
 from tests.databases import opened_databases
@@ -43,12 +41,17 @@ def wide(number: int = 1000, num_bytes: int = 2**20, seconds: float = 1000) -> S
 WIDE = wide()
 
 
-class Clock(Threads):
-    """Threads whose wall clock a test moves."""
+WORLD = World(0)
+run = WORLD.run_until_complete
+
+
+class Clock:
+    """The runtime of a store: the world, with a wall clock that a test moves."""
 
     now = 1_000_000.0
+    executor = WORLD.executor
 
-    def unix_ns(self) -> int:  # type: ignore[override]
+    def unix_ns(self) -> int:
         return int(self.now * 1e9)
 
 
@@ -427,10 +430,11 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
+from oaiserve.runtime import THREADS
 from oaiserve.storage.store_options import StoreLimits
 
 async def write(path, name, number):
-    store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000))
+    store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000), THREADS)
     for k in range(number):
         await store.put("", StoredResponse(f"{name}-{k}", "talk", f"{name}-{k - 1}" if k else None, b"{}", b"[]"))
         print(k, flush=True)  # as an answer that has been sent
