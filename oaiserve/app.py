@@ -193,6 +193,8 @@ def server_telemetry(
     connections: Connections | None,
     log_limit: LogLimit | None = None,
     plugins: Iterable[Plugin] = (),
+    *,
+    runtime: Runtime,
 ) -> Telemetry:
     """Return the telemetry of a server with these components, or without `connections` if another server has them.
     Raises StartupError for wrong OTEL_* variables."""
@@ -220,6 +222,7 @@ def server_telemetry(
         log_limit=log_limit,
         recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
         observers={plugin.name: plugin.observe for plugin in plugins if plugin.observe is not None},
+        runtime=runtime,
     )
 
 

@@ -86,7 +86,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
             from oaiserve.app import create_app, server_telemetry
 
             connections = allowed_connections(config.server, THREADS.clock_ns)
-            telemetry = server_telemetry(config, engine, connections, log_limit, plugins)
+            telemetry = server_telemetry(config, engine, connections, log_limit, plugins, runtime=THREADS)
             is_child = sock.family == socket.AF_UNIX
             app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
     interpreter.end_load()

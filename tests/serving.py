@@ -20,12 +20,11 @@ from openai import OpenAI
 from starlette.applications import Starlette
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.refusals import Refusals
 from oaiserve.http.server import Server
 from oaiserve.runtime import THREADS
-from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 from tests.waiting import wait_until
@@ -193,20 +192,6 @@ def serving(config: Config) -> Iterator[Served]:
         yield Served(url, engine, telemetry, http)
 
 
-@contextmanager
-def reading(**options: Any) -> Iterator[Served]:
-    """Serve an engine that schedules and caches as any does, with blocks of 4 tokens, and draws letters."""
-    engine_options = EngineOptions(block_size=4, prefix_cache=options.get("prefix_cache", True))
-    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), engine_options)
-    engine = make_engine(runtime=THREADS, **{"kv_blocks": 512, "max_step_tokens": 512} | options)
-    telemetry = FakeTelemetry()
-    with (
-        run_server(create_app(config, engine, telemetry), config.server) as url,
-        client_of(url) as http,
-    ):
-        yield Served(url, engine, telemetry, http)
-
-
 @pytest.fixture(scope="session")
 def serve_session() -> Iterator[Serve]:
     """Return a function that starts one server for each chat template and set of settings."""
@@ -235,21 +220,25 @@ def serve_session() -> Iterator[Serve]:
             server.should_exit = True
 
 
-@pytest.fixture
-def serve(serve_session: Serve) -> Serve:
+def fresh(start: Serve) -> Serve:
     """Return a function that gives the server with these ServerOptions, with its engine reset, or with a script."""
 
-    def fresh(script: Script | None = None, **options: object) -> Served:
-        served = serve_session(**options)
+    def serve(script: Script | None = None, **options: object) -> Served:
+        served = start(**options)
         # A request is open until its record is written, which may be after its client has read the whole answer. The
         # records and aborts of earlier tests must not reach this one.
-        wait_until(lambda: not served.open_requests)
+        served.wait_until(lambda: not served.open_requests)
         served.engine.reset()
         served.engine.script = script or served.engine.script
         served.telemetry.reset()
         return served
 
-    return fresh
+    return serve
+
+
+@pytest.fixture
+def serve(serve_session: Serve) -> Serve:
+    return fresh(serve_session)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from oaiserve.plugin import Plugin
 from tests import waiting
 from tests.engine.doubles import make_engine
 from tests.published import checked
-from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
-from tests.serving import Serve, Served
+from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
+from tests.serving import Serve, Served, fresh, served  # noqa: F401 - a fixture
 from tests.world.client import WorldSocket, client_of_sdk, transport
 from tests.world.loop import MOMENT_SECONDS, Process, World, on_one_thread
 from tests.world.network import Network
@@ -68,16 +68,20 @@ class Place:
     def threads(self) -> Beside:
         return Beside(self.world)
 
-    @contextmanager
-    def running(self, app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
-        """Serve the API's app, and return its URL."""
-        with PlacedServer(
+    def server(self, app: Starlette, options: ServerOptions | None = None) -> PlacedServer:
+        """Return a server of the API's app, which runs in a `with` block."""
+        return PlacedServer(
             self,
             app,
             options or ServerOptions(drain_timeout_seconds=5),
             on_drain=lambda: app.state.serving.engine.drain(),
             failure=lambda: app.state.serving.engine.failure,
-        ) as server:
+        )
+
+    @contextmanager
+    def running(self, app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
+        """Serve the API's app, and return its URL."""
+        with self.server(app, options) as server:
             yield server.url
 
     def new_port(self) -> int:
@@ -112,6 +116,9 @@ class PlacedServer(WorldServer):
     def wait_for_end(self) -> None:
         self._place.world.wait_for(self._serving.done)
         self._serving.result()
+
+    def connect(self) -> WorldSocket:
+        return self._place.connect(self.url)
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
@@ -183,18 +190,32 @@ def place_session() -> Place:
     return Place()
 
 
-@pytest.fixture
-def place(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The world of the test's servers. What is random in it follows from the test's name."""
-    world = place_session.world
-    world.random.seed(f"{world.seed} {request.node.nodeid}")
+@contextmanager
+def staying(place: Place, name: str = "") -> Iterator[None]:
+    """Within the block, a test that waits lets time pass in the world. What is random in it follows from the name."""
+    world = place.world
+    world.random.seed(f"{world.seed} {name}")
     with on_one_thread(world) as patch:
         patch.setattr(waiting, "rest", world.settle)
-        yield place_session
+        yield
         world.settle()
     wrong = world.wrong
     world.wrong = []
     assert not wrong, wrong
+
+
+@pytest.fixture
+def place(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The world of the test's servers."""
+    with staying(place_session, request.node.nodeid):
+        yield place_session
+
+
+@pytest.fixture(scope="module")
+def place_of_module(place_session: Place, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The world of servers that the tests of a file share."""
+    with staying(place_session, request.node.nodeid):
+        yield place_session
 
 
 @pytest.fixture(scope="session")
@@ -225,21 +246,4 @@ def serve_session(place_session: Place) -> Iterator[Serve]:
 
 @pytest.fixture
 def serve(serve_session: Serve, place: Place) -> Serve:
-    """Return a function that gives the server with these ServerOptions, with its engine reset, or with a script."""
-
-    def fresh(script: Script | None = None, **options: object) -> Served:
-        served = serve_session(**options)
-        # A request is open until its record is written, which may be after its client has read the whole answer. The
-        # records and aborts of earlier tests must not reach this one.
-        place.world.wait_for(lambda: not served.open_requests)
-        served.engine.reset()
-        served.engine.script = script or served.engine.script
-        served.telemetry.reset()
-        return served
-
-    return fresh
-
-
-@pytest.fixture
-def served(serve: Serve) -> Served:
-    return serve()
+    return fresh(serve_session)

@@ -19,8 +19,8 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.plugin_loading import own_plugins, ways_of
 from oaiserve.plugins.inspector.options import InspectorOptions
-from tests.serving import running_server
 from tests.waiting import wait_until
+from tests.world.serving import Place
 
 TEXTS = ("content", "text", "arguments", "partial_json", "token", "logprob", "bytes", "token_ids")
 OPTIONS = EngineOptions(device="cpu", compile=False, kv_blocks=256)
@@ -28,7 +28,7 @@ OPTIONS = EngineOptions(device="cpu", compile=False, kv_blocks=256)
 
 @contextmanager
 def served(
-    model: Path, *, inspect: int, server: ServerOptions | None = None, **engine_options: Any
+    place: Place, model: Path, *, inspect: int, server: ServerOptions | None = None, **engine_options: Any
 ) -> Iterator[httpx.Client]:
     """Serve a model, and give a client of the server. `engine_options` are fields of EngineOptions."""
     options = replace(OPTIONS, **engine_options)
@@ -39,10 +39,11 @@ def served(
         of_plugins=(InspectorOptions(inspect=inspect),),
     )
     plugins = own_plugins()
-    engine = Engine.from_pretrained(config.model, options, ways=partial(ways_of, plugins))
-    telemetry = server_telemetry(config, engine, None, None, plugins)
-    app = create_app(config, engine, telemetry, plugins=plugins)
-    with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    world = place.world
+    engine = Engine.from_pretrained(config.model, options, ways=partial(ways_of, plugins), runtime=world)
+    telemetry = server_telemetry(config, engine, None, None, plugins, runtime=world)
+    app = create_app(config, engine, telemetry, plugins=plugins, runtime=world)
+    with place.running(app) as url, place.plain(url) as client:
         yield client
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.missing_plugins import is_served
 from tests.plugins.inspector.inspected import content_of, served, tokens_of
+from tests.world.serving import Place
 
 QUESTION = [{"role": "user", "content": "Grüße, 你好 and more?"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -39,14 +39,14 @@ REQUESTS = {name: each for name, each in ALL_REQUESTS.items() if is_served(each[
 
 
 @pytest.fixture(scope="module")
-def plain(small_model: Path) -> Iterator[httpx.Client]:
-    with served(small_model, inspect=0) as client:
+def plain(place_of_module: Place, small_model: Path) -> Iterator[httpx.Client]:
+    with served(place_of_module, small_model, inspect=0) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def inspected(small_model: Path) -> Iterator[httpx.Client]:
-    with served(small_model, inspect=100) as client:
+def inspected(place_of_module: Place, small_model: Path) -> Iterator[httpx.Client]:
+    with served(place_of_module, small_model, inspect=100) as client:
         yield client
 
 
@@ -67,11 +67,11 @@ def test_an_answer_has_the_same_bytes_alone(name: str, plain: httpx.Client, insp
     assert content_of(ask(inspected, name)) == content_of(ask(plain, name))
 
 
-def test_answers_have_the_same_bytes_in_company(plain: httpx.Client, inspected: httpx.Client) -> None:
+def test_answers_have_the_same_bytes_in_company(plain: httpx.Client, inspected: httpx.Client, place: Place) -> None:
     # The last digits of a log-probability may depend on the other rows of a step of PyTorch.
     names = [name for name in REQUESTS if "logprobs" not in str(REQUESTS[name])]
     alone = [content_of(ask(plain, name)) for name in names]
-    with ThreadPoolExecutor(len(names)) as threads:
+    with place.threads() as threads:
         together = [*threads.map(lambda name: content_of(ask(inspected, name)), names)]
     assert together == alone
 

@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Finished, Grammar, Request, SamplingParams, TextPrompt, TokenChunk
-from tests.engine.doubles import Inbox
+from tests.engine.doubles import Inbox, SimulatedEngine
 from tests.plugins.inspector.inspected import OPTIONS
 
 PARAMS = SamplingParams(max_tokens=40, seed=3)
@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def engine(small_model: Path) -> Iterator[Engine]:
-    with Engine.from_pretrained(str(small_model), OPTIONS) as engine:
+    with SimulatedEngine.from_pretrained(str(small_model), OPTIONS) as engine:
         yield engine
 
 

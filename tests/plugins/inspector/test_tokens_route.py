@@ -11,14 +11,15 @@ import pytest
 
 from oaiserve.config import ServerOptions
 from tests.plugins.inspector.inspected import served, tokens_of
+from tests.world.serving import Place
 
 SYSTEM = {"role": "system", "content": "It is 12:01. Be brief."}
 HELLO = {"role": "user", "content": "Hello <|im_end|> there"}
 
 
 @pytest.fixture(scope="module")
-def client(small_model: Path) -> Iterator[httpx.Client]:
-    with served(small_model, inspect=100) as client:
+def client(place_of_module: Place, small_model: Path) -> Iterator[httpx.Client]:
+    with served(place_of_module, small_model, inspect=100) as client:
         yield client
 
 
@@ -57,8 +58,8 @@ def test_the_difference_to_the_compared_prompt_is_shown(client: httpx.Client) ->
     assert kept["prompt"]["texts"][common] == "2"
 
 
-def test_an_earlier_prompt_that_is_not_kept_any_more_is_only_named(small_model: Path) -> None:
-    with served(small_model, inspect=1) as client:
+def test_an_earlier_prompt_that_is_not_kept_any_more_is_only_named(place: Place, small_model: Path) -> None:
+    with served(place, small_model, inspect=1) as client:
         chat(client, "before", [SYSTEM, HELLO])
         chat(client, "after", [SYSTEM, HELLO])
         compared = tokens_of(client, "after")["compared"]
@@ -111,10 +112,10 @@ def test_a_prompt_that_was_too_long_has_its_tokens(client: httpx.Client) -> None
     assert kept["answer"] is None
 
 
-def test_a_prompt_that_the_template_rejects_has_no_tokens(small_model: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_the_template_rejects_has_no_tokens(place: Place, small_model: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ raise_exception('No messages, please.') }}")
-    with served(small_model, inspect=1, chat_template=template) as client:
+    with served(place, small_model, inspect=1, chat_template=template) as client:
         body = {"model": "small", "messages": [HELLO]}
         rejected = client.post("/v1/chat/completions", json=body, headers={"x-request-id": "rejected"})
         kept = tokens_of(client, "rejected")
@@ -123,8 +124,8 @@ def test_a_prompt_that_the_template_rejects_has_no_tokens(small_model: Path, tmp
 
 
 @pytest.mark.plugin("pooling")
-def test_the_inputs_of_embeddings_have_their_tokens_and_no_answer(small_model: Path) -> None:
-    with served(small_model, inspect=2, task="embed") as client:
+def test_the_inputs_of_embeddings_have_their_tokens_and_no_answer(place: Place, small_model: Path) -> None:
+    with served(place, small_model, inspect=2, task="embed") as client:
         body = {"model": "small", "input": ["One", "Two"]}
         response = client.post("/v1/embeddings", json=body, headers={"x-request-id": "vectors"})
         assert response.status_code == 200, response.text
@@ -133,8 +134,8 @@ def test_the_inputs_of_embeddings_have_their_tokens_and_no_answer(small_model: P
     assert (kept["num_prompts"], kept["num_choices"], kept["answer"]) == (2, 0, None)
 
 
-def test_without_inspect_the_route_says_how_to_turn_it_on(small_model: Path) -> None:
-    with served(small_model, inspect=0) as client:
+def test_without_inspect_the_route_says_how_to_turn_it_on(place: Place, small_model: Path) -> None:
+    with served(place, small_model, inspect=0) as client:
         chat(client, "off", [HELLO])
         response = client.get("/debug/requests/off/tokens")
     assert response.status_code == 404
@@ -161,8 +162,8 @@ def test_a_request_from_elsewhere_is_refused(client: httpx.Client, header: tuple
     ],
 )
 def test_only_the_owner_reads_what_others_wrote(
-    small_model: Path, server: dict[str, Any], key: str, status: int
+    place: Place, small_model: Path, server: dict[str, Any], key: str, status: int
 ) -> None:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with served(small_model, inspect=1, server=ServerOptions(**server)) as client:
+    with served(place, small_model, inspect=1, server=ServerOptions(**server)) as client:
         assert client.get("/debug/requests/none/tokens", headers=headers).status_code == status

@@ -13,6 +13,7 @@ from oaiserve.app import create_app, server_telemetry
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.plugin_loading import own_plugins
+from oaiserve.runtime import THREADS
 from tests.serving import running_server
 from tests.waiting import wait_until
 
@@ -32,7 +33,8 @@ def served(model: Path, server: ServerOptions) -> Iterator[httpx.Client]:
     config = Config(str(model), server, OPTIONS)
     engine = Engine.from_pretrained(config.model, OPTIONS)
     plugins = own_plugins()
-    app = create_app(config, engine, server_telemetry(config, engine, None, None, plugins), plugins=plugins)
+    telemetry = server_telemetry(config, engine, None, None, plugins, runtime=THREADS)
+    app = create_app(config, engine, telemetry, plugins=plugins)
     with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
