@@ -42,6 +42,7 @@ from tests.routes.doubles import FakeTelemetry
 from tests.serving import run_server
 from tests.telemetry.exported import OFFSET_NS, spans_of
 from tests.telemetry.pages import metrics_of, samples
+from tests.world.serving import Place, staying
 from tools.bench.counted import count_hand_overs
 
 ROOT = Path(__file__).parent.parent
@@ -105,10 +106,12 @@ def test_reuse_of_tokenization_encodes_each_prompt_once_and_token_ids_never() ->
     """Token ids are prompts, in process and through HTTP."""
     tokenizer = Tokenizer(TOKENIZER.stored)
     tokenizer.backend = backend = CountedBackend(tokenizer.backend)  # type: ignore[assignment]
-    engine = make_engine(tokenizer=tokenizer, max_step_tokens=64, runtime=THREADS)
+    place = Place()
+    engine = make_engine(tokenizer=tokenizer, max_step_tokens=64, runtime=place.world)
     ids = TOKENIZER.encode(TextPrompt("abc"))
     assert len(ids) == 3
-    with run_server(create_app(Config("demo"), engine, FakeTelemetry())) as url, httpx.Client(base_url=url) as http:
+    app = create_app(Config("demo"), engine, FakeTelemetry(place.world), runtime=place.world)
+    with staying(place), place.running(app) as url, place.plain(url) as http:
 
         def complete(prompt: Any, **body: Any) -> list[str]:
             backend.encoded.clear()
@@ -165,7 +168,7 @@ class Unscanned(dict[str, Any]):
 def test_finished_events_are_collected_where_they_happen() -> None:
     inbox = Inbox()
     lengths = {"a": 3, "b": 2, "c": 5, "d": 2}
-    with make_engine(runtime=THREADS) as engine:
+    with make_engine() as engine:
         engine._loop.requests._open = Unscanned()
         for request_id, length in lengths.items():
             engine.submit(request(request_id, max_tokens=length), inbox)
@@ -228,11 +231,14 @@ def _held(request_id: str) -> list[Any]:
 
 def test_ttft_in_parts_has_the_same_stamps_in_spans_and_histograms() -> None:
     """Tokenize, queue wait and prefill are parts of TTFT, between the stamps of submit, admission and first token."""
-    telemetry = FakeTelemetry()
-    engine = make_engine(runtime=THREADS)
+    place = Place()
+    world = place.world
+    telemetry = FakeTelemetry(world)
+    engine = make_engine(ScriptedRunner(computing=lambda _: world.sleep(0.01)), runtime=world)
     body = {"prompt": "abc", "max_tokens": 5}
-    with run_server(create_app(Config("demo"), engine, telemetry)) as url:
-        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+    app = create_app(Config("demo"), engine, telemetry, runtime=world)
+    with staying(place), place.running(app) as url, place.plain(url) as http:
+        assert http.post("/v1/completions", json=body).status_code == 200
         record = telemetry.next_record()
     times = record.times
     stamps = [times.submitted, times.tokenize_started, times.tokenized, times.scheduled, times.first_token]

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.runtime import THREADS
 from tests.engine.doubles import make_engine
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
@@ -24,7 +23,7 @@ from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.models.described import described
 from tests.published import published, validator
 from tests.routes.doubles import FakeTelemetry
-from tests.serving import run_server
+from tests.world.serving import Place
 from tools.attack import schema
 
 NUM_REQUESTS = 30  # requests to each route and of each kind
@@ -41,16 +40,17 @@ ANYTHING = cache(lambda: schema.drawn(schema.ANYTHING, SEED, NUM_REQUESTS))
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def http(place_of_module: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
     loaded = described(random_model(FAMILIES["llama"]))
     of_model = {"tokenizer": Tokenizer(tokenizer), "vocab_size": loaded.vocab_size, "eos_token_ids": frozenset()}
     runner = eager_runner(loaded, num_blocks=256, block_size=4)
-    engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, runtime=THREADS, **of_model)
+    world = place_of_module.world
+    engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, runtime=world, **of_model)
     adapters = EngineOptions(lora_dir=tmp_path_factory.mktemp("adapters"))
-    app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry())
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry(world), runtime=world)
+    with place_of_module.running(app) as url, place_of_module.plain(url) as client:
         yield client
 
 

@@ -1,9 +1,11 @@
-"""A folder for the packages of a test."""
+"""A folder for the packages of a test, and a place for its servers."""
 
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.world.serving import place, place_session  # noqa: F401 - fixtures
 
 
 @pytest.fixture

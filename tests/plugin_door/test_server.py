@@ -24,6 +24,8 @@ from tests.records import record_at
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import run_server
 from tests.telemetry.reported import plugin_metrics
+from tests.world.loop import World
+from tests.world.serving import Place
 
 RAISED = [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError]
 
@@ -36,13 +38,13 @@ def broken_routes(config: Config) -> list[BaseRoute]:
     raise ValueError("no routes")
 
 
-def test_a_route_of_a_plugin_reaches_the_engine_and_needs_a_key() -> None:
+def test_a_route_of_a_plugin_reaches_the_engine_and_needs_a_key(place: Place) -> None:
     plugin = Plugin(name="length", routes=lambda config: [Route("/v1/length", length)])
     config = Config("demo", ServerOptions(api_key=("secret",)))
-    app = create_app(config, FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
-    with run_server(app) as url:
-        refused = httpx.get(f"{url}/v1/length")
-        answered = httpx.get(f"{url}/v1/length", headers={"authorization": "Bearer secret"})
+    app = create_app(config, FakeEngine(), FakeTelemetry(), plugins=[plugin], runtime=place.world)  # type: ignore[arg-type]
+    with place.running(app) as url, place.plain(url) as http:
+        refused = http.get("/v1/length")
+        answered = http.get("/v1/length", headers={"authorization": "Bearer secret"})
     assert refused.status_code == 401
     assert answered.text == str(FakeEngine().max_model_len)
 
@@ -80,12 +82,13 @@ class Lifespan:
     ],
 )
 def test_a_lifespan_that_fails_is_named_in_the_log_and_the_server_goes_on(
-    fails_at: str, events: list[str], logged: list[str], caplog: pytest.LogCaptureFixture
+    place: Place, fails_at: str, events: list[str], logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     reached: list[str] = []
     plugin = Plugin(name="clock", lifespan=lambda app: Lifespan(reached, fails_at=fails_at))
-    with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin])) as url:  # type: ignore[arg-type]
-        assert httpx.get(f"{url}/health").status_code == 200
+    app = create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin], runtime=place.world)  # type: ignore[arg-type]
+    with place.running(app) as url, place.plain(url) as http:
+        assert http.get("/health").status_code == 200
         assert reached == ["begin"]
     assert reached == events
     assert [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR] == logged
@@ -107,14 +110,16 @@ def test_a_plugin_that_requires_keys_and_cannot_bring_them_stops_the_start() -> 
 
 
 def test_routes_that_cannot_be_made_are_named_in_the_log_and_those_of_other_plugins_answer(
+    place: Place,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plugins = [
         Plugin(name="broken", routes=broken_routes),
         Plugin(name="length", routes=lambda config: [Route("/v1/length", length)]),
     ]
-    with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)) as url:  # type: ignore[arg-type]
-        assert httpx.get(f"{url}/v1/length").status_code == 200
+    app = create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins, runtime=place.world)  # type: ignore[arg-type]
+    with place.running(app) as url, place.plain(url) as http:
+        assert http.get("/v1/length").status_code == 200
     assert "Plug-in 'broken' could not make its routes, and has none" in caplog.messages
 
 
@@ -158,6 +163,7 @@ def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is
         recent_requests=4,
         observers={"broken": fail, "ledger": observed.append},
         environ={},
+        runtime=World(0),
     )
     record = record_at(0, 1)
     telemetry.record(record)
@@ -171,7 +177,7 @@ def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is
 def test_a_metric_that_raises_is_missing_from_the_page_and_named_in_the_log_once(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    telemetry = Telemetry(Measured("demo", "1", EngineNumbers), recent_requests=4, environ={})
+    telemetry = Telemetry(Measured("demo", "1", EngineNumbers), recent_requests=4, environ={}, runtime=World(0))
 
     def fail() -> dict[tuple[str, ...], int]:
         raise error
@@ -198,17 +204,18 @@ def test_a_route_that_raises_anything_fails_its_request_alone(error: type[BaseEx
     evil = Route("/evil", fail_at_once if is_async else fail)
     plugin = Plugin(name="evil", routes=lambda config: [evil, Route("/length", length)])
     app = create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
-    with run_server(app) as url:
+    with run_server(app) as url:  # A thread makes a call that is no coroutine function.
         answer = httpx.get(f"{url}/evil")
         assert answer.status_code == 500
         assert answer.json()["error"]["message"].startswith("The server failed on this request. Its log says why")
         assert httpx.get(f"{url}/length").text == str(FakeEngine().max_model_len)
 
 
-def test_the_plugins_of_oaiserve_show_their_metrics() -> None:
+def test_the_plugins_of_oaiserve_show_their_metrics(place: Place) -> None:
     telemetry = FakeTelemetry()
 
-    with run_server(create_app(Config("demo"), FakeEngine(), telemetry)):  # type: ignore[arg-type]
+    app = create_app(Config("demo"), FakeEngine(), telemetry, runtime=place.world)  # type: ignore[arg-type]
+    with place.running(app):
         numbers = {name: read() for name, read in telemetry.shown.items()}
 
     assert numbers.keys() | telemetry.histograms.keys() == {metric.name for metric in plugin_metrics()}

@@ -13,7 +13,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from oaiserve.app import routes
 from oaiserve.config import Config
@@ -382,7 +381,7 @@ def test_refusals_are_counted_and_logged_without_the_key(serve: Serve, caplog: p
 
 
 @pytest.mark.parametrize("is_child", [True, False])
-def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None:
+async def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None:
     async def owner(request: Request) -> Response:
         return Response(request.state.key_name)
 
@@ -390,6 +389,8 @@ def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None
     is_open = OpenPaths(Pages(), guard_all=False)
     access = Middleware(APIKeys, keys=ring, is_open=is_open, count=lambda reason: None, is_child=is_child)
     layers = [Middleware(RequestHeaders, runtime=THREADS), Middleware(Errors), access]
-    with TestClient(Starlette(routes=[Route("/v1/x", owner)], middleware=layers)) as client:
+    app = Starlette(routes=[Route("/v1/x", owner)], middleware=layers)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
         for digest, status in ((sha256(b"mine"), 200 if is_child else 401), (sha256(b"other"), 401)):
-            assert client.get("/v1/x", headers={OWNER_HEADER: digest.hexdigest()}).status_code == status
+            answer = await client.get("/v1/x", headers={OWNER_HEADER: digest.hexdigest()})
+            assert answer.status_code == status

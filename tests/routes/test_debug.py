@@ -27,17 +27,18 @@ from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, finished
-from tests.serving import Serve, Served, running_server, serving
+from tests.serving import Serve, Served, running_server
+from tests.world.serving import Place, serving
 
 RECORD = record_at(
     *(0, 1, 2, 10, 110, 160, 310, 400), account=EngineAccount(first_step=5, num_steps=10), finish_reasons=("stop",)
 )
 
 
-@pytest.fixture(scope="module")
-def some() -> Iterator[Served]:
+@pytest.fixture
+def some(place: Place) -> Iterator[Served]:
     """Give a server that remembers three requests."""
-    with serving(Config("org/demo")) as server:
+    with serving(place, Config("org/demo")) as server:
         remember(server.telemetry.recent)
         yield server
 

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from oaiserve.routes.answer.feed import Feed
+from tests.world.loop import World
 
 
 async def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
@@ -26,7 +27,7 @@ async def test_viewers_share_each_message_and_without_viewers_none_is_made() -> 
     assert threading.get_ident() not in threads
 
 
-async def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again() -> None:
+async def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again(world: World) -> None:
     answers = iter([ValueError("no"), b"yes"])
 
     def render() -> bytes:

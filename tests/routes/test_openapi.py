@@ -1,6 +1,5 @@
 """Tests /openapi.json: it has every route, it is valid, and it says what the server does."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tests.missing_plugins import has_plugin, is_served
 from tests.published import CheckedStream, check, check_events, everything, operation, published
 from tests.routes.doubles import pools
 from tests.serving import Serve, Served
+from tests.world.loop import World
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,13 +54,16 @@ def test_the_document_is_served_as_json(served: Served) -> None:
     assert "/v1/chat/completions" in served_document["paths"]
 
 
-def test_the_document_is_made_once_and_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_document_is_made_once_and_only_when_it_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     monkeypatch.setattr(openapi, "document", lambda *args, **kwargs: calls.append(args) or {})
     (route,) = [route for route in routes(EVERYTHING) if route.path == "/openapi.json"]
     assert calls == []
     for _ in range(2):
-        assert asyncio.run(route.endpoint(Request({"type": "http", "headers": []}))).body == b"{}"
+        answer = await route.endpoint(Request({"type": "http", "headers": []}))
+        assert answer.body == b"{}"
     assert len(calls) == 1
 
 

@@ -31,6 +31,7 @@ from tests.missing_plugins import is_served
 from tests.routes.asking import BODIES, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 from tests.serving import Serve, Served
+from tests.world.loop import World
 from tests.world.serving import Place
 
 # Requests that finish.
@@ -267,13 +268,15 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(place: Pla
     assert telemetry.closed
 
 
-async def test_a_shutdown_closes_telemetry_after_an_engine_that_fails_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shutdown_closes_telemetry_after_an_engine_that_fails_to_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(timeout_seconds: float) -> None:
         raise PermissionError("The engine may not stop.")
 
-    engine = FakeEngine()
-    telemetry = FakeTelemetry()
-    app = create_app(Config("demo"), engine, telemetry)
+    engine = FakeEngine(runtime=world)
+    telemetry = FakeTelemetry(world)
+    app = create_app(Config("demo"), engine, telemetry, runtime=world)
     monkeypatch.setattr(engine, "stop", fail)
     with pytest.raises(PermissionError, match="^The engine may not stop.$"):
         async with app.router.lifespan_context(app):

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from oaiserve.app import create_app
@@ -21,7 +20,7 @@ from tests.plugins.responses.asking import LOGPROBS, ask
 from tests.plugins.responses.test_stored import BrokenStore
 from tests.routes.asking import RESPONSES, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
-from tests.serving import Serve, Served, running_server
+from tests.serving import Serve, Served
 from tests.world.serving import Place, WorldServed, serving
 
 ENDS = {"response.completed", "response.incomplete", "response.failed"}
@@ -247,25 +246,25 @@ def test_a_response_for_which_the_store_has_no_room_is_refused_at_once(place: Pl
         refused(response, None, "The store of responses does not work.", status=503)
 
 
-def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:
+def test_a_shutdown_waits_for_a_response_or_ends_it(place: Place) -> None:
     for timeout_seconds, outcome in ((60, Outcome.FINISHED), (0, Outcome.FAILED)):
-        engine = FakeEngine()
-        telemetry = FakeTelemetry()
+        engine = FakeEngine(runtime=place.world)
+        telemetry = FakeTelemetry(place.world)
         engine.script = starts("Hel")
         options = ServerOptions(drain_timeout_seconds=timeout_seconds)
-        app = create_app(Config("org/demo", options), engine, telemetry)
-        with running_server(app, options) as (url, server), httpx.Client(base_url=url, timeout=60) as http:
-            served = Served(url, engine, telemetry, http)
+        app = create_app(Config("org/demo", options), engine, telemetry, runtime=place.world)
+        with place.server(app, options) as server, place.plain(server.url) as http:
+            served = Served(server.url, engine, telemetry, http)
             response_id = begin(served)
             run = app.state.responses.runs.get("", response_id)
             with following(served, response_id) as events:
                 next(event for event in events if event["type"] == "response.output_text.delta")
                 server.should_exit = True
-                assert server.is_ending.wait(60)
+                place.world.settle(1.0)  # A server looks once a second whether it should end.
                 if outcome == Outcome.FINISHED:
                     go_on(served, "lo")
                 list(events)  # clients that follow it see its end
-            assert server.has_ended.wait(60)
+            server.wait_for_end()
         assert telemetry.next_record().outcome == outcome
         assert run.is_over.is_set()
         assert (b"response.completed" if outcome == Outcome.FINISHED else b"response.failed") in run.events[-1]

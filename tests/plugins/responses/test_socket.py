@@ -21,7 +21,8 @@ from tests.plugins.responses.web_socket import WebSocket, masked
 from tests.routes import asking
 from tests.routes.asking import CALL
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, says, starts
-from tests.serving import Serve, Served, running_server
+from tests.serving import Serve, Served
+from tests.world.serving import Place
 
 
 def texts(response: dict[str, Any]) -> list[str]:
@@ -381,12 +382,12 @@ def test_a_client_that_answers_no_ping_is_cut_off(served_on_a_port: Served, monk
         assert client.rest() == b"\x89\x00" * sockets.MOST_SILENT_PINGS
 
 
-def test_a_shutdown_waits_for_responses_and_closes_sockets() -> None:
-    engine = FakeEngine()
+def test_a_shutdown_waits_for_responses_and_closes_sockets(place: Place) -> None:
+    engine = FakeEngine(runtime=place.world)
     engine.script = starts("One")
     options = ServerOptions(drain_timeout_seconds=60)
-    app = create_app(Config("org/demo", options), engine, FakeTelemetry())
-    with running_server(app, options) as (url, server), WebSocket(url) as idle, WebSocket(url) as busy:
+    app = create_app(Config("org/demo", options), engine, FakeTelemetry(place.world), runtime=place.world)
+    with place.server(app, options) as server, WebSocket(server) as idle, WebSocket(server) as busy:
         busy.create()
         busy.until("response.output_text.delta")
         request = engine.submitted.get(timeout=60)
@@ -400,12 +401,12 @@ def test_a_shutdown_waits_for_responses_and_closes_sockets() -> None:
         assert busy.closed()[0] == CloseCode.GOING_AWAY
 
 
-def test_a_shutdown_that_cuts_a_response_says_so() -> None:
-    engine = FakeEngine()
+def test_a_shutdown_that_cuts_a_response_says_so(place: Place) -> None:
+    engine = FakeEngine(runtime=place.world)
     engine.script = starts("One")
     options = ServerOptions(drain_timeout_seconds=0)
-    app = create_app(Config("org/demo", options), engine, FakeTelemetry())
-    with running_server(app, options) as (url, server), WebSocket(url) as client:
+    app = create_app(Config("org/demo", options), engine, FakeTelemetry(place.world), runtime=place.world)
+    with place.server(app, options) as server, WebSocket(server) as client:
         client.create()
         client.until("response.output_text.delta")
         server.should_exit = True
