@@ -21,7 +21,7 @@ from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.clients import Clients
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel import exporter_kind, trim
+from oaiserve.telemetry.otel import exporter_kind, resource, trim
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "Telemetry", "check_tracing", "make_tracing"]
 
 
-def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tracing | None:
+def make_tracing(
+    environ: Mapping[str, str] = os.environ, *, version: str, service: str = names.SERVICE_NAME, **settings: Any
+) -> Tracing | None:
     """Return `Tracing` with the exporter that the environment selects, or None if it selects none.
 
     Raises StartupError for an unsupported exporter, and for values that the SDK rejects.
@@ -44,7 +46,7 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
         # A late import: OpenTelemetry's SDK would take a tenth of a second of each start. It reads variables, too.
         from oaiserve.telemetry import tracing
 
-        return tracing.Tracing(tracing.exporter(kind), **settings)
+        return tracing.Tracing(tracing.exporter(kind), resource=resource(version, service), version=version, **settings)
     except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such provider of credentials.
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
 

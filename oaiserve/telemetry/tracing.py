@@ -30,7 +30,6 @@ from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry import names
-from oaiserve.telemetry.otel import resource
 from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 
@@ -92,16 +91,16 @@ class Tracing:
         self,
         exporter: SpanExporter,
         *,
+        resource: Resource,
         epoch_offset_ns: EpochOffset,
         version: str,
         count_spans: CountSpans,
         sampler: Sampler | None = None,
-        service: str = names.SERVICE_NAME,
         runtime: Runtime = THREADS,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._offset_ns = 0  # The offset of the request whose spans are made.
-        self._resource = resource(version, service)
+        self._resource = resource
         self._scope = InstrumentationScope(names.SERVICE_NAME, version, names.GEN_AI_SCHEMA)
         self._limits = SpanLimits()
         self._sampling = TraceSampling(self._resource, sampler)

@@ -4,6 +4,7 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -13,16 +14,20 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry import logs
+from oaiserve.telemetry.otel import resource
 from oaiserve.telemetry.tracing import Tracing
 from tests.world.loop import World
 
 OFFSET_NS = 1_700_000_000_000_000_011
 
 
+_resource = cache(lambda: resource("1.2.3"))  # The SDK starts threads for it.
+
+
 def tracing_to(exporter: SpanExporter, **options: Any) -> Tracing:
     """Return the tracing of a server in a world of its own."""
     given = {"epoch_offset_ns": lambda: 0, "version": "1.2.3", "count_spans": lambda *_: None}
-    return Tracing(exporter, runtime=World(0), **given | options)
+    return Tracing(exporter, resource=_resource(), runtime=World(0), **given | options)
 
 
 def traced(*ended: RequestRecord, sampler: Sampler | None = ALWAYS_ON) -> list[ReadableSpan]:

@@ -231,7 +231,7 @@ def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, lines) -> None:
     """The real exporter logs each attempt itself."""
     counts = Counts()
-    export = SpanExport(CollectorExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
+    export = SpanExport(CollectorExporter(unreachable_url, timeout=0.2), counts, AT_ONCE, runtime=World(0))
     for _ in range(3):
         export.put(spans("a", 1))
     assert export.close(60)
@@ -299,7 +299,7 @@ def test_an_answer_without_end_is_read_only_in_part(status: int, result: str) ->
 
 def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, lines) -> None:
     exporter = CollectorExporter(unreachable_url)
-    SpanExport(exporter, Counts(), AT_ONCE).close(60)
+    SpanExport(exporter, Counts(), AT_ONCE, runtime=World(0)).close(60)
     exporter.shutdown()
     assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
 
