@@ -19,6 +19,7 @@ from oaiserve.engine.request import ChatPrompt, Failed, Finished, PromptDone, Re
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media import plugin
 from oaiserve.runtime import THREADS
+from tests.engine.doubles import SimulatedEngine, new_world
 from tests.models.pictures import picture, png, sine, wav
 from tests.plugins.media.seeing import HEARING, KINDS, Media, SeeingModel, expected_answer, save_seeing
 
@@ -69,9 +70,9 @@ def ask(engine: Engine, media: Media, request_id: str, salt: str = "", messages:
 
 
 def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
-    return Engine.from_pretrained(
-        path, device="cpu", compile=compiled, kv_blocks=64, block_size=16, load_media=plugin.media, **options
-    )
+    options = {"device": "cpu", "kv_blocks": 64, "block_size": 16, **options}
+    world = new_world(THREADS.clock_ns)  # Encoding takes time.
+    return SimulatedEngine.from_pretrained(path, compile=compiled, load_media=plugin.media, runtime=world, **options)
 
 
 @pytest.fixture
