@@ -21,6 +21,7 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.request import Request, SamplingParams
 from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.step import Step, StepResult
+from tests.engine.doubles import new_world
 from tests.engine.executors.cuda.step_runs import padded_attention
 from tests.engine.start.gpu import ready
 from tests.models.decoders import real_shape
@@ -37,7 +38,7 @@ from tools.gpu.workload import started
 # Rows without numbers are computed like the others, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
 
-CPU = Target(torch.device("cpu"), quick=True)
+CPU = Target(torch.device("cpu"), quick=True, runtime=new_world())
 LLAMA = "two layers of Llama 3.2 1B, float32"
 
 

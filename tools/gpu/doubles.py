@@ -35,7 +35,7 @@ def running(model: Described, target: Target, **settings: Any) -> Iterator[Engin
         return
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with engine_of(started(model, options), tokenizer, options) as engine:
+    with engine_of(started(model, options), tokenizer, options, target.runtime) as engine:
         yield engine
 
 

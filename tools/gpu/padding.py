@@ -22,6 +22,7 @@ from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.request import Request, TokenPrompt
 from oaiserve.engine.sequences.step import Step, StepResult
+from oaiserve.runtime import THREADS
 from tests.models.decoders import SMALL
 from tools.engine_load import greedy
 from tools.gpu.fake_device import FAKE, fake_device
@@ -99,7 +100,7 @@ def counted(running: int, num_requests: int) -> dict[str, Any]:
         settings = {"max_running": running, "kv_blocks": kv_blocks, "prefix_cache": False}
         requests = requests_like_sharegpt(num_requests, model.spec.vocab_size)
         with running_engine(model, Target(FAKE, quick=False), **settings) as engine:
-            for event in events_of(engine, requests, {}, running):
+            for event in events_of(engine, requests, {}, running, THREADS):
                 if getattr(event, "request_id", "") == requests[-1].request_id:
                     counts.is_counting = False
             graphs: Any = engine._parts.model.runner

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, PromptDone, Request, Terminal, TokenChunk
 from oaiserve.engine.start.described import Described
 from oaiserve.facts.step_record import StepKind
+from oaiserve.runtime import Queue, Runtime
 from tests.engine.logprobs_for_tests import values_of
 from tests.models.small_configs import config_of
 from tools.gpu.doubles import running
@@ -156,7 +156,7 @@ def answers(
 ) -> Answers:
     """Have an engine answer all requests, of which `at_once` are open together, and look at what it leaves behind."""
     with running(model, target, **settings) as engine:
-        events = list(events_of(engine, requests, leaves_after, at_once))
+        events = list(events_of(engine, requests, leaves_after, at_once, target.runtime))
         steps = engine.take_steps()
         numbers = engine.snapshot()
     ended = {event.request_id: event for event in events if isinstance(event, TERMINAL)}
@@ -192,13 +192,15 @@ def _whole(chunks: list[TokenChunk]) -> Choice:
     )
 
 
-def events_of(engine: Engine, requests: list[Request], leaves_after: dict[str, int], at_once: int) -> Iterator[Event]:
+def events_of(
+    engine: Engine, requests: list[Request], leaves_after: dict[str, int], at_once: int, runtime: Runtime
+) -> Iterator[Event]:
     """Submit requests, the next one whenever one has ended, and yield all events. Some leave after some tokens.
 
     All but the first one are submitted by the engine's thread, between its steps, so steps don't depend on how fast
     this thread is.
     """
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    inbox: Queue[list[Event]] = runtime.queue()
     left = dict(leaves_after)
     first, *others = requests
     waiting = iter(others)
@@ -328,7 +330,7 @@ def noisy_answers(
         executor.forward = with_noise
         for _ in range(NOISY_RUNS):
             choices: dict[tuple[str, int], list[TokenChunk]] = {}
-            for event in events_of(engine, requests, {}, sizes.at_once):
+            for event in events_of(engine, requests, {}, sizes.at_once, target.runtime):
                 if isinstance(event, TokenChunk):
                     choices.setdefault((event.request_id, event.index), []).append(event)
             found.append({key: _whole(chunks) for key, chunks in choices.items()})

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from oaiserve.runtime import THREADS, Runtime
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,6 +24,7 @@ class Target(NamedTuple):
     device: torch.device
     quick: bool  # tiny models and short runs, which show that it works, not how fast
     turns: Turns | None = None  # None: no other section uses the device
+    runtime: Runtime = THREADS
 
     @property
     def is_gpu(self) -> bool:

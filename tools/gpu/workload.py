@@ -27,6 +27,7 @@ from oaiserve.engine.start.host_memory import offload_blocks
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.runtime import Runtime
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
 from tools.gpu.sections import Target
 
@@ -131,23 +132,23 @@ def _name_of(dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def running_engine(model: Described | Files, target: Target | None = None, **settings: Any) -> Iterator[Engine]:
+def running_engine(model: Described | Files, target: Target, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it on a GPU. Its memory is free again once the caller
     has dropped it, too."""
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with engine_of(started(model, options, target), tokenizer, options) as engine:
+    with engine_of(started(model, options, target), tokenizer, options, target.runtime) as engine:
         yield engine
     del engine
     release()
 
 
-def engine_of(made: Started, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+def engine_of(made: Started, tokenizer: Tokenizer, options: EngineOptions, runtime: Runtime) -> Engine:
     """Return an engine, with a host pool below its blocks if the options ask for one."""
-    served = assemble(made, tokenizer, options)
+    served = assemble(made, tokenizer, options, runtime)
     if options.kv_offload is not None:
         served = offload_blocks(served, options.kv_offload)
-    return Engine(EngineParts.of(served, options))
+    return Engine(EngineParts.of(served, options, runtime=runtime))
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
