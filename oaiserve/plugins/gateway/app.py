@@ -200,6 +200,7 @@ def _create(
         version=__version__,
         count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
         service="oaiserve-gateway",
+        runtime=runtime,
     )
     gateway = Gateway(routers, watch, metrics, config, options, tracing, models, runtime)
     pages = pages_of(plugins).shown(None if config.shows_dashboard else page.hidden_by(models))

@@ -343,6 +343,7 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(
         client = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
         assert running.ask(headers={"x-session-id": session_of(running, victim), **client}).status_code == 200
         record = running.replicas[other].telemetry.records.get(timeout=TIMEOUT_SECONDS)
+        place.world.settle(10.0)  # Spans are exported every five seconds.
     server, failed, answered = kept.get_finished_spans()
     assert (server.name, server.kind, server.parent.span_id) == ("POST /v1/completions", SpanKind.SERVER, 9)
     assert server.attributes["http.response.status_code"] == 200
