@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tqdm import tqdm
 
 from oaiserve import system_cpus
 from tests import durations
@@ -25,8 +26,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 # Processes of tests take all cores, and small models are no faster with more threads. Those of torch in several
 # processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Small models of transformers are read no faster by four threads.
+# Small models of transformers are read no faster by four threads, and no thread need watch the bars of their progress.
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+tqdm.monitor_interval = 0
 # Without `cpu_threads`, an engine would give torch a thread for each core, in all tests after it, too.
 system_cpus.allowed_cpus = lambda: [0]
 

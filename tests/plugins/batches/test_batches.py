@@ -28,8 +28,8 @@ from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
 from tests.nesting import TOO_DEEP
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
-from tests.serving import Serve, Served, serving
-from tests.world.serving import Place, WorldServed
+from tests.serving import Serve, Served
+from tests.world.serving import Place, WorldServed, serving
 
 
 @pytest.fixture
@@ -331,8 +331,8 @@ def test_answers_are_read_while_they_come(served: WorldServed, sdk: OpenAI) -> N
     sdk.batches.cancel(batch.id)
 
 
-def test_a_server_without_batches_says_why() -> None:
-    with serving(Config("demo", of_plugins=(StoreOptions(response_store_number=0),))) as served:
+def test_a_server_without_batches_says_why(place: Place) -> None:
+    with serving(place, Config("demo", of_plugins=(StoreOptions(response_store_number=0),))) as served:
         assert "--response-store-number 0" in served.http.get("/v1/batches").json()["error"]["message"]
 
 
