@@ -20,7 +20,7 @@ from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Req
 from oaiserve.engine.text.template_text import by_template, is_written, joined
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import SENT_HEADER
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class TokenizeStage:
         num_workers: int = 2,
         encode_rest: float = 0.0,
         media: MediaReader | None = None,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, and `vocab_size` is the model's. After a
         piece of a large prompt, its worker rests for `encode_rest` times the CPU time of the piece. Without workers,

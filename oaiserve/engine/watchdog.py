@@ -16,7 +16,7 @@ from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.step_record import HostPart
-from oaiserve.runtime import ENDED, THREADS, Runtime, When, Worker
+from oaiserve.runtime import ENDED, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Watchdog:
         *,
         exits: bool = False,
         each_second: Callable[[], None] = lambda: None,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         self._host = host
         self._cost = cost

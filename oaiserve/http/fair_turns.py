@@ -20,7 +20,7 @@ from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Priority, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, Priority, Runtime, When, Worker
 from oaiserve.system_memory import give_back, take
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class TurnWorkers:
         has_long: bool = False,
         give_back: Callable[[], None] = give_back,
         give_back_seconds: float = GIVE_BACK_SECONDS,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many threads
         again do long pieces. With 0 threads, `add` does all work itself."""

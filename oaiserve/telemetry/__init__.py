@@ -55,7 +55,9 @@ def check_tracing() -> None:
     """Check the environment as `make_tracing` does, for a server whose model takes long to load. Raises
     StartupError."""
     epoch_offset_ns = WallClock(THREADS.unix_ns, THREADS.clock_ns)
-    tracing = make_tracing(epoch_offset_ns=epoch_offset_ns, version="", count_spans=lambda result, number: None)
+    tracing = make_tracing(
+        epoch_offset_ns=epoch_offset_ns, version="", count_spans=lambda result, number: None, runtime=THREADS
+    )
     if tracing is not None:
         tracing.close(timeout_seconds=1)  # It has no spans to export.
 
@@ -78,7 +80,7 @@ class Telemetry:
         recording: Callable[[EpochOffset], Recording] | None = None,
         observers: Mapping[str, Consumer] | None = None,
         environ: Mapping[str, str] = os.environ,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         self._clock_ns = runtime.clock_ns
         epoch_offset_ns = WallClock(runtime.unix_ns, runtime.clock_ns)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 
 from oaiserve.facts.record import RequestRecord
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 
 Consumer = Callable[[RequestRecord], None]
 
@@ -50,7 +50,7 @@ class Recorder:
         max_queued: int = 100_000,
         batch_seconds: float = BATCH_SECONDS,
         tick_seconds: float = TICK_SECONDS,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         self._consumers = dict(consumers)
         self._count_error = count_error

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from oaiserve.errors import StartupError
-from oaiserve.runtime import AT_ONCE, ENDED, THREADS, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class SpanExport:
         exporter: SpanExporter,
         count_spans: CountSpans,
         limits: BatchLimits | None = None,
-        runtime: Runtime = THREADS,
+        *,
+        runtime: Runtime,
     ) -> None:
         self._exporter = exporter
         self._first_warning = ""  # first warning of the exporter in the last export

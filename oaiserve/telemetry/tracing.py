@@ -28,7 +28,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord, Whose
 from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
-from oaiserve.runtime import THREADS, Runtime
+from oaiserve.runtime import Runtime
 from oaiserve.telemetry import names
 from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
@@ -96,7 +96,7 @@ class Tracing:
         version: str,
         count_spans: CountSpans,
         sampler: Sampler | None = None,
-        runtime: Runtime = THREADS,
+        runtime: Runtime,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._offset_ns = 0  # The offset of the request whose spans are made.

@@ -23,7 +23,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
-from oaiserve.runtime import Threads
+from oaiserve.runtime import THREADS, Threads
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
 from tests.waiting import wait_until
@@ -154,7 +154,8 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Respon
     options = {"max_step_tokens": 64, "tokenize_workers": 1}
     runtime = Threads(delays.clock)
     engine = make_engine(runner, tokenizer=tokenizer, runtime=runtime, **options)
-    telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
+    measured = Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps)
+    telemetry = Telemetry(measured, recent_requests=4, runtime=THREADS)
 
     async def body() -> AsyncIterator[bytes]:
         yield case.body[:10]

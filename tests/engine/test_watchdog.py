@@ -98,7 +98,7 @@ def test_a_part_may_take_what_its_step_is_expected_to_and_much_more(
     monkeypatch.setattr(watchdog, "load_of", lambda step: Load(decodes=1))
     host = HostTime(Clock())
     cost = None if expected_seconds is None else StepCost((expected_seconds * 1e9,) * len(KNOTS))
-    dog = Watchdog(host, lambda: cost, LEAST_SECONDS)
+    dog = Watchdog(host, lambda: cost, LEAST_SECONDS, runtime=THREADS)
     host.enter(part, Step() if part is HostPart.WAIT else None)
     dog.look()  # The watchdog sees it for the first time.
     assert not looks(dog, most_seconds)
@@ -109,7 +109,7 @@ def test_a_hang_ends_the_process_where_a_supervisor_wants_it(monkeypatch: pytest
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     host = HostTime(Clock())
-    dog = Watchdog(host, lambda: None, LEAST_SECONDS, exits=True)
+    dog = Watchdog(host, lambda: None, LEAST_SECONDS, exits=True, runtime=THREADS)
     host.enter(HostPart.COMMANDS)
     looks(dog, LEAST_SECONDS + 3)
     assert ended == [watchdog.EXIT_CODE]

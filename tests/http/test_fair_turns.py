@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.http.fair_turns import LARGE_BYTES, LONG, MUCH_BYTES, Task, Turns, TurnWorkers
-from oaiserve.runtime import NICENESS
+from oaiserve.runtime import NICENESS, THREADS
 from tests.world.loop import World
 from tests.world.schedules import schedules
 
@@ -96,7 +96,7 @@ def test_pieces_that_take_long_yield_the_cores_to_the_model() -> None:
 
     found: list[int] = []
     has_ended = threading.Event()
-    workers = TurnWorkers(1, "test", has_long=True)
+    workers = TurnWorkers(1, "test", has_long=True, runtime=THREADS)
     workers.add(Task("", 0, work(), lambda _: None, lambda _: None, lambda: None, bool, "test"))
     assert has_ended.wait(60)
     workers.stop()

@@ -226,7 +226,7 @@ def test_a_request_is_found_by_its_trace_as_exemplars_have_that(some: Served) ->
 
 def test_a_request_that_has_ended_is_found_before_its_account_is_written() -> None:
     config = Config("org/demo")
-    telemetry = Telemetry(Measured("org/demo", "", EngineNumbers), recent_requests=8, environ={})
+    telemetry = Telemetry(Measured("org/demo", "", EngineNumbers), recent_requests=8, environ={}, runtime=THREADS)
     with running_server(create_app(config, FakeEngine(), telemetry), config.server) as (url, _):
         for name in ("first", "second", "third"):
             body = {"model": "org/demo", "prompt": "a", "max_tokens": 1}

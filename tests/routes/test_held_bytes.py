@@ -6,6 +6,7 @@ from oaiserve.errors import APIError, Overloaded, Unavailable
 from oaiserve.http.fair_turns import Task, TurnWorkers, Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.routes.intake.receive import HeldBytes
+from oaiserve.runtime import THREADS
 
 
 def test_bytes_are_given_back_however_the_request_ends() -> None:
@@ -31,7 +32,9 @@ def test_late_work_for_a_client_that_has_left_takes_and_logs_nothing(caplog: pyt
 
     failures: list[APIError] = []
     ends = {"done": pytest.fail, "failed": failures.append, "dropped": pytest.fail}
-    TurnWorkers(0, "late").add(Task("client", 60, late(), **ends, is_unwanted=lambda: False, name="late"))
+    TurnWorkers(0, "late", runtime=THREADS).add(
+        Task("client", 60, late(), **ends, is_unwanted=lambda: False, name="late")
+    )
     assert [type(failure) for failure in failures] == [Unavailable]
     assert received.total == 0
     assert not caplog.records

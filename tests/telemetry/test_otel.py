@@ -92,11 +92,12 @@ def test_blanks_and_line_ends_around_values_change_nothing() -> None:
     script = """
 import logging
 import os
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry import make_tracing, tracing
 logging.basicConfig()
 made = []
 tracing.exporter = lambda kind, plain=tracing.exporter: made.append(plain(kind)) or made[0]
-tracing = make_tracing(epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None)
+tracing = make_tracing(epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None, runtime=THREADS)
 print(made[0]._endpoint)
 print(tracing._sampling.sampler.get_description(), tracing._resource.attributes["service.name"])
 tracing.close(1)

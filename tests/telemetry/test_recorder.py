@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oaiserve.facts.record import RequestRecord
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry.recorder import BATCH_SECONDS, YIELD_MAX_QUEUED, YIELD_NS, Recorder
 from tests.world.loop import World
 from tests.world.schedules import schedules
@@ -43,7 +44,7 @@ def fail(record: RequestRecord) -> None:
 def test_records_are_passed_on_by_a_thread_of_their_own(make_record) -> None:
     """The thread is a real one."""
     threads = []
-    recorder = Recorder({"name": lambda _: threads.append(current_thread().name)}, [].append)
+    recorder = Recorder({"name": lambda _: threads.append(current_thread().name)}, [].append, runtime=THREADS)
     recorder.record(make_record())
     recorder.wait_for_queued(60)
     assert threads == ["telemetry"]

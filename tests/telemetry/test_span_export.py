@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext
 
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 from oaiserve.telemetry.collector import CollectorExporter
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
 from tests.plain_http import Handler, running_http
@@ -90,7 +91,7 @@ class Counts:
 def exporting(world: World, limits: BatchLimits = AT_ONCE) -> tuple[Collector, Counts, SpanExport]:
     collector = Collector(world)
     counts = Counts(world)
-    return collector, counts, SpanExport(collector, counts, limits, world)
+    return collector, counts, SpanExport(collector, counts, limits, runtime=world)
 
 
 @pytest.fixture
@@ -256,7 +257,9 @@ def test_spans_that_a_collector_rejects_of_a_batch_are_lost(
     counts = Counts()
     with running_collector() as collector:
         collector.answer = answer if isinstance(answer, bytes) else answer.SerializeToString()
-        export = SpanExport(CollectorExporter(f"{collector.url}/v1/traces"), counts, BatchLimits(8, 3, 60))
+        export = SpanExport(
+            CollectorExporter(f"{collector.url}/v1/traces"), counts, BatchLimits(8, 3, 60), runtime=THREADS
+        )
         export.put(spans("a", 3))
         assert export.close(60)
     assert +counts.by_result == +Counter(ended=3, exported=3 - num_rejected, failed=num_rejected)
@@ -290,7 +293,7 @@ def test_an_answer_without_end_is_read_only_in_part(status: int, result: str) ->
     Endless.taken = SimpleQueue()
     counts = Counts()
     with running_http(Endless) as url:
-        export = SpanExport(CollectorExporter(f"{url}/{status}"), counts, AT_ONCE)
+        export = SpanExport(CollectorExporter(f"{url}/{status}"), counts, AT_ONCE, runtime=THREADS)
         export.put(spans("a", 1))
         assert export.close(60)
         assert Endless.taken.get() < 2**24  # what buffers of sockets hold, with some margin

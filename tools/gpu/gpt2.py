@@ -99,11 +99,10 @@ def measured(made: Started, options: EngineOptions, load: Load, target: Target) 
     arrivals = Arrivals(arrival="at-once")
     if load.interval_ms:
         arrivals = Arrivals(arrival="constant", rate=1000 / load.interval_ms)
+    served = assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options, THREADS)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Engine(
-            EngineParts.of(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options, THREADS), options)
-        ) as engine,
+        Engine(EngineParts.of(served, options)) as engine,
     ):
         texts = Path(folder) / "texts.jsonl"
         write_texts(texts, load)
