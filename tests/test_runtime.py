@@ -1,6 +1,7 @@
 """The real runtime: workers are threads, which wait between two turns and have a priority."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -80,3 +81,9 @@ def test_a_worker_takes_its_turns_without_the_right_to_set_priorities(monkeypatc
         taker.worker.start()
         taker.worker.join()
         assert taker.taken == ["item"]
+
+
+def test_a_later_call_comes_at_the_end_of_the_process_at_the_latest() -> None:
+    script = "from oaiserve.runtime import THREADS; THREADS.later('test', 3600.0, lambda: print('called'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "called\n"
