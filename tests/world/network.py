@@ -11,6 +11,7 @@ from zlib import crc32
 from tests.world.loop import Process, State, World
 
 WINDOW_BYTES = 16 * 1024  # bytes that a process may leave in its socket before its peer must wait
+MOST_READ_BYTES = 256 * 1024  # that an event loop reads from a socket at once
 KEEPALIVE_SECONDS = 10.5
 END = b""
 
@@ -156,7 +157,8 @@ class End(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self.is_closing() or not data:
             return
-        self._unsent.append(bytes(data))
+        for start in range(0, len(data), MOST_READ_BYTES):
+            self._unsent.append(bytes(data[start : start + MOST_READ_BYTES]))
         self._flush()
         if self._unsent and sum(map(len, self._unsent)) >= self._high and not self._has_paused_writing:
             self._has_paused_writing = True

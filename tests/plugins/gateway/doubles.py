@@ -1,8 +1,12 @@
-"""A gateway with replicas, in a world or in threads: servers and engines are real, what models draw is a script."""
+"""A gateway with replicas, in a world or in threads: servers and engines are real, what models draw is a script.
 
+`RawReplica` has neither: it sends bytes.
+"""
+
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Semaphore
 from typing import Any
@@ -28,7 +32,9 @@ from tests.routes.doubles import FakeTelemetry
 from tests.serving import RunningServer
 from tests.waiting import wait_until
 from tests.world.client import WorldSocket
-from tests.world.serving import Place, PlacedServer
+from tests.world.loop import Process
+from tests.world.network import End
+from tests.world.serving import IP, Place, PlacedServer
 
 # A stream that begins late on a busy machine shows no progress, so that its events are always the same.
 OPTIONS = ServerOptions(drain_timeout_seconds=0, progress_after_seconds=0)
@@ -187,11 +193,11 @@ class Fleet:
         """Return what makes calls beside the test."""
         return ThreadPoolExecutor(8) if self.place is None else self.place.threads()
 
-    def wait_for(self, asked: Future[Any], most_seconds: float) -> None:
+    def wait_for(self, condition: Callable[[], object]) -> None:
         if self.place is None:
-            wait([asked], most_seconds)
+            wait_until(condition)
         else:
-            self.place.world.wait_for(asked.done, most_seconds)
+            self.place.world.wait_for(condition)
 
     async def resolve(self, url: str) -> Iterable[Address]:
         return list(self.named)
@@ -202,12 +208,12 @@ class Fleet:
 
     def wait_until_known(self) -> None:
         """Wait until the gateway has heard of all replicas, and of no others."""
-        wait_until(lambda: self.watch.joined - self.watch.silent == {address.name for address in self.named})
+        self.wait_for(lambda: self.watch.joined - self.watch.silent == {address.name for address in self.named})
 
     def begun(self) -> list[Replica]:
         """Wait until a replica computes, and return all of them: this one first."""
         replicas = [*self.replicas.values()]
-        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        self.wait_for(lambda: any(not replica.runner.started.empty() for replica in replicas))
         return sorted(replicas, key=lambda replica: replica.runner.started.empty())
 
     def ask(self, prompt: str = "Hello", **more: Any) -> httpx.Response:
@@ -247,3 +253,70 @@ def fleet(
             for replica in fleet.replicas.values():
                 if replica.runner.is_gated:
                     replica.runner.permit(10_000)
+
+
+GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood"
+BROKEN = b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"
+
+
+class RawReplica:
+    """Answers each request with `answer`, byte for byte, except those for its reports. `answers` has those for paths
+    that begin with a text. An iterable is sent until the gateway has enough."""
+
+    def __init__(self, place: Place) -> None:
+        self.answer = GOOD
+        self.answers: dict[bytes, bytes | Iterable[bytes]] = {}
+        self.num_sent_bytes = 0
+        self.ready_status = b"200"
+        self.num_asked = self.num_reports = 0
+        self.address = Address(IP, place.new_port(), "raw")
+        self._place = place
+        self._process = Process(place.world, self.address.name, IP)
+        place.network.listeners[IP, self.address.port] = (self._process, self._accept)
+
+    def _accept(self, end: End) -> None:
+        world = self._place.world
+        end.attach(asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=world), self._serve, loop=world))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):  # The gateway may end a connection at any time.
+            while head := await reader.readline():
+                length = 0
+                while line := (await reader.readline()).strip():
+                    if line.startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                await reader.readexactly(length)
+                for part in self._answer_to(head):
+                    writer.write(part)
+                    await writer.drain()
+                    self.num_sent_bytes += len(part)
+
+    def _answer_to(self, head: bytes) -> Iterable[bytes]:
+        is_report = head.startswith((b"GET /debug/report", b"GET /ready"))
+        self.num_reports += is_report
+        self.num_asked += not is_report
+        for path, answer in self.answers.items():
+            if head.startswith(b"GET " + path):
+                return [answer] if isinstance(answer, bytes) else answer
+        if not is_report:
+            return [self.answer]
+        status = b"404" if head.startswith(b"GET /debug/report") else self.ready_status
+        return [b"HTTP/1.1 %b OK\r\ncontent-length: 0\r\n\r\n" % status]
+
+    def close(self) -> None:
+        self._place.network.kill(self._process, "kill")
+
+
+@contextmanager
+def gateway_before(
+    place: Place, addresses: list[Address], pace: Pace = QUICK, **options: Any
+) -> Iterator[tuple[Gateway, httpx.Client]]:
+    """Run a gateway in front of these servers, which the test may change, and wait until it has found them."""
+
+    async def resolve(url: str) -> list[Address]:
+        return addresses
+
+    app, made = create_gateway(RouteOptions(replica=("http://raw",), **options), resolve, pace, place.world)
+    with PlacedServer(place, app, OPTIONS, on_drain=made.drain) as server, place.plain(server.url) as http:
+        place.world.wait_for(lambda: made.watch.joined == {address.name for address in addresses})
+        yield made, http

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
@@ -23,10 +22,7 @@ from tests.waiting import LIMIT_SECONDS, wait_until
 from tests.world.serving import Place
 
 
-def test_response_is_found_through_the_gateway_once_its_replica_is_back(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resumption, "LOOK_SECONDS", 0.01)
+def test_response_is_found_through_the_gateway_once_its_replica_is_back(place: Place, tmp_path: Path) -> None:
     store = (StoreOptions(response_store=tmp_path / "responses.db"),)
     with fleet(place, 1, gated=True, of_plugins=store) as running:
         body = {"input": "Hi", "background": True, "max_output_tokens": 4}
@@ -38,12 +34,8 @@ def test_response_is_found_through_the_gateway_once_its_replica_is_back(
         running.named.clear()
         running.add()
         running.wait_until_known()
-
-        def status() -> str:
-            text: str = answered(running.http.get(f"{RESPONSES}/{response_id}"))["status"]
-            return text
-
-        wait_until(lambda: status() == "incomplete")
+        place.world.settle(2 * resumption.LOOK_SECONDS)
+        assert answered(running.http.get(f"{RESPONSES}/{response_id}"))["status"] == "incomplete"
         with running.http.stream("GET", f"{RESPONSES}/{response_id}?stream=true&starting_after=3") as stream:
             assert "response.incomplete" in stream.read().decode()
         replica.runner.permit(100)
@@ -60,7 +52,8 @@ def test_response_is_not_said_to_be_missing_while_a_replica_does_not_answer(plac
         url = f"{RESPONSES}/resp_unknown"
         refused(running.http.get(url), None, "No replica can be reached", status=503)
         running.named.remove(next(one for one in running.named if one.name == replicas[0].name))
-        wait_until(lambda: running.http.get(url).status_code == 404)  # once the gateway has looked up its replicas
+        running.wait_for(lambda: replicas[0].name not in running.watch.upstreams)
+        assert running.http.get(url).status_code == 404
 
 
 # -- a process that is killed ------------------------------------------------------------------------------------------

@@ -1,100 +1,30 @@
 """Replicas that answer what is no HTTP, has no end or is an error, or nothing: what clients and operators notice."""
 
 import json
-import socket
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from oaiserve.plugins.gateway import relay, upstream, watch
-from oaiserve.plugins.gateway.app import create_gateway
-from oaiserve.plugins.gateway.gateway import Gateway
-from oaiserve.plugins.gateway.options import RouteOptions
-from oaiserve.plugins.gateway.watch import Pace
-from oaiserve.runtime import THREADS, Runtime, Threads
-from oaiserve.wire.address import Address
-from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.plugins.gateway.doubles import OPTIONS, QUICK, quick
-from tests.serving import RunningServer
-from tests.waiting import wait_until
+from tests.plugins.gateway.doubles import BROKEN, GOOD, RawReplica, gateway_before, quick
+from tests.world.serving import Place
 
-GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: one\n\n"
 
 
-class RawReplica:
-    """Answers each request with `answer`, byte for byte, except those for its reports. `answers` has those for paths
-    that begin with a text. An iterable is sent until the gateway has enough."""
-
-    def __init__(self) -> None:
-        self.answer = GOOD
-        self.answers: dict[bytes, bytes | Iterable[bytes]] = {}
-        self.num_sent_bytes = 0
-        self.ready_status = b"200"
-        self.num_asked = self.num_reports = 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = Address("127.0.0.1", self._listening.getsockname()[1], "raw")
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
-                threading.Thread(target=self._serve, args=self._listening.accept()[:1], daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with sock, suppress(OSError), sock.makefile("rb") as reader:
-            while head := reader.readline():
-                while (line := reader.readline()).strip():
-                    if line.startswith(b"content-length:"):
-                        length = int(line.split(b":")[1])
-                reader.read(length)
-                is_report = head.startswith((b"GET /debug/report", b"GET /ready"))
-                status = b"404" if head.startswith(b"GET /debug/report") else self.ready_status
-                self.num_reports += is_report
-                self.num_asked += not is_report
-                own = b"HTTP/1.1 %b OK\r\ncontent-length: 0\r\n\r\n" % status
-                answer = next((one for path, one in self.answers.items() if head.startswith(b"GET " + path)), None)
-                answer = answer or (own if is_report else self.answer)
-                for part in [answer] if isinstance(answer, bytes) else answer:
-                    sock.sendall(part)
-                    self.num_sent_bytes += len(part)
-
-    def close(self) -> None:
-        self._listening.close()
-
-
-@contextmanager
-def gateway_before(
-    *replicas: RawReplica, pace: Pace = QUICK, runtime: Runtime = THREADS, **options: Any
-) -> Iterator[tuple[Gateway, httpx.Client]]:
-    async def resolve(url: str) -> list[Address]:
-        return [replica.address for replica in replicas]
-
-    app, made = create_gateway(RouteOptions(replica=("http://raw",), **options), resolve, pace, runtime)
-    with (
-        RunningServer(app, OPTIONS, on_drain=made.drain) as server,
-        httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http,
-    ):
-        wait_until(lambda: len(made.watch.joined) == len(replicas))
-        yield made, http
-
-
 @pytest.fixture
-def two() -> Iterator[tuple[RawReplica, RawReplica]]:
-    replicas = RawReplica(), RawReplica()
+def two(place: Place) -> Iterator[tuple[RawReplica, RawReplica]]:
+    replicas = RawReplica(place), RawReplica(place)
     yield replicas
     for replica in replicas:
         replica.close()
 
 
-@pytest.fixture(scope="module")
-def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
-    replica = RawReplica()
-    with gateway_before(replica) as (_, http):
+@pytest.fixture
+def raw(place: Place) -> Iterator[tuple[RawReplica, httpx.Client]]:
+    replica = RawReplica(place)
+    with gateway_before(place, [replica.address]) as (_, http):
         yield replica, http
     replica.close()
 
@@ -119,14 +49,10 @@ def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
         *("many headers", "a head without an end", "a huge length", "two framings"),
     ],
 )
-def test_an_answer_that_is_no_http_is_a_502(
-    raw: tuple[RawReplica, httpx.Client], answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_no_http_is_a_502(raw: tuple[RawReplica, httpx.Client], answer: bytes) -> None:
     replica, http = raw
     replica.answer = answer
-    with monkeypatch.context() as patch:
-        patch.setattr(upstream, "HEAD_SECONDS", 0.2)
-        got = http.post("/v1/completions", json={"prompt": "Hello"})
+    got = http.post("/v1/completions", json={"prompt": "Hello"})
     assert (got.status_code, got.json()["error"]["code"]) == (502, "bad_gateway")
     assert str(replica.address.port) not in got.text
     replica.answer = GOOD
@@ -162,52 +88,48 @@ def test_an_event_without_end_ends_its_stream_with_an_error(
     assert json.loads(lines[3].removeprefix("data: "))["error"]["type"] == "overloaded_error"
 
 
-BROKEN = b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"
-
-
 def ask_some(http: httpx.Client, number: int = 40) -> set[int]:
     return {http.post("/v1/completions", json={"prompt": f"{one}"}).status_code for one in range(number)}
 
 
 def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
-    two: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, two: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    later_ns = [0]
-    runtime = Threads(lambda: THREADS.clock_ns() + later_ns[0])
     broken, good = two
     broken.answer = BROKEN
-    before = gateway_before(*two, pace=quick(pause_seconds=100), runtime=runtime)
+    before = gateway_before(place, [broken.address, good.address], quick(report_seconds=5.0, pause_seconds=100))
     with before as (made, http), caplog.at_level("WARNING"):
         monkeypatch.setattr(watch, "MOST_PAUSE_SECONDS", 250)
         out = made.watch.upstreams[broken.address.name]
         for times, seconds in enumerate((100, 200, 250), start=1):
-            # The other one is silent, too, behind the leap in time: until its next report, any is as good as it.
-            wait_until(lambda: out.name not in made.watch.silent and good.num_reports > 2)
             assert ask_some(http) == {200}, "the other one answers in its place"
             lines = [line for line in caplog.messages if "because they keep failing" in line]
             assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
             labels = {"replica": str(out.number)}
             assert made.metrics.registry.get_sample_value("oaiserve_gateway_ejected_total", labels) == times
             assert broken.num_asked == watch.MOST_FAILURES + times - 1
-            later_ns[0] += seconds * 10**9
-            good.num_reports = 0
+            place.world.settle(seconds - 2)
+            assert out.name in made.watch.silent
+            place.world.settle(8)
+            assert out.name not in made.watch.silent
         broken.answer = GOOD
-        wait_until(lambda: out.name not in made.watch.silent)
         assert ask_some(http) == {200}
         assert out.num_pauses == 0
 
 
-def test_of_replicas_that_all_fail_half_are_left_out(two: tuple[RawReplica, RawReplica]) -> None:
+def test_of_replicas_that_all_fail_half_are_left_out(place: Place, two: tuple[RawReplica, RawReplica]) -> None:
     for replica in two:
         replica.answer = b"SMTP 220 hello\r\n"
-    with gateway_before(*two, pace=quick(pause_seconds=1000)) as (made, http):
+    with gateway_before(place, [one.address for one in two], quick(pause_seconds=1000)) as (made, http):
         assert ask_some(http) == {502}
         assert len(made.watch.silent) == 1
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplica, RawReplica], number: int) -> None:
-    with gateway_before(*two[:number], pace=quick(pause_seconds=1000)) as (made, http):
+def test_a_request_at_which_all_replicas_fail_puts_none_out(
+    place: Place, two: tuple[RawReplica, RawReplica], number: int
+) -> None:
+    with gateway_before(place, [one.address for one in two[:number]], quick(pause_seconds=1000)) as (made, http):
         for replica in two:
             replica.answer = BROKEN
         for path in ("/v1/completions", "/v1/files", "/v1/batches", "/v1/nothing"):
@@ -220,30 +142,34 @@ def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplic
 
 
 def test_a_failure_is_not_hidden_by_a_replica_that_does_not_know_what_it_is_about(
-    two: tuple[RawReplica, RawReplica],
+    place: Place, two: tuple[RawReplica, RawReplica]
 ) -> None:
     two[0].answer = BROKEN
     two[1].answer = BROKEN.replace(b"500", b"404")
-    seen: set[int] = set()
-    with gateway_before(*two) as (made, http):
-        # On a busy machine, one of them may be silent for a moment.
-        wait_until(lambda: seen.update(ask_some(http, 4)) or seen == {404, 500})
+    with gateway_before(place, [one.address for one in two]) as (made, http):
+        sessions = [{"x-session-id": f"{number}"} for number in range(40)]
+        answers = [http.post("/v1/completions", json={"prompt": "Hello"}, headers=session) for session in sessions]
+        assert {answer.status_code for answer in answers} == {404, 500}
         assert not any(one.num_failures for one in made.watch.upstreams.values())
 
 
-def test_the_answer_that_is_not_passed_on_is_not_held(two: tuple[RawReplica, RawReplica]) -> None:
+def test_the_answer_that_is_not_passed_on_is_not_held(place: Place, two: tuple[RawReplica, RawReplica]) -> None:
     endless = b"HTTP/1.1 %d No\r\ntransfer-encoding: chunked\r\n\r\n"
-    with gateway_before(*two) as (made, http):
+    with gateway_before(place, [one.address for one in two]) as (made, http):
         for status in (500, 503, 429):
             two[0].answer = endless % status
             assert ask_some(http, 8) == {200}
         bad = made.watch.upstreams[two[0].address.name]
-        wait_until(lambda: not bad.connections - {*bad.idle})
+        place.world.settle()
+        assert not bad.connections - {*bad.idle}
 
 
-def test_no_reports_are_logged_once(two: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture) -> None:
-    with gateway_before(two[0]) as (made, _):
+def test_no_reports_are_logged_once(
+    place: Place, two: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway_before(place, [two[0].address]) as (made, _):
         for status in (b"503", b"200", b"503"):
             two[0].ready_status = status
-            wait_until(lambda: made.is_ready is (two[0].ready_status == b"200"))
+            place.world.settle(1)
+            assert made.is_ready is (status == b"200")
     assert sum("gives no reports" in line for line in caplog.messages) == 1

@@ -6,7 +6,6 @@ import http.client
 import json
 import random
 import re
-import socket
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -37,7 +36,7 @@ from oaiserve.wire.address import Address
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
 from oaiserve.wire.routing_decision import of_text
 from tests.e2e.raw_client import send_request
-from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
+from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.plugins.gateway.doubles import (
     BEHIND_A_GATEWAY,
     OPTIONS,
@@ -50,7 +49,6 @@ from tests.plugins.gateway.doubles import (
     quick,
 )
 from tests.serving import RunningServer
-from tests.waiting import wait_until
 from tests.world.serving import Place
 
 COMPLETIONS = "/v1/completions"
@@ -113,7 +111,7 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here_whate
     lies = {"x-forwarded-for": "6.6.6.6", "forwarded": "for=6.6.6.6", "x-oaiserve-route": "replica=a; reason=b"}
     answer = four.ask(headers=headers | lies)
     records = four.replicas[replica_of(answer)].telemetry.records
-    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
+    while (record := records.get()).request_id != "known":
         pass
     assert record.trace.trace_id_hex == trace_id
     name = replica_of(answer)
@@ -134,7 +132,7 @@ def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Flee
     key = prompt_of({"prompt": text}).keys[0]
     with four.straight(owner.name) as http:
         assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
-    wait_until(lambda: bool(four.gateway.router.fleet.holders.find(key)))
+    four.wait_for(lambda: four.gateway.router.fleet.holders.find(key))
     answer = four.ask(text)
     assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
@@ -200,7 +198,7 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
     assert post({"prompt": "x"}, headers | {"content-encoding": "br"}).status_code == 415
     damaged = four.http.post(COMPLETIONS, content=compress(b"{}")[:-1], headers=headers)
     assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
-    wait_until(lambda: four.gateway.bodies.received.total == 0)
+    assert four.gateway.bodies.received.total == 0
 
 
 def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
@@ -235,14 +233,6 @@ def session_of(running: Fleet, name: str) -> str:
     return str(next(number for number, one in enumerate(first) if one == name))
 
 
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full(place: Place) -> None:
     with fleet(place, 2, gated=True, max_running=1, max_waiting=1) as running, place.threads() as threads:
         asked = []
@@ -257,18 +247,18 @@ def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full
         ask()
         first, second = replicas = running.begun()
         ask()
-        wait_until(lambda: is_waiting(first))
+        running.wait_for(lambda: is_waiting(first))
         ask()
-        second.runner.started.get(timeout=TIMEOUT_SECONDS)
+        second.runner.started.get()
         ask()
-        wait_until(lambda: is_waiting(second))
+        running.wait_for(lambda: is_waiting(second))
         refused = running.ask(headers={"x-session-id": "one"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
         assert running.metric("oaiserve_gateway_moved_total", reason="429") == 3
         for replica in replicas:
             replica.runner.permit(1000)
-        answered = [replica_of(one.result(TIMEOUT_SECONDS)) for one in asked]
+        answered = [replica_of(one.result()) for one in asked]
         assert answered == [first.name, first.name, second.name, second.name]
 
 
@@ -294,7 +284,7 @@ def test_the_faster_a_replica_reports_the_sooner_it_is_missed(place: Place) -> N
     with fleet(place, 2, pace=quick(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
         hung, _ = running.replicas.values()
         with hung.server.hanging():
-            wait_until(lambda: hung.name in running.watch.silent)
+            running.wait_for(lambda: hung.name in running.watch.silent)
 
 
 def test_requests_for_hung_replicas_are_refused_at_once_until_one_reports(place: Place) -> None:
@@ -305,7 +295,7 @@ def test_requests_for_hung_replicas_are_refused_at_once_until_one_reports(place:
             assert [running.ask().status_code for _ in range(5)] == [503] * 5
             assert running.watch.hung == {replica.name}
             assert running.metric("oaiserve_gateway_ejected_total", replica="1") == 0
-        wait_until(lambda: not running.watch.silent)
+        running.wait_for(lambda: not running.watch.silent)
         assert running.watch.hung == set()
         assert running.ask().status_code == 200
 
@@ -339,10 +329,9 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(
     with fleet(place, 2, pace=quick(report_seconds=TIMEOUT_SECONDS)) as running:
         victim, other = running.replicas
         running.replicas[victim].server.kill()
-        wait_until(lambda: not accepts(running.replicas[victim].server.port))
         client = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
         assert running.ask(headers={"x-session-id": session_of(running, victim), **client}).status_code == 200
-        record = running.replicas[other].telemetry.records.get(timeout=TIMEOUT_SECONDS)
+        record = running.replicas[other].telemetry.records.get()
         place.world.settle(10.0)  # Spans are exported every five seconds.
     server, failed, answered = kept.get_finished_spans()
     assert (server.name, server.kind, server.parent.span_id) == ("POST /v1/completions", SpanKind.SERVER, 9)
@@ -370,7 +359,7 @@ def test_a_state_goes_on_with_the_trace_that_it_belongs_to(
     with fleet(place, 1) as running:
         running.ask(headers=[("traceparent", traceparent), ("tracestate", "a=1"), ("tracestate", "b=2")])
         (replica,) = running.replicas.values()
-        record = replica.telemetry.records.get(timeout=TIMEOUT_SECONDS)
+        record = replica.telemetry.records.get()
     assert (record.trace.trace_id == 7, record.trace.tracestate) == (expected is not None, expected)
 
 
@@ -398,13 +387,14 @@ def test_a_client_that_leaves_takes_its_request_along(place: Place, stream: bool
     with fleet(place, 1, gated=True) as running:
         (replica,) = running.replicas.values()
         sock = send_request(running, prompt="Hi", max_tokens=20, stream=stream)
-        replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
+        replica.runner.started.get()  # its prompt is being computed
         sock.close()
-        wait_until(lambda: running.watch.upstreams[replica.name].num_open == 0)
+        place.world.settle()
+        assert running.watch.upstreams[replica.name].num_open == 0
+        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1
         replica.runner.permit(100)  # the replica may learn of it some steps later
-        wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
-        wait_until_idle(replica.engine)
-        wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1)
+        running.wait_for(lambda: replica.engine.snapshot().load.num_open == 0)
+        running.wait_for(lambda: replica.engine.snapshot().idle_since_ns is not None)
 
 
 def test_a_server_that_gives_no_reports_is_used_all_the_same(place: Place) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,7 +11,6 @@ from openai import OpenAI
 from tests.missing_plugins import is_served
 from tests.plugins.gateway.doubles import SIGNATURE, Fleet, fleet
 from tests.published import published
-from tests.waiting import wait_until
 from tests.world.serving import Place
 
 
@@ -22,7 +20,7 @@ def two_models(place: Place) -> Iterator[Fleet]:
     with fleet(place, 2) as running:
         running.add(model="other")
         running.wait_until_known()
-        wait_until(lambda: running.gateway.router.differ)
+        running.wait_for(lambda: running.gateway.router.differ)
         yield running
 
 
@@ -51,7 +49,7 @@ def test_a_path_names_the_same_model_before_and_behind_the_gateway(place: Place,
         file.touch()
     with fleet(place, 0) as running:
         replicas = [running.add(model=str(file)) for file in files]
-        wait_until(lambda: running.gateway.router.differ and len(running.watch.joined - running.watch.silent) == 3)
+        running.wait_for(lambda: running.gateway.router.differ and len(running.watch.joined) == 3)
         for file, replica in zip(files, replicas, strict=True):
             answers = [running.ask(f"{number}", body={"model": str(file)}) for number in range(8)]
             assert {answer.headers[SIGNATURE] for answer in answers} == {replica.name}
@@ -110,22 +108,15 @@ def sdk(place: Place, two_models: Fleet) -> Iterator[OpenAI]:
 
 
 def make_at_several(two_models: Fleet, path: str, make: Callable[[int], None]) -> None:
-    """Make 20 objects, and more until several servers have some: on a busy machine, one may be silent for a while."""
-    numbers = count()
-    for _ in range(20):
-        make(next(numbers))
-
-    def has_homes() -> bool:
-        homes = [name for name in two_models.replicas if two_models.straight(name).get(path).json()["data"]]
-        if len(homes) < 2:
-            make(next(numbers))
-        return len(homes) > 1
-
-    wait_until(has_homes)
+    """Make 20 objects, of which several servers get some."""
+    for number in range(20):
+        make(number)
+    homes = [name for name in two_models.replicas if two_models.straight(name).get(path).json()["data"]]
+    assert len(homes) > 1
 
 
 @pytest.mark.plugin("batches")
-def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fleet, sdk: OpenAI) -> None:
+def test_files_and_batches_are_found_at_whichever_server_has_them(place: Place, two_models: Fleet, sdk: OpenAI) -> None:
     files = []
     batches = []
 
@@ -137,8 +128,8 @@ def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fl
         batches.append(made.id)
 
     make_at_several(two_models, "/v1/batches", make)
+    place.world.settle(1)
     for batch_id in batches:
-        wait_until(lambda batch_id=batch_id: sdk.batches.retrieve(batch_id).status == "completed")
         assert sdk.files.content(sdk.batches.retrieve(batch_id).output_file_id).text.count("\n") == 1
         assert sdk.batches.cancel(batch_id).status == "completed"
     assert sorted(batch.id for batch in sdk.batches.list(limit=1)) == sorted(batches), "it reads all pages"
@@ -196,8 +187,8 @@ def test_batches_of_messages_are_found_at_whichever_server_has_them(place: Place
         make_at_several(two_models, "/v1/messages/batches", make)
         listed = [batch.id for batch in batches.list(limit=3)]
         assert sorted(listed) == sorted(ids), "it reads all pages"
-        for batch_id in ids:
-            wait_until(lambda batch_id=batch_id: batches.retrieve(batch_id).processing_status == "ended")
+        place.world.settle(1)
+        assert {batches.retrieve(batch_id).processing_status for batch_id in ids} == {"ended"}
         page = two_models.http.get(f"/v1/messages/batches?before_id={listed[4]}&limit=2").json()
         assert ([batch["id"] for batch in page["data"]], page["has_more"]) == (listed[2:4], True)
         assert "next_page" not in page

@@ -11,18 +11,14 @@ import httpx
 import pytest
 
 from oaiserve.plugins.gateway import gateway, lists, sent_pieces, upstream, watch
-from oaiserve.plugins.gateway.app import create_gateway
-from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.wire.address import Address
 from oaiserve.wire.continuation import Piece, mark
 from oaiserve.wire.report import MOST_REPORT_BYTES
-from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.plugins.gateway.doubles import OPTIONS, QUICK
-from tests.plugins.gateway.test_bad_answers import BROKEN, GOOD, RawReplica, gateway_before
-from tests.serving import RunningServer
-from tests.waiting import wait_until
+from tests.plugins.gateway.doubles import BROKEN, GOOD, RawReplica, gateway_before
+from tests.world.network import MOST_READ_BYTES
+from tests.world.serving import Place
 
-MOST_IN_FLIGHT_BYTES = 16 * 2**20  # socket buffers on both sides
+MOST_IN_FLIGHT_BYTES = 4 * MOST_READ_BYTES  # in sockets and event loops of both sides
 Content = bytes | Iterable[bytes]
 REPORT: dict[str, Any] = {
     "incarnation": "a",
@@ -59,8 +55,8 @@ def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: c
 
 
 @pytest.fixture
-def replicas() -> Iterator[tuple[RawReplica, RawReplica]]:
-    found = RawReplica(), RawReplica()
+def replicas(place: Place) -> Iterator[tuple[RawReplica, RawReplica]]:
+    found = RawReplica(place), RawReplica(place)
     yield found
     for replica in found:
         replica.close()
@@ -85,13 +81,13 @@ BAD_REPORTS: dict[str, Content] = {
 
 @pytest.mark.parametrize("bad", BAD_REPORTS.values(), ids=BAD_REPORTS)
 def test_report_that_cannot_be_read_counts_as_none(
-    replicas: tuple[RawReplica, RawReplica], bad: Content, caplog: pytest.LogCaptureFixture
+    place: Place, replicas: tuple[RawReplica, RawReplica], bad: Content, caplog: pytest.LogCaptureFixture
 ) -> None:
     liar, sound = replicas
     liar.answers[b"/debug/report"] = bad
     sound.answers[b"/debug/report"] = as_page(REPORT)
-    with gateway_before(*replicas) as (made, http):
-        wait_until(lambda: liar.num_reports > 4)
+    with gateway_before(place, [liar.address, sound.address]) as (made, http):
+        place.world.wait_for(lambda: liar.num_reports > 4)
         upstreams = made.watch.upstreams
         assert upstreams[sound.address.name].report is not None
         assert upstreams[liar.address.name].report is None
@@ -104,24 +100,25 @@ def test_report_that_cannot_be_read_counts_as_none(
 
 
 def test_replica_keeps_its_models_while_its_reports_cannot_be_read(
-    replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
+    place: Place, replicas: tuple[RawReplica, RawReplica]
 ) -> None:
-    monkeypatch.setattr(watch, "MUTE_SECONDS", 0.2)
     one, other = replicas
     one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "aliases": ["a.gguf"]})
     other.answers[b"/debug/report"] = as_page(REPORT | {"models": ["b"]})
-    with gateway_before(*replicas) as (made, http):
-        wait_until(lambda: made.router.differ)
+    with gateway_before(place, [one.address, other.address]) as (made, http):
+        assert made.router.differ
         one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "aliases": ["a.gguf"], "step_seconds": 1e7})
         watched = made.watch.upstreams[one.address.name]
-        wait_until(lambda: watched.report is None)
+        place.world.settle(1)
+        assert watched.report is None
         num_before = other.num_asked
         for number in range(10):
             for name in ("a", "a.gguf"):
                 assert http.post("/v1/completions", json={"model": name, "prompt": f"{number}"}).text == "good"
         assert other.num_asked == num_before, "it has another model"
         one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "number": 2})
-        wait_until(lambda: watched.report is not None)
+        place.world.settle(watch.MUTE_SECONDS)
+        assert watched.report is not None
 
 
 GOOD_ITEM = {"id": "file-good", "created_at": 5, "object": "file"}
@@ -146,33 +143,31 @@ BAD_LISTS: dict[str, Content] = {
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
 @pytest.mark.parametrize("bad", BAD_LISTS.values(), ids=BAD_LISTS)
 def test_list_of_a_liar_leaves_those_of_the_others(
-    replicas: tuple[RawReplica, RawReplica], path: str, bad: Content
+    place: Place, replicas: tuple[RawReplica, RawReplica], path: str, bad: Content
 ) -> None:
     liar, sound = replicas
     liar.answers[b"/v1/"] = bad
     sound.answers[b"/v1/"] = as_page({"data": [*ODD_ITEMS, GOOD_ITEM]})
-    with gateway_before(*replicas) as (_, http):
+    with gateway_before(place, [liar.address, sound.address]) as (_, http):
         answer = http.get(path)
     assert (answer.status_code, answer.json()["data"]) == (200, [GOOD_ITEM])
     assert liar.num_sent_bytes < lists.MOST_LIST_BYTES + MOST_IN_FLIGHT_BYTES
 
 
-def test_list_without_an_end_is_read_for_some_pages(replicas: tuple[RawReplica, RawReplica]) -> None:
+def test_list_without_an_end_is_read_for_some_pages(place: Place, replicas: tuple[RawReplica, RawReplica]) -> None:
     liar, _ = replicas
     liar.answers[b"/v1/"] = as_page({"data": [{**GOOD_ITEM, "padding": "a" * 1000}], "has_more": True})
-    with gateway_before(liar) as (_, http):
+    with gateway_before(place, [liar.address]) as (_, http):
         assert http.get("/v1/files").json()["data"][0]["id"] == "file-good"
     assert liar.num_asked == lists.MOST_PAGES
 
 
-def test_silent_list_is_given_up(replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "LIST_SECONDS", 0.2)
+def test_silent_list_is_given_up(place: Place, replicas: tuple[RawReplica, RawReplica]) -> None:
     liar, sound = replicas
     liar.answers[b"/v1/"] = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n["
     sound.answers[b"/v1/"] = as_page({"data": [GOOD_ITEM]})
-    with gateway_before(*replicas) as (_, http):
-        # On a busy machine, the list of the sound one may be late, too.
-        wait_until(lambda: http.get("/v1/files").json()["data"] == [GOOD_ITEM])
+    with gateway_before(place, [liar.address, sound.address]) as (_, http):
+        assert http.get("/v1/files").json()["data"] == [GOOD_ITEM]
 
 
 ODD_MODELS: list[Any] = [
@@ -183,14 +178,14 @@ ODD_MODELS: list[Any] = [
 
 
 @pytest.mark.parametrize("api", [{}, {"anthropic-version": "2023-06-01"}], ids=["OpenAI", "Anthropic"])
-def test_odd_models_are_left_out(replicas: tuple[RawReplica, RawReplica], api: dict[str, str]) -> None:
+def test_odd_models_are_left_out(place: Place, replicas: tuple[RawReplica, RawReplica], api: dict[str, str]) -> None:
     liar, sound = replicas
     nested = {"id": "deep", "details": json.loads("[" * 60 + "]" * 60)}
     for replica, models in ((liar, [*ODD_MODELS, nested]), (sound, [{"id": "m", "created": 3}])):
         replica.answers[b"/debug/report"] = as_page(REPORT | {"models": [replica.address.name]})
         replica.answers[b"/v1/models"] = as_page({"data": models})
-    with gateway_before(*replicas) as (made, http):
-        wait_until(lambda: made.router.differ)
+    with gateway_before(place, [liar.address, sound.address]) as (made, http):
+        assert made.router.differ
         answer = http.get("/v1/models", headers=api)
         liar.answers[b"/v1/models"] = BROKEN
         without = http.get("/v1/models", headers=api)
@@ -211,13 +206,13 @@ def chunk(content: bytes) -> bytes:
 
 
 def test_marks_without_an_end_are_forgotten(
-    replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
+    place: Place, replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sent_pieces, "MOST_SENT_BYTES", 100)
     liar, _ = replicas
     event = b"data: a\n\n" + mark(Piece(0, [1, 2, 3]))
     whole = STREAM + chunk(event) * 100
-    with gateway_before(liar) as (made, http):
+    with gateway_before(place, [liar.address]) as (made, http):
         liar.answer = whole + b"0\r\n\r\n"
         asked = {"prompt": "Hi", "stream": True}
         assert http.post("/v1/completions", json=asked).text == "data: a\n\n" * 100
@@ -229,75 +224,72 @@ def test_marks_without_an_end_are_forgotten(
 
 
 def test_marks_without_an_end_take_turns(
-    replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
+    place: Place, replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream, "LARGE_PARTS_BYTES_PER_SECOND", 1)  # the first of them waits for hours
     liar, _ = replicas
-    liar.answers[b"/v1/flood"] = endless(mark(Piece(0, [1])) * 1000, STREAM)
-    with gateway_before(liar) as (made, http):
+    liar.answers[b"/v1/flood"] = endless(mark(Piece(0, [1])) * 10_000, STREAM)
+    with gateway_before(place, [liar.address]) as (made, http):
         upstream_of_liar = made.watch.upstreams[liar.address.name]
         with http.stream("GET", "/v1/flood"):
-            wait_until(upstream_of_liar.turns.locked)
+            place.world.wait_for(upstream_of_liar.turns.locked)
             assert [http.get("/health").status_code for _ in range(9)] == [200] * 9
         assert liar.num_sent_bytes < MOST_IN_FLIGHT_BYTES
 
 
-@pytest.mark.parametrize("end", [b"0\r\n" + b"a: b\r\n" * 50_000, b"1;a=" + b"b" * 200_000])
-def test_endless_trailers_end_an_answer(replicas: tuple[RawReplica, RawReplica], end: bytes) -> None:
+@pytest.mark.parametrize("end", [b"0\r\n" + b"a: b\r\n" * 100_000, b"1;a=" + b"b" * 600_000])
+def test_endless_trailers_end_an_answer(place: Place, replicas: tuple[RawReplica, RawReplica], end: bytes) -> None:
     liar, _ = replicas
     liar.answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"good") + end
-    with gateway_before(liar) as (_, http), pytest.raises(httpx.RemoteProtocolError):
+    with gateway_before(place, [liar.address]) as (_, http), pytest.raises(httpx.ReadError):
         http.post("/v1/completions", json={"prompt": "Hi"})
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_length_of_an_answer_without_a_body_is_dropped(replicas: tuple[RawReplica, RawReplica], status: int) -> None:
+def test_length_of_an_answer_without_a_body_is_dropped(
+    place: Place, replicas: tuple[RawReplica, RawReplica], status: int
+) -> None:
     liar, _ = replicas
     liar.answer = GOOD.replace(b"200", b"%d" % status).removesuffix(b"good")
-    with gateway_before(liar) as (_, http):
+    with gateway_before(place, [liar.address]) as (_, http):
         assert [http.get("/v1/other").status_code for _ in range(3)] == [status] * 3
 
 
 def test_request_passes_few_gateways_and_no_circle(
-    replicas: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture
+    place: Place, replicas: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture
 ) -> None:
-    next_address = replicas[0].address
+    first, _ = replicas
+    address = first.address
+    clients = []
     with ExitStack() as stack:
-        urls = []
         for _ in range(gateway.MOST_HOPS + 1):
-
-            async def resolve(url: str, address: Address = next_address) -> list[Address]:
-                return [address]
-
-            app, made = create_gateway(RouteOptions(replica=("http://next",)), resolve, QUICK)
-            server = stack.enter_context(RunningServer(app, OPTIONS))
-            wait_until(lambda made=made: made.is_ready)
-            next_address = Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
-            urls.append(server.url)
-        http = stack.enter_context(httpx.Client(timeout=TIMEOUT_SECONDS))
+            _, http = stack.enter_context(gateway_before(place, [address]))
+            address = address_of_gateway(http)
+            clients.append(http)
         asked = {"prompt": "Hello"}
-        assert http.post(f"{urls[-2]}/v1/completions", json=asked).text == "good"
-        refused = [http.post(f"{urls[-1]}/v1/completions", json=asked) for _ in range(5)]
+        assert clients[-2].post("/v1/completions", json=asked).text == "good"
+        refused = [clients[-1].post("/v1/completions", json=asked) for _ in range(5)]
     assert {answer.status_code for answer in refused} == {508}
     assert refused[0].json()["error"]["code"] == "loop_detected"
-    assert replicas[0].num_asked == 1
+    assert first.num_asked == 1
     assert sum("has passed 4 gateways" in line for line in caplog.messages) == 1
 
 
-def test_gateway_that_is_its_own_replica_refuses_at_last(replicas: tuple[RawReplica, RawReplica]) -> None:
+def test_gateway_that_is_its_own_replica_refuses_at_last(place: Place, replicas: tuple[RawReplica, RawReplica]) -> None:
     sound, _ = replicas
     listed = [sound.address]
-
-    async def resolve(url: str) -> list[Address]:
-        return listed
-
-    app, made = create_gateway(RouteOptions(replica=("http://own",)), resolve, QUICK)
-    with RunningServer(app, OPTIONS) as server, httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http:
-        own = Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
+    with gateway_before(place, listed) as (made, http):
+        own = address_of_gateway(http)
         listed.append(own)
-        wait_until(lambda: made.watch.joined == {sound.address.name, own.name})
+        place.world.wait_for(lambda: made.watch.joined == {sound.address.name, own.name})
         assert http.post("/v1/completions", json={"prompt": "Hello"}).text == "good"
         made.watch.exclude = lambda *_: None  # nobody notices that the sound one is gone
         listed.remove(sound.address)
-        wait_until(lambda: made.watch.joined == {own.name})
+        place.world.wait_for(lambda: made.watch.joined == {own.name})
         assert http.post("/v1/completions", json={"prompt": "Hello"}).status_code == 508
+
+
+def address_of_gateway(http: httpx.Client) -> Address:
+    host = http.base_url.host
+    port = http.base_url.port or 0
+    return Address(host, port, f"{host}:{port}")

@@ -18,7 +18,6 @@ from tests.e2e.browser import (  # noqa: F401
     weak_contrasts,
 )
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
-from tests.waiting import wait_until
 from tests.world.serving import Place
 
 
@@ -35,17 +34,12 @@ def test_feed_has_numbers_states_and_addresses_of_replicas(place: Place) -> None
         (first, second) = running.replicas
         for number in range(6):
             assert running.ask(f"{number}").status_code == 200
-        # The end of a request is counted when its last bytes have been sent, which may be after they were read.
-        wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending="answered") == 6)
+        place.world.settle()
+        assert running.metric("oaiserve_gateway_requests_total", ending="answered") == 6
         running.watch.upstreams[first].out_until_ns = 2**62  # before, so that its next report doesn't bring it back
         running.watch.exclude(first, "a test")
-        found: dict[str, Any] = {}
-
-        def is_idle() -> bool:
-            found.update(told(running)["fleet"])
-            return all(replica["num_running"] == 0 for replica in found["replicas"])
-
-        wait_until(is_idle)  # A report may be of a moment in which the replica computed.
+        found = told(running)["fleet"]
+        assert all(replica["num_running"] == 0 for replica in found["replicas"])
         assert found["requests"]["answered"] == 6
         assert found["continued"] == {"alike": 0, "unlike": 0, "failed": 0}
         assert [replica["number"] for replica in found["replicas"]] == [1, 2]
@@ -99,7 +93,6 @@ def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: 
             assert page.locator("#replicas td").evaluate_all(cut) == 0
         (silent, *_) = running.replicas
         running.named = [address for address in running.named if address.name != silent]
-        wait_until(lambda: silent not in running.watch.upstreams)
         page.wait_for_selector("#tiles div:has-text('Replicas') dd:text-is('1 of 1')")
         assert page.locator("#replicas tr").count() == 1
         page.goto("about:blank")
