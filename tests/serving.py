@@ -159,9 +159,6 @@ class Served:
         url = httpx.URL(self.url)
         return socket.create_connection((url.host, url.port or 0), timeout=60)
 
-    def wait_until(self, condition: Callable[[], object]) -> None:
-        wait_until(condition)
-
     def sdk(self, key: str = "any") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 

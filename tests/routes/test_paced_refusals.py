@@ -202,7 +202,7 @@ def test_a_refusal_is_held_back_alone_and_only_until_the_server_ends(place: Plac
     with place.threads() as threads:
         with serving(place, Config("org/demo", ServerOptions(drain_timeout_seconds=0))) as served:
             asking = threads.submit(served.client().get, "/nothing")
-            served.wait_until(lambda: begun)
+            place.world.wait_for(lambda: begun)
             assert served.complete().status_code == 200
             assert not asking.done()
-        assert asking.result(60).status_code == 404
+        assert asking.result().status_code == 404

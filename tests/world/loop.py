@@ -348,6 +348,9 @@ class World(asyncio.BaseEventLoop):
     async def create_connection(self, make: Callable[[], Any], ip: str, port: int, **tls: Any) -> Any:
         return await self.network.connect(_process.get(), make, ip, port)
 
+    async def create_unix_connection(self, make: Callable[[], Any], path: str) -> Any:
+        return await self.network.connect(_process.get(), make, path, 0)
+
     async def connect_accepted_socket(self, make: Callable[[], Any], sock: Any, **tls: Any) -> Any:
         sock.attach(protocol := make())
         return sock, protocol

@@ -151,6 +151,10 @@ class Telemetry(FakeTelemetry):
 class WorldServer(Server):
     """A server that has no listening socket."""
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.is_up = asyncio.Event()
+
     async def serve_in(self, network: Network, process: Process, place: tuple[str, int]) -> None:
         """Serve at this address, until `should_exit`."""
         self.config.date_header = False  # uvicorn would read the machine's clock for it.
@@ -159,6 +163,7 @@ class WorldServer(Server):
         await self.startup()
         await self.on_tick(0)
         network.listeners[place] = (process, self.accept)
+        self.is_up.set()
         while not await self.on_tick(1):  # noqa: ASYNC110 - as uvicorn does
             await asyncio.sleep(1.0)
         network.listeners.pop(place, None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -48,14 +49,14 @@ class Place:
 
     def client_of(self, url: str) -> httpx.Client:
         """Return a client that checks the answers."""
-        return checked(httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client)))
+        return checked(httpx.Client(base_url=url, timeout=None, transport=transport(self.world, self.client)))
 
     def connect(self, url: str) -> WorldSocket:
-        return WorldSocket(self.world, self.client, IP, httpx.URL(url).port or 0, 60.0)
+        return WorldSocket(self.world, self.client, IP, httpx.URL(url).port or 0)
 
     def plain(self, url: str) -> httpx.Client:
         """Return a client that does not check the answers."""
-        return httpx.Client(base_url=url, timeout=60, transport=transport(self.world, self.client))
+        return httpx.Client(base_url=url, timeout=None, transport=transport(self.world, self.client))
 
     def sdk_of(self, url: str, key: str = "any") -> OpenAI:
         http = client_of_sdk(openai, self.world, self.client)
@@ -89,24 +90,30 @@ class Place:
 
 
 class PlacedServer(WorldServer):
-    """A server of this world. `should_exit` ends it as a signal would."""
+    """A server of this world. `should_exit` ends it as a signal would. `serving` is its task."""
 
-    def __init__(self, place: Place, app: Starlette, options: ServerOptions, **callbacks: Any) -> None:
+    def __init__(
+        self, place: Place, app: Starlette, options: ServerOptions, *, path: Path | None = None, **callbacks: Any
+    ) -> None:
+        """With a `path`, it listens on this Unix socket, as a child process of a gateway does."""
         connections = allowed_connections(options, place.world.clock_ns)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
-        super().__init__(app, options, connections, **callbacks)
+        super().__init__(app, options, connections, trusts_peers=path is not None, **callbacks)
         self._place = place
         self.port = place.new_port()
         self.url = f"http://{IP}:{self.port}"
         self.process = Process(place.world, f"server {self.port}", IP)
+        self._address = (IP, self.port) if path is None else (str(path), 0)
+
+    def begin(self) -> None:
+        self.serving = self.process.run(self.serve_in, self._place.network, self.process, self._address)
 
     def __enter__(self) -> PlacedServer:
-        network = self._place.network
-        self._serving = self.process.run(self.serve_in, network, self.process, (IP, self.port))
-        self._place.world.wait_for(lambda: (IP, self.port) in network.listeners or self._serving.done())
-        if self._serving.done():
-            self._serving.result()
+        self.begin()
+        self._place.world.wait_for(lambda: self.is_up.is_set() or self.serving.done())
+        if self.serving.done():
+            self.serving.result()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,8 +121,8 @@ class PlacedServer(WorldServer):
         self.wait_for_end()
 
     def wait_for_end(self) -> None:
-        self._place.world.wait_for(self._serving.done)
-        self._serving.result()
+        self._place.world.wait_for(self.serving.done)
+        self.serving.result()
 
     def connect(self) -> WorldSocket:
         return self._place.connect(self.url)
@@ -154,9 +161,6 @@ class WorldServed(Served):
 
     def connect(self) -> WorldSocket:
         return self.place.connect(self.url)
-
-    def wait_until(self, condition: Callable[[], object]) -> None:
-        self.place.world.wait_for(condition)
 
     def settle(self, seconds: float = MOMENT_SECONDS) -> None:
         """Let happen what can happen now, or within some seconds."""

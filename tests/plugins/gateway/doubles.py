@@ -5,10 +5,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from threading import Semaphore
 from typing import Any
 
 import httpx
@@ -32,8 +31,9 @@ from tests.routes.doubles import FakeTelemetry
 from tests.serving import RunningServer
 from tests.waiting import wait_until
 from tests.world.client import WorldSocket
-from tests.world.loop import Process
+from tests.world.loop import Process, World
 from tests.world.network import End
+from tests.world.runtime import WorldQueue
 from tests.world.serving import IP, Place, PlacedServer
 
 # A stream that begins late on a busy machine shows no progress, so that its events are always the same.
@@ -93,20 +93,21 @@ class Gate:
 
     is_gated = True
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, world: World) -> None:
         self.steps: list[Step] = []
-        self._permits = Semaphore(0)
+        self._permits: WorldQueue[None] = world.queue()
         launch = runner.launch
 
         def gated(step: Step) -> Any:
-            assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+            self._permits.get()
             self.steps.append(step)
             return launch(step)
 
         runner.launch = gated
 
     def permit(self, steps: int = 1) -> None:
-        self._permits.release(steps)
+        for _ in range(steps):
+            self._permits.put(None)
 
 
 @dataclass
@@ -135,6 +136,7 @@ class Fleet:
     token_of: Callable[[Sequence], int | list[int]] = next_letter
     server: ServerOptions = BEHIND_A_GATEWAY
     of_plugins: tuple[object, ...] = ()
+    app: Starlette = field(init=False)
     gateway: Gateway = field(init=False)
     http: httpx.Client = field(init=False)
 
@@ -152,7 +154,9 @@ class Fleet:
         app = create_app(config, engine, telemetry, runtime=self.runtime)
         app.add_middleware(Signed)
         server = self.serve(app, self.server, on_drain=engine.drain, failure=lambda: engine.failure)
-        runner = Gate(engine.runner) if is_real else scripted  # a real engine has computed steps when it is ready
+        runner = (
+            Gate(engine.runner, self.runtime) if is_real else scripted
+        )  # a real engine has computed steps when it is ready
         replica = Replica(app, server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))
@@ -170,8 +174,8 @@ class Fleet:
     def begin(self, route: RouteOptions, pace: Pace) -> None:
         """Serve the gateway, and wait until it knows its replicas."""
         given = replace(route, replica=("http://replicas",))
-        app, self.gateway = create_gateway(given, self.resolve, pace, self.runtime)
-        url = self.serve(app, OPTIONS, on_drain=self.gateway.drain).url
+        self.app, self.gateway = create_gateway(given, self.resolve, pace, self.runtime)
+        url = self.serve(self.app, OPTIONS, on_drain=self.gateway.drain).url
         client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) if self.place is None else self.place.plain(url)
         self.http = self.stack.enter_context(client)
         self.wait_until_known()
@@ -191,7 +195,13 @@ class Fleet:
 
     def threads(self) -> Executor:
         """Return what makes calls beside the test."""
-        return ThreadPoolExecutor(8) if self.place is None else self.place.threads()
+        assert self.place is not None
+        return self.place.threads()
+
+    def settle(self, seconds: float) -> None:
+        """Let happen what can happen within some seconds."""
+        assert self.place is not None
+        self.place.world.settle(seconds)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         if self.place is None:

@@ -2,23 +2,17 @@
 
 import json
 import re
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from oaiserve.config import Config, ServerOptions
-from oaiserve.plugins.gateway.app import create_gateway
-from oaiserve.plugins.gateway.options import RouteOptions
-from oaiserve.routes.intake import receive as body
+from oaiserve.config import Config
 from oaiserve.wire.address import Address
-from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, QUICK
+from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, gateway_before
 from tests.routes.test_bad_input import BAD_REQUESTS, BadRequest
-from tests.serving import RunningServer, serving
-from tests.waiting import wait_until
+from tests.world.serving import Place, serving
 
 Answer = tuple[int, dict[str, str], Any]
 # These differ with each request, or say how it was passed on, or whether its body was read.
@@ -34,22 +28,13 @@ OF_EACH = {
 OF_EACH.add("connection")
 
 
-@pytest.fixture(scope="module")
-def both() -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """A server, and a gateway in front of it."""
-    with serving(Config("m", BEHIND_A_GATEWAY)) as served:
+@pytest.fixture
+def both(place: Place) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """Clients of a server, and of a gateway in front of it."""
+    with serving(place, Config("m", BEHIND_A_GATEWAY)) as served:
         port = int(served.url.rpartition(":")[2])
-
-        async def resolve(url: str) -> list[Address]:
-            return [Address("127.0.0.1", port, f"127.0.0.1:{port}")]
-
-        app, gateway = create_gateway(RouteOptions(replica=("http://server",)), resolve, QUICK)
-        with (
-            RunningServer(app, ServerOptions(drain_timeout_seconds=0)) as server,
-            httpx.Client(base_url=served.url, timeout=TIMEOUT_SECONDS) as straight,
-            httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as through,
-        ):
-            wait_until(lambda: gateway.is_ready)
+        address = Address("127.0.0.1", port, f"127.0.0.1:{port}")
+        with served.client() as straight, gateway_before(place, [address]) as (_, through):
             yield straight, through
 
 
@@ -69,9 +54,9 @@ def test_bad_request_is_refused_alike(both: tuple[httpx.Client, httpx.Client], b
     assert through == straight
 
 
-def exchange(client: httpx.Client, content: bytes) -> bytes:
+def exchange(place: Place, client: httpx.Client, content: bytes) -> bytes:
     """Return all that comes back until the connection ends."""
-    with socket.create_connection(("127.0.0.1", client.base_url.port or 0), timeout=TIMEOUT_SECONDS) as sock:
+    with place.connect(str(client.base_url)) as sock:
         sock.sendall(content)
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
@@ -130,8 +115,8 @@ def raw_answer(content: bytes) -> tuple[bytes, dict[str, str], Any]:
 
 
 @pytest.mark.parametrize("content", RAW.values(), ids=RAW)
-def test_bytes_are_refused_alike(both: tuple[httpx.Client, httpx.Client], content: bytes) -> None:
-    straight, through = (raw_answer(exchange(client, content)) for client in both)
+def test_bytes_are_refused_alike(place: Place, both: tuple[httpx.Client, httpx.Client], content: bytes) -> None:
+    straight, through = (raw_answer(exchange(place, client, content)) for client in both)
     for _, _, found in (straight, through):
         message = found["error"]["message"]
         message = re.sub(r"at most \d+ bytes", "at most N bytes", message)
@@ -142,9 +127,8 @@ def test_bytes_are_refused_alike(both: tuple[httpx.Client, httpx.Client], conten
     assert b" 4" in straight[0]
 
 
-def test_slow_body_is_refused_alike(both: tuple[httpx.Client, httpx.Client], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "MOST_SECONDS", 0.1)
+def test_slow_body_is_refused_alike(place: Place, both: tuple[httpx.Client, httpx.Client]) -> None:
     slow = request(POST, JSON, b"content-length: 100", content=b"{")
-    straight, through = (raw_answer(exchange(client, slow)) for client in both)
+    straight, through = (raw_answer(exchange(place, client, slow)) for client in both)
     assert through == straight
     assert b" 408" in straight[0]

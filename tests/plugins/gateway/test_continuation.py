@@ -12,23 +12,24 @@ from typing import Any
 import pytest
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.answer.sse import DONE
-from oaiserve.runtime import THREADS
 from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import Piece
 from tests.answers import by_choice, shown
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
+from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.remembered import save
 from tests.missing_plugins import is_served
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, SIGNATURE, Fleet, ToldEngine, fleet, quick
-from tests.waiting import wait_until
 from tests.world.serving import Place
 
 CHAT = "/v1/chat/completions"
@@ -99,11 +100,13 @@ def run_stream(
                 num_steps = sum(len(runner.steps) for runner in runners)
                 for runner in runners:
                     runner.permit(1)
-                wait_until(lambda before=num_steps: until.done() or sum(len(one.steps) for one in runners) > before)
+                running.wait_for(
+                    lambda before=num_steps: until.done() or sum(len(one.steps) for one in runners) > before
+                )
 
         while not asking.done():
             step(1, asking)
-            running.wait_for(asking, 0.1)  # Steps while the head of the answer is late would soon end it.
+            running.settle(0.1)  # Steps while the head of the answer is late would soon end it.
         answer = asking.result()
         assert answer.status_code == 200, answer.read()
         reading = threads.submit(answer.read)
@@ -111,7 +114,7 @@ def run_stream(
         with nullcontext() if disturb is None else disturb(answer.headers[SIGNATURE]) or nullcontext():
             for runner in runners:
                 runner.permit(1000)
-            return reading.result(TIMEOUT_SECONDS)
+            return reading.result()
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -127,8 +130,7 @@ def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(
     with fleet(place, 2, gated=True, server=server, **token_of) as running:
         found = run_stream(running, path, body, lambda name: running.replicas[name].server.kill(), after)
         assert running.metric("oaiserve_gateway_continued_total", result="alike") == 1
-        # Its end is counted when its last bytes have been sent, and the client may have read them before.
-        wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending="answered") == 1)
+        assert running.metric("oaiserve_gateway_requests_total", ending="answered") == 1
     assert by_choice(shown(found)) == by_choice(shown(running_alone))
     assert b"\n: " not in found
 
@@ -197,7 +199,7 @@ def test_a_client_has_signs_of_life_until_its_stream_goes_on(place: Place, monke
         asking = threads.submit(running.http.send, asked, stream=True)
         first, other = running.begun()
         first.runner.permit(3)
-        answer = asking.result(TIMEOUT_SECONDS)
+        answer = asking.result()
         found = b""
         first.server.kill()
         for part in answer.iter_raw():
@@ -250,7 +252,7 @@ def test_a_stream_with_which_replicas_fail_is_tried_less_and_less_often(
         asking = threads.submit(running.http.send, asked, stream=True)
         first, *_ = running.begun()
         first.runner.permit(3)
-        answer = asking.result(TIMEOUT_SECONDS)
+        answer = asking.result()
         first.server.kill()
         found = b"".join(answer.iter_raw())
     assert b"error" in found
@@ -335,7 +337,7 @@ def test_a_request_without_a_head_moves_when_its_replica_hangs(place: Place, is_
             hung.engine.hang_in("launch")
         with nullcontext() if is_told else hung.server.hanging():
             other.runner.permit(1000)
-            answer = asked.result(TIMEOUT_SECONDS)
+            answer = asked.result()
         assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "abcd")
         assert answer.headers[SIGNATURE] != hung.name
 
@@ -357,7 +359,7 @@ def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
         result = "unlike" if is_whole else "failed"
         assert running.metric("oaiserve_gateway_continued_total", result=result) == (continues != "never")
         ending = "answered" if is_whole else "cut_off"
-        wait_until(lambda: running.metric("oaiserve_gateway_requests_total", ending=ending) == 1)
+        assert running.metric("oaiserve_gateway_requests_total", ending=ending) == 1
     assert found.count(b": the answer goes on at a server of another kind") == is_whole
     assert found.count(b"service_unavailable") == (not is_whole)
 
@@ -389,13 +391,13 @@ def test_a_server_of_the_same_kind_is_preferred(place: Place, continues: Continu
 
 def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
     runner = ScriptedRunner(gated=True)
-    with make_engine(runner, runtime=THREADS) as engine:
+    with make_engine(runner) as engine:
         engine.submit(request("neighbour", max_tokens=40), lambda events: None)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
         sent = tuple(Piece(0, [70 + number]) for number in range(12))
         engine.submit(replace(request("long", max_tokens=14), sent=sent), lambda events: None)
         runner.permit(100)
-        wait_until(lambda: any("long" in {row[0] for row in step} for step in list(runner.steps)))
+        engine.world.wait_for(lambda: any("long" in {row[0] for row in step} for step in runner.steps))
         first = next(number for number, step in enumerate(runner.steps) if "long" in {row[0] for row in step})
     assert first >= 5  # two tokens between two steps
 
@@ -452,15 +454,16 @@ REAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", REAL)
-def test_a_real_model_goes_on_with_the_same_tokens(case: str, small_model: Path) -> None:
+def test_a_real_model_goes_on_with_the_same_tokens(place: Place, case: str, small_model: Path) -> None:
     """Two servers with the native step, one of which is killed while it writes."""
     options = EngineOptions(device="cpu", dtype="float32", kv_blocks=256, cpu_threads=1, block_size=16, drafts="off")
     body = {"messages": ASKED, "seed": 5, "max_tokens": 60, "ignore_eos": True, **REAL[case]}
     found = []
     for kills in (False, True):
-        with fleet(None, 0) as running:
+        with fleet(place, 0) as running:
             for _ in range(2):
-                running.add(engine=ToldEngine.from_pretrained(small_model, options))
+                served = start_model(small_model, options, StartTimes(), lambda: None)
+                running.add(engine=ToldEngine(EngineParts.of(served, options, runtime=place.world)))
             running.wait_until_known()
             kill = (lambda name, of=running: of.replicas[name].server.kill()) if kills else None
             found.append(by_choice(shown(run_stream(running, CHAT, body, kill, 6))))
