@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -19,15 +18,15 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.plugins.batches.store import BatchStore
-from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.responses.socket_frames import Opcode
 from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
-from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, ROUTE, Fleet, quick
+from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, ROUTE, Fleet, quick
 from tests.plugins.responses.web_socket import WebSocket, masked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says, starts
-from tests.serving import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.world.client import WorldSocket
+from tests.world.loop import on_one_thread
+from tests.world.serving import Place
 
 LIMIT_BYTES = 2 * 2**20
 HOSTILE_BYTES = 2**20 + 2**17
@@ -64,14 +63,30 @@ HOSTILE: dict[str, bytes] = {
 class Target:
     """A server, or a gateway in front of one, and what bodies it holds."""
 
+    place: Place
     url: str
     bodies: Bodies
     http: httpx.Client
     engine: FakeEngine | None  # None behind a gateway, whose engine computes real steps
 
+    def connect(self) -> WorldSocket:
+        return self.place.connect(self.url)
+
+    @contextmanager
+    def http_connection(self) -> Iterator[HTTPConnection]:
+        """Connect a client that keeps nothing."""
+        with closing(HTTPConnection("127.0.0.1")) as connection:
+            connection.sock = self.connect()
+            yield connection
+
+    def is_holding(self) -> bool:
+        """Let everything that is under way end, and return whether bodies are still counted then."""
+        self.place.world.settle(1)
+        return self.bodies.received.total > 0
+
     def post(self, path: str, body: bytes) -> int:
-        """Send a body on a connection of its own, by a client that keeps nothing."""
-        with closing(HTTPConnection(urlsplit(self.url).netloc, timeout=60)) as connection:
+        """Send a body on a connection of its own."""
+        with self.http_connection() as connection:
             connection.request("POST", path, body, {"content-type": "application/json"})
             answer = connection.getresponse()
             answer.read()
@@ -79,7 +94,7 @@ class Target:
 
     def upload(self, content: bytes, purpose: str) -> str:
         """Store a file, and return its id."""
-        with closing(HTTPConnection(urlsplit(self.url).netloc, timeout=60)) as connection:
+        with self.http_connection() as connection:
             form = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n%b\r\n' % purpose.encode()
             form += b'--B\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--B--\r\n' % content
             connection.request("POST", "/v1/files", form, {"content-type": "multipart/form-data; boundary=B"})
@@ -97,9 +112,9 @@ def over_http(path: str, **fields: Any) -> Callable[[Target, bytes], object]:
 
 @contextmanager
 def a_socket(target: Target) -> Iterator[WebSocket]:
-    with WebSocket(target.url) as client:
+    with WebSocket(target) as client:
         yield client
-    wait_until(lambda: target.bodies.received.total == 0)
+    assert not target.is_holding()
 
 
 def last_event(client: WebSocket) -> dict[str, Any]:
@@ -169,20 +184,18 @@ def in_a_batch(target: Target, hostile: bytes) -> object:
     del line, body
     batch = target.http.post("/v1/batches", json={**begin, "endpoint": "/v1/chat/completions"}).json()
     path = f"/v1/batches/{batch['id']}"
-    wait_until(lambda: target.http.get(path).json()["status"] in ("completed", "failed"))
+    target.place.world.settle(5)
     ended = target.http.get(path).json()
+    assert ended["status"] in ("completed", "failed")
     return 200 if ended["request_counts"]["completed"] else 400
 
 
 def in_a_batch_of_messages(target: Target, hostile: bytes) -> object:
     params = with_fields(hostile, messages=MESSAGES, max_tokens=4)
     status = target.post("/v1/messages/batches", b'{"requests":[{"custom_id":"a","params":%b}]}' % params)
-
-    def has_ended() -> bool:
-        batches = target.http.get("/v1/messages/batches").json()["data"]
-        return all(batch["processing_status"] == "ended" for batch in batches)
-
-    wait_until(has_ended)
+    target.place.world.settle(5)
+    batches = target.http.get("/v1/messages/batches").json()["data"]
+    assert all(batch["processing_status"] == "ended" for batch in batches)
     return status
 
 
@@ -228,16 +241,17 @@ THROUGH_A_GATEWAY = {name: ON_A_SERVER[name] for name in ("completions", "socket
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Target]:
-    engine = FakeEngine()
+def running(place_session: Place) -> Iterator[Target]:
+    world = place_session.world
+    engine = FakeEngine(runtime=world)
     options = ServerOptions(drain_timeout_seconds=0, body_limit=LIMIT_BYTES)
-    app = create_app(Config("org/demo", options), engine, FakeTelemetry())
-    with running_server(app, options) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
-        yield Target(url, app.state.bodies, http, engine)
+    app = create_app(Config("org/demo", options), engine, FakeTelemetry(world), runtime=world)
+    with place_session.running(app, options) as url, place_session.plain(url) as http:
+        yield Target(place_session, url, app.state.bodies, http, engine)
 
 
 @pytest.fixture
-def server(running: Target) -> Target:
+def server(place: Place, running: Target) -> Target:
     """The server, whose engine answers at once, whatever the test before has it do."""
     assert running.engine is not None
     running.engine.script = says("Hello")
@@ -245,17 +259,20 @@ def server(running: Target) -> Target:
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[Target]:
+def fleet_session(place_session: Place) -> Iterator[Target]:
     with ExitStack() as stack:
-        fleet = Fleet(stack, server=replace(BEHIND_A_GATEWAY, body_limit=LIMIT_BYTES))
-        fleet.add(kv_blocks=512, max_step_tokens=64)
-        route = replace(ROUTE, replica=("http://replicas",), body_limit=LIMIT_BYTES)
+        fleet = Fleet(stack, place_session, server=replace(BEHIND_A_GATEWAY, body_limit=LIMIT_BYTES))
         # Each report leaves garbage that only the collector finds, so none comes while memory is compared.
-        app, fleet.gateway = create_gateway(route, fleet.resolve, quick(report_seconds=3600.0, resolve_seconds=3600.0))
-        url = stack.enter_context(RunningServer(app, OPTIONS, on_drain=fleet.gateway.drain)).url
-        http = stack.enter_context(httpx.Client(base_url=url, timeout=60))
-        fleet.wait_until_known()
-        yield Target(url, app.state.bodies, http, None)
+        pace = quick(report_seconds=1e6, resolve_seconds=1e6)
+        with on_one_thread(place_session.world):
+            fleet.add(kv_blocks=512, max_step_tokens=64)
+            fleet.begin(replace(ROUTE, body_limit=LIMIT_BYTES), pace)
+        yield Target(place_session, fleet.url, fleet.app.state.bodies, fleet.http, None)
+
+
+@pytest.fixture
+def gateway(place: Place, fleet_session: Target) -> Target:
+    return fleet_session
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -283,13 +300,9 @@ def check(target: Target, way: Callable[[Target, bytes], object], hostile: bytes
     if target.engine is None:  # The server behind the gateway is in this process, too.
         most_times = MOST_TIMES_OF_TWO
     assert peak - before < most_times * len(hostile)
-    wait_until(lambda: target.bodies.received.total == 0)
-
-    def is_gone() -> bool:
-        forget(target)
-        return tracemalloc.get_traced_memory()[0] - before < MOST_LEFT_BYTES
-
-    wait_until(is_gone)
+    assert not target.is_holding()
+    forget(target)
+    assert tracemalloc.get_traced_memory()[0] - before < MOST_LEFT_BYTES
 
 
 def forget(target: Target) -> None:
@@ -321,27 +334,25 @@ def test_open_response_holds_no_body(server: Target, fields: dict[str, bool]) ->
     engine = server.engine
     assert engine is not None
     in_the_background(server, b'"x":1')  # What the first request of a kind makes stays.
-    wait_until(lambda: not engine.open)
+    server.place.world.wait_for(lambda: not engine.open)
     engine.script = starts("One")
     forget(server)
     before = tracemalloc.get_traced_memory()[0]
-    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=60)) as connection:
+    with server.http_connection() as connection:
         body = with_fields(HOSTILE["padding"], input="Hi", **fields)
         connection.request("POST", "/v1/responses", body, {"content-type": "application/json"})
         del body
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.read1(1)
-
-        def is_small() -> bool:
-            engine.submitted.queue.clear()
-            return tracemalloc.get_traced_memory()[0] - before < MOST_LEFT_BYTES
-
-        wait_until(is_small)
+        server.place.world.settle(1)
+        engine.submitted.queue.clear()
+        assert tracemalloc.get_traced_memory()[0] - before < MOST_LEFT_BYTES
         (response_id,) = engine.open
     if "background" in fields:
         server.http.post(f"/v1/responses/{response_id}/cancel")
-    wait_until(lambda: not engine.open)
+    server.place.world.settle(1)
+    assert not engine.open
 
 
 def test_file_that_a_prompt_names_counts_like_a_body_while_it_is_read(
@@ -357,7 +368,7 @@ def test_file_that_a_prompt_names_counts_like_a_body_while_it_is_read(
     monkeypatch.setattr(BatchStore, "content", noted)
     assert in_a_file(server, b'"x":1' + b" " * HOSTILE_BYTES) == 200
     assert held_bytes == [HOSTILE_BYTES + len(b'{"x":1}')]
-    wait_until(lambda: server.bodies.received.total == 0)
+    assert not server.is_holding()
 
 
 def test_file_that_a_prompt_names_finds_no_room_beside_the_bodies_of_others(server: Target) -> None:
