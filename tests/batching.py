@@ -1,6 +1,7 @@
 """Files and batches of tests, by OpenAI's client."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from openai import OpenAI
@@ -26,13 +27,16 @@ def begin(sdk: OpenAI, *lines: object, endpoint: Any = CHAT) -> Any:
 
 def ended(sdk: OpenAI, batch: Any) -> Any:
     """Wait for the end of a batch. Each test does: servers are shared."""
-    wait_until(lambda: sdk.batches.retrieve(batch.id).status != "in_progress")
-    return sdk.batches.retrieve(batch.id)
+    return _later(sdk, batch, lambda now: now.status != "in_progress")
 
 
 def wait_for_answers(sdk: OpenAI, batch: Any, number: int) -> Any:
     """Wait until this number of lines are answered, and return the batch as it is then."""
-    wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= number)
+    return _later(sdk, batch, lambda now: now.request_counts.completed >= number)
+
+
+def _later(sdk: OpenAI, batch: Any, is_reached: Callable[[Any], bool]) -> Any:
+    wait_until(lambda: is_reached(sdk.batches.retrieve(batch.id)))
     return sdk.batches.retrieve(batch.id)
 
 

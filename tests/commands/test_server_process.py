@@ -13,7 +13,6 @@ from oaiserve.commands.server_process import ServerProcess, start_on
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
 from oaiserve.wire.address import Address
-from tests.waiting import wait_until
 
 
 async def running(code: str) -> tuple[ServerProcess, socket.socket]:
@@ -80,15 +79,17 @@ async def test_process_without_a_drain_timeout_still_ends_in_order() -> None:
 
 
 async def test_process_shows_its_work_and_whether_it_is_stopped() -> None:
-    process, link = await running("link.sendall(b'+')\nwhile True: pass")
+    work = "import time\nwhile time.process_time() < 0.2: pass"
+    process, link = await running(f"{work}\nlink.sendall(b'+')\nwhile True: pass")
     await process.ready()
-    wait_until(lambda: process.activity().cpu_seconds >= 0.1)
     working = process.activity()
     assert (working.is_runnable, working.is_stopped, working.is_traced) == (True, False, False)
     assert 0 < working.main_seconds <= working.cpu_seconds
+    assert working.cpu_seconds >= 0.1
 
     os.kill(process.pid, signal.SIGSTOP)
-    wait_until(lambda: process.activity().is_stopped)
+    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert process.activity().is_stopped
 
     process.kill()
     await process.ended()
