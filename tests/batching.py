@@ -27,17 +27,18 @@ def begin(sdk: OpenAI, *lines: object, endpoint: Any = CHAT) -> Any:
 
 def ended(sdk: OpenAI, batch: Any) -> Any:
     """Wait for the end of a batch. Each test does: servers are shared."""
-    return _later(sdk, batch, lambda now: now.status != "in_progress")
+    return later(lambda: sdk.batches.retrieve(batch.id), lambda now: now.status != "in_progress")
 
 
 def wait_for_answers(sdk: OpenAI, batch: Any, number: int) -> Any:
     """Wait until this number of lines are answered, and return the batch as it is then."""
-    return _later(sdk, batch, lambda now: now.request_counts.completed >= number)
+    return later(lambda: sdk.batches.retrieve(batch.id), lambda now: now.request_counts.completed >= number)
 
 
-def _later(sdk: OpenAI, batch: Any, is_reached: Callable[[Any], bool]) -> Any:
-    wait_until(lambda: is_reached(sdk.batches.retrieve(batch.id)))
-    return sdk.batches.retrieve(batch.id)
+def later(retrieve: Callable[[], Any], is_reached: Callable[[Any], bool]) -> Any:
+    """Return a batch once it has reached something."""
+    wait_until(lambda: is_reached(retrieve()))
+    return retrieve()
 
 
 def answers(sdk: OpenAI, file_id: str) -> list[dict[str, Any]]:

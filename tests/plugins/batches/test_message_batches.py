@@ -15,12 +15,11 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.plugins.batches import plugin, runner
 from oaiserve.plugins.messages import plugin as messages_plugin
-from tests.batching import begin, ended, line
+from tests.batching import begin, ended, later, line
 from tests.plugins.batches.test_batches import waits_for
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import Served
-from tests.waiting import wait_until
 from tests.world.serving import Place, WorldServed
 
 pytestmark = pytest.mark.plugin("messages")
@@ -42,8 +41,10 @@ def requests(number: int) -> list[Any]:
 
 
 def after_its_end(sdk: Anthropic, batch: MessageBatch) -> MessageBatch:
-    wait_until(lambda: sdk.messages.batches.retrieve(batch.id).processing_status == "ended")
-    return sdk.messages.batches.retrieve(batch.id)
+    ended_batch: MessageBatch = later(
+        lambda: sdk.messages.batches.retrieve(batch.id), lambda now: now.processing_status == "ended"
+    )
+    return ended_batch
 
 
 def counts_of(batch: MessageBatch) -> dict[str, int]:

@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.sequence import Sequence
-from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
@@ -462,8 +459,7 @@ def test_a_real_model_goes_on_with_the_same_tokens(place: Place, case: str, smal
     for kills in (False, True):
         with fleet(place, 0) as running:
             for _ in range(2):
-                served = start_model(small_model, options, StartTimes(), lambda: None)
-                running.add(engine=ToldEngine(EngineParts.of(served, options, runtime=place.world)))
+                running.add(engine=ToldEngine.from_pretrained(small_model, options, runtime=place.world))
             running.wait_until_known()
             kill = (lambda name, of=running: of.replicas[name].server.kill()) if kills else None
             found.append(by_choice(shown(run_stream(running, CHAT, body, kill, 6))))

@@ -85,7 +85,10 @@ def first_answers(two_models: LiveServer) -> FirstAnswers:
 @pytest.fixture(autouse=True)
 def loaded_models(two_models: LiveServer, first_answers: FirstAnswers) -> None:
     """Each test begins with both models loaded, one of which another test may have killed."""
-    wait_until(lambda: samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1})
+    with two_models.http() as http:
+        assert http.post("/v1/completions", json={"model": "chat", "prompt": "a", "max_tokens": 1}).status_code == 200
+        assert http.post("/v1/embeddings", json={"model": "embed", "input": "a"}).status_code == 200
+    assert samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1}
 
 
 def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer, first_answers: FirstAnswers) -> None:

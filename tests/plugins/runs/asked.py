@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from oaiserve.app import create_app, server_telemetry
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.plugin_loading import own_plugins
-from oaiserve.runtime import THREADS
-from tests.serving import running_server
+from oaiserve.plugins import runs
+from oaiserve.runtime import Runtime
 from tests.waiting import wait_until
 
 OPTIONS = EngineOptions(device="cpu", compile=False, kv_blocks=256)
@@ -28,15 +27,12 @@ CALL = {
 RESULT = {"role": "tool", "tool_call_id": "call", "content": "a.txt 12 bytes"}
 
 
-@contextmanager
-def served(model: Path, server: ServerOptions) -> Iterator[httpx.Client]:
+def app_of(model: Path, server: ServerOptions, runtime: Runtime) -> Starlette:
     config = Config(str(model), server, OPTIONS)
-    engine = Engine.from_pretrained(config.model, OPTIONS)
-    plugins = own_plugins()
-    telemetry = server_telemetry(config, engine, None, None, plugins, runtime=THREADS)
-    app = create_app(config, engine, telemetry, plugins=plugins)
-    with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        yield client
+    engine = Engine.from_pretrained(config.model, OPTIONS, runtime=runtime)
+    plugins = [runs.plugin({}, runtime) if part.name == "runs" else part for part in own_plugins()]
+    telemetry = server_telemetry(config, engine, None, None, plugins, runtime=runtime)
+    return create_app(config, engine, telemetry, plugins=plugins, runtime=runtime)
 
 
 def chat(client: httpx.Client, request_id: str, *messages: dict[str, Any], **headers: str) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from oaiserve.config import ServerOptions
 from oaiserve.facts.times import duration
+from oaiserve.runtime import THREADS
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.live import answers_are_as_published  # noqa: F401 - a fixture
-from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
+from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, app_of, chat
+from tests.serving import run_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.plugin("pages")]
 
@@ -23,7 +25,8 @@ HELP = {"role": "user", "content": "Look for files."}
 @pytest.fixture(scope="module")
 def client(small_model: Path) -> Iterator[httpx.Client]:
     """Give a client of a server with a run of three turns of its agent, and one of a subagent."""
-    with served(small_model, ServerOptions(served_model_name=("small",))) as client:
+    app = app_of(small_model, ServerOptions(served_model_name=("small",)), THREADS)
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         chat(client, "one", QUESTION, x_session_id="main")
         chat(client, "help", HELP, x_session_id="helper", x_parent_session_id="main")
         chat(client, "two", QUESTION, CALL, RESULT, x_session_id="main")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,30 @@ import pytest
 
 from oaiserve.config import ServerOptions
 from oaiserve.facts.times import duration
-from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, chat, served
-from tests.waiting import wait_until
+from tests.plugins.runs.asked import CALL, LONG, QUESTION, RESULT, app_of, chat
+from tests.world.serving import Place
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+@contextmanager
+def served(place: Place, model: Path, server: ServerOptions) -> Iterator[httpx.Client]:
+    with place.running(app_of(model, server, place.world)) as url, place.plain(url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def client(small_model: Path) -> Iterator[httpx.Client]:
-    with served(small_model, ServerOptions(served_model_name=("small",))) as client:
+def client(place_session: Place, small_model: Path) -> Iterator[httpx.Client]:
+    with served(place_session, small_model, ServerOptions(served_model_name=("small",))) as client:
         yield client
 
 
 def run_with(client: httpx.Client, request_id: str) -> dict[str, Any]:
     """Return the run with this request."""
-
-    def found() -> list[dict[str, Any]]:
-        rows = client.get("/debug/runs").json()["runs"]
-        runs = [client.get(f"/debug/runs/{row['run_id']}").json() for row in rows]
-        return [run for run in runs if any(turn["turn"]["request_id"] == request_id for turn in run["turns"])]
-
-    wait_until(found)
-    return found()[0]
+    rows = client.get("/debug/runs").json()["runs"]
+    runs = [client.get(f"/debug/runs/{row['run_id']}").json() for row in rows]
+    (run,) = [run for run in runs if any(turn["turn"]["request_id"] == request_id for turn in run["turns"])]
+    return dict(run)
 
 
 def test_a_run_has_its_turns_in_order(client: httpx.Client) -> None:
@@ -115,8 +120,8 @@ def test_the_end_of_runs_is_on_the_page_of_metrics(client: httpx.Client) -> None
     assert "# TYPE oaiserve_run_turns histogram" in client.get("/metrics").text
 
 
-def test_runs_are_closed_where_requests_are(small_model: Path) -> None:
+def test_runs_are_closed_where_requests_are(place: Place, small_model: Path) -> None:
     with served(
-        small_model, ServerOptions(served_model_name=("small",), host="0.0.0.0", open_dashboard=False)
+        place, small_model, ServerOptions(served_model_name=("small",), host="0.0.0.0", open_dashboard=False)
     ) as open_:
         assert open_.get("/debug/runs").status_code == open_.get("/debug/requests").status_code == 404
