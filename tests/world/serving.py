@@ -36,6 +36,7 @@ from tests.world.runtime import Beside
 from tests.world.servers import WorldServer
 
 IP = "127.0.0.1"
+PATIENCE_SECONDS = 120.0  # of the world's clients: longer than any time limit of the product that tests wait for
 
 
 class Place:
@@ -49,14 +50,16 @@ class Place:
 
     def client_of(self, url: str) -> httpx.Client:
         """Return a client that checks the answers."""
-        return checked(httpx.Client(base_url=url, timeout=None, transport=transport(self.world, self.client)))
+        return checked(
+            httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, transport=transport(self.world, self.client))
+        )
 
     def connect(self, url: str) -> WorldSocket:
-        return WorldSocket(self.world, self.client, IP, httpx.URL(url).port or 0)
+        return WorldSocket(self.world, self.client, IP, httpx.URL(url).port or 0, PATIENCE_SECONDS)
 
     def plain(self, url: str) -> httpx.Client:
         """Return a client that does not check the answers."""
-        return httpx.Client(base_url=url, timeout=None, transport=transport(self.world, self.client))
+        return httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, transport=transport(self.world, self.client))
 
     def sdk_of(self, url: str, key: str = "any") -> OpenAI:
         http = client_of_sdk(openai, self.world, self.client)

@@ -44,12 +44,12 @@ def as_page(content: Any) -> bytes:
 
 
 def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n") -> Iterable[bytes]:
-    """Return an answer that never ends, which may be sent any number of times."""
+    """Return an answer without an end, of which nobody should read 64 MiB. It may be sent any number of times."""
 
     class Parts:
         def __iter__(self) -> Iterator[bytes]:
             yield head
-            yield from repeat(b"%x\r\n%b\r\n" % (len(part), part))
+            yield from repeat(b"%x\r\n%b\r\n" % (len(part), part), 2**26 // len(part))
 
     return Parts()
 
@@ -87,7 +87,8 @@ def test_report_that_cannot_be_read_counts_as_none(
     liar.answers[b"/debug/report"] = bad
     sound.answers[b"/debug/report"] = as_page(REPORT)
     with gateway_before(place, [liar.address, sound.address]) as (made, http):
-        place.world.wait_for(lambda: liar.num_reports > 4)
+        place.world.settle(1)
+        assert liar.num_reports > 4
         upstreams = made.watch.upstreams
         assert upstreams[sound.address.name].report is not None
         assert upstreams[liar.address.name].report is None
@@ -232,7 +233,8 @@ def test_marks_without_an_end_take_turns(
     with gateway_before(place, [liar.address]) as (made, http):
         upstream_of_liar = made.watch.upstreams[liar.address.name]
         with http.stream("GET", "/v1/flood"):
-            place.world.wait_for(upstream_of_liar.turns.locked)
+            place.world.settle(1)
+            assert upstream_of_liar.turns.locked()
             assert [http.get("/health").status_code for _ in range(9)] == [200] * 9
         assert liar.num_sent_bytes < MOST_IN_FLIGHT_BYTES
 
