@@ -27,7 +27,6 @@ from oaiserve.http.server import Server
 from oaiserve.runtime import THREADS
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
-from tests.waiting import wait_until
 
 
 class RunningServer(Server):
