@@ -1,10 +1,12 @@
-"""Keeps Python's garbage collector from running while JSON is decoded. Stdlib only."""
+"""Keeps Python's garbage collector from running while JSON is decoded, and its time out of limits. Stdlib only."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import thread_time_ns
 
 LARGE_BYTES = 2**16  # Decoding less JSON than this runs the collector a few times at most.
 
@@ -24,3 +26,29 @@ def paused_for(num_bytes: int) -> Iterator[None]:
     finally:
         if is_pausing:
             gc.enable()
+
+
+class _Collections(threading.local):
+    """The CPU time of the collections that ran in this thread."""
+
+    began_ns = 0
+    total_ns = 0
+
+
+_collections = _Collections()
+
+
+def _note(phase: str, _: Mapping[str, int]) -> None:
+    if phase == "start":
+        _collections.began_ns = thread_time_ns()
+    else:
+        _collections.total_ns += thread_time_ns() - _collections.began_ns
+
+
+gc.callbacks.append(_note)
+
+
+def thread_work_ns() -> int:
+    """Return this thread's CPU time without collections. A limit of CPU time should not count them: they run in any
+    thread, and a full one, which looks at all objects of the process, may take longer than what is limited."""
+    return thread_time_ns() - _collections.total_ns

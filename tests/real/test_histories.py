@@ -99,7 +99,7 @@ def faults(
 
 def test_no_template_rejects_a_damaged_history(llama_cpp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Python may collect the garbage of many tests while a template renders.
-    monkeypatch.setattr("oaiserve.engine.text.jinja_template.thread_time_ns", lambda: 0)
+    monkeypatch.setattr("oaiserve.engine.text.jinja_template.thread_work_ns", lambda: 0)
     results = []
     for path in templates(llama_cpp):
         both = loaded(path)

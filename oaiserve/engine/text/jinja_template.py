@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from time import thread_time_ns
 from typing import Any, NoReturn
 
 from jinja2 import meta, nodes, pass_eval_context
@@ -37,6 +36,7 @@ from oaiserve.engine.text.template_text import (
     markup,
     plain,
 )
+from oaiserve.gc_pause import thread_work_ns
 
 Message = dict[str, Any]
 
@@ -44,7 +44,7 @@ Message = dict[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
 
-MOST_RENDER_NS = 1_000_000_000  # CPU time
+MOST_RENDER_NS = 1_000_000_000  # CPU time without collections of garbage
 MOST_CHARACTERS = 2**24  # characters of the text, twice the default limit of a body
 
 
@@ -52,11 +52,13 @@ class TemplateLimit(TemplateError):
     """A template takes too much time or memory with these messages."""
 
 
-_end_ns: ContextVar[int] = ContextVar("end_ns")  # this thread's CPU time at which the text under way is given up
+_end_ns: ContextVar[int] = ContextVar(
+    "end_ns"
+)  # this thread's `thread_work_ns` at which the text under way is given up
 
 
 def _check_time() -> None:
-    if thread_time_ns() > _end_ns.get():
+    if thread_work_ns() > _end_ns.get():
         raise TemplateLimit(f"it would take more than {MOST_RENDER_NS // 10**9} second")
 
 
@@ -243,7 +245,7 @@ class JinjaTemplate:
             raise ValueError("There are no messages.")
         if continue_final_message and add_generation_prompt:
             raise ValueError("The final message is either continued or answered, not both.")
-        _end_ns.set(thread_time_ns() + MOST_RENDER_NS)
+        _end_ns.set(thread_work_ns() + MOST_RENDER_NS)
         prepared = [_prepared(message) for message in messages]
         values = {"tools": None, "documents": None, **variables}
         if {"functions", "datetime"} <= self._variables:  # FireFunction's form of tools

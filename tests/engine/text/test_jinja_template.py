@@ -1,6 +1,8 @@
 """Templates render as transformers renders them, which models are trained with; the reference is its own renderer."""
 
+import gc
 from contextvars import Context
+from time import thread_time_ns
 from typing import Any
 
 import pytest
@@ -122,12 +124,12 @@ def test_a_template_takes_at_most_its_time_and_its_text(
 ) -> None:
     reads = 0
 
-    def thread_time_ns() -> int:
+    def thread_work_ns() -> int:
         nonlocal reads
         reads += 1
         return reads * 10_000_000
 
-    monkeypatch.setattr(jinja_template, "thread_time_ns", thread_time_ns)
+    monkeypatch.setattr(jinja_template, "thread_work_ns", thread_work_ns)
     monkeypatch.setattr(jinja_template, "MOST_CHARACTERS", 10_000)
     deep: Any = ["x"]
     for _ in range(100):
@@ -135,3 +137,16 @@ def test_a_template_takes_at_most_its_time_and_its_text(
     with pytest.raises(jinja_template.TemplateLimit, match=says):
         JinjaTemplate(source).render([HELLO] * 300, {"tools": [{"name": deep}]})
     assert JinjaTemplate(source.replace("40", "2")).render([HELLO], {"tools": []}) is not None
+
+
+def test_collections_of_garbage_are_no_time_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja_template, "MOST_RENDER_NS", 10_000_000)
+    examined = [[] for _ in range(100_000)]
+
+    def collect() -> int:
+        begin_ns = thread_time_ns()
+        while thread_time_ns() < begin_ns + 3 * jinja_template.MOST_RENDER_NS:
+            gc.collect()
+        return len(examined)
+
+    assert JinjaTemplate("{{ collect() }} {{ dict(a=1) }}").render([HELLO], {"collect": collect}) == "100000 {'a': 1}"

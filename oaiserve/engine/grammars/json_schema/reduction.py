@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from time import thread_time_ns
 from typing import Any
 
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, whole_left_out
+from oaiserve.gc_pause import thread_work_ns
 
 MOST_SEARCH_NS = 300_000_000  # CPU time for finding what to leave out
 
@@ -56,7 +56,7 @@ class _Reduction:
         self._definitions: dict[str, Any] = document.get("$defs", {})
         self._root = {keyword: value for keyword, value in document.items() if keyword != "$defs"}
         self._error_of = error_of
-        self._until_ns = thread_time_ns() + MOST_SEARCH_NS
+        self._until_ns = thread_work_ns() + MOST_SEARCH_NS
         self.left_out: dict[str, None] = {}
 
     def run(self) -> Schema:
@@ -93,7 +93,7 @@ class _Reduction:
             del schema[keyword]
 
     def _compiles(self, schema: Schema) -> bool:
-        if thread_time_ns() > self._until_ns:
+        if thread_work_ns() > self._until_ns:
             raise _NotReducible
         return not self._error_of(self._document(schema))
 
