@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tqdm import tqdm
 
 from oaiserve import system_cpus
+from oaiserve.interpreter import MOST_NEW_OBJECTS
 from tests import durations
 from tests.missing_plugins import ignored_without_plugins, skip_without_plugins
 
@@ -149,11 +150,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_finish() -> None:
     """Get ready for the tests, when all that they need has been imported."""
     gc.freeze()  # without a collection, which would take a second and find little
+    gc.set_threshold(MOST_NEW_OBJECTS)  # as in a server
     gc.enable()
     # A load test calls this at its end. Full collections would then take a second each, for a million objects.
     gc.unfreeze = lambda: None
     if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
         patch_once(interpreter)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After a file, collect its garbage and look at nothing of the rest again.
+
+    Reports, caches and imports of thousands of tests add up, so full collections would soon take a second each.
+    """
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def patch_once(interpreter: Any) -> None:

@@ -12,7 +12,8 @@ from oaiserve.routes.intake.body_types import ChatBody
 from oaiserve.routes.intake.decode import parse
 
 LISTS = "[" + "[]," * 30_000 + "[]]"
-NUMBER_BY_DEFAULT = 30_000 // 700  # runs of the collector with Python's own settings
+BY_DEFAULT = 700  # new objects after which the collector runs, with Python's own settings
+NUMBER_BY_DEFAULT = 30_000 // BY_DEFAULT  # runs of the collector
 
 
 @pytest.fixture
@@ -24,9 +25,12 @@ def runs() -> Iterator[list[str]]:
         if phase == "start":
             phases.append(phase)
 
+    threshold = gc.get_threshold()
+    gc.set_threshold(BY_DEFAULT)
     gc.callbacks.append(note)
     yield phases
     gc.callbacks.remove(note)
+    gc.set_threshold(*threshold)
 
 
 def test_a_pause_ends_also_after_an_error_and_small_json_has_none() -> None:
