@@ -16,6 +16,7 @@ HALF_TOLERANCE = 0.1  # bfloat16 and float16
 # much. Noise of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_TOLERANCE = 0.3
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
+_MOST_AT_ONCE = 2**18  # numbers in double precision: the logits of a prompt, with a large vocabulary, take gigabytes
 
 T = TypeVar("T")
 
@@ -62,11 +63,16 @@ def difference_by_row(values: Tensor, expected: Tensor) -> float:
 
     Rows of next to nothing, such as those of a layer that was added to a trained model, count as larger.
     """
-    expected = expected.double()
-    sizes = expected.norm(dim=-1)
+    width = expected.shape[-1]
+    num_rows = max(1, _MOST_AT_ONCE // width)
+    pieces = (one.reshape(-1, width).split(num_rows) for one in (values, expected))
+    norms = []
+    for own, wanted in zip(*pieces, strict=True):
+        exact = wanted.double()
+        norms.append(torch.stack([exact.norm(dim=-1), (own.double() - exact).norm(dim=-1)]))
+    sizes, errors = torch.cat(norms, dim=1)
     least = min(float(sizes.max()) * _LEAST_ROW, float(sizes.mean()) / 10)
-    apart = (values.double() - expected).norm(dim=-1) / sizes.clamp(min=max(least, torch.finfo(torch.float32).tiny))
-    return float(apart.max())
+    return float((errors / sizes.clamp(min=max(least, torch.finfo(torch.float32).tiny))).max())
 
 
 def tolerance(dtype: torch.dtype, *, in_float8: bool = False) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedConfig
 
@@ -16,6 +17,7 @@ from oaiserve.engine.decoder.dense import attention
 from oaiserve.engine.decoder.description import Attention
 from oaiserve.engine.decoder.families import FAMILIES as DESCRIBED
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.start.compare import difference_by_row
 from oaiserve.engine.start.layer_comparison import LIMIT, compare_layers
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import save
@@ -113,3 +115,11 @@ def test_a_model_without_a_description_has_nothing_to_compare(
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_rows_in_pieces_differ_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    values = expected * torch.tensor([1.0, 1.1, 1.2, 1.5, 1.3])[:, None]
+    at_once = difference_by_row(values, expected)
+    monkeypatch.setattr("oaiserve.engine.start.compare._MOST_AT_ONCE", 8)
+    assert difference_by_row(values, expected) == at_once == pytest.approx(0.5)
