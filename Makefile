@@ -148,11 +148,14 @@ wheel: setup
 
 setup: $(INSTALLED)
 
+# pip would compile on one core. Packages may have files for other versions of Python, whose errors change nothing.
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("oaiserve needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one, as in: make PYTHON=python3.12" % sys.version_info[:2])'
 	@for name in $${CXX:-g++ clang++ c++}; do command -v $$name >/dev/null && exit; done; \
 		echo "No C++ compiler was found, so models will run in plain PyTorch, which is slower. Install g++ for native code."
 	@echo "Installing oaiserve and what it needs into $(VENV) (some minutes, only this once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
+		--editable '.[dev]'
+	@-$(BIN)/python -m compileall -q -j 0 -x '/(test|tests|testing)/' $(VENV)/lib
 	@touch $@
