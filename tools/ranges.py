@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,22 +131,31 @@ def install(name: str, version: Version, needs: Sequence[str] = ()) -> Path:
     return folder
 
 
-def run(name: str, folders: Sequence[Path], more: Sequence[str], retry: bool = False) -> int:
-    """Run what is tested of a package with the versions in the folders, and return how many of the runs fail."""
-    part = PACKAGES[name]
-    if part.command:
-        options = [text for folder in folders for text in (f"--{name}", str(folder))]
-        return int(bool(options) and subprocess.run([*part.command, *options], check=False).returncode != 0)
-    num_failed = 0
-    for folder in folders:
-        print(f"-- tests with {folder.name}", flush=True)
-        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-        tests = [path for path in part.tests if (ROOT / path).exists()]
-        command = [*PYTEST, *tests, *more]
-        env = os.environ | {"PYTHONPATH": path}
-        run_tests = retry_failed.run if retry else subprocess.call
-        num_failed += run_tests(command, env=env) != 0
-    return num_failed
+def by_end(versions: Mapping[str, Sequence[Version]], pinned: Mapping[str, Version]) -> list[dict[str, Version]]:
+    """Return the packages with a version below the pinned one, and those with a version above it, if there are any.
+
+    The versions of one end are tested together: starting the processes of tests takes longer than most packages' tests.
+    """
+    lowest, newest = (
+        {name: one for name, several in versions.items() for one in several if (one < pinned[name]) is is_lower}
+        for is_lower in (True, False)
+    )
+    return [end for end in (lowest, newest) if end]
+
+
+def run_tests(folders: Mapping[str, Path], more: Sequence[str], retry: bool = False) -> bool:
+    """Run the tests of several packages once, with all their versions. Return whether they pass."""
+    print(f"-- tests with {', '.join(folder.name for folder in folders.values())}", flush=True)
+    tests = dict.fromkeys(path for name in folders for path in PACKAGES[name].tests if (ROOT / path).exists())
+    path = os.pathsep.join(filter(None, (*map(str, folders.values()), os.environ.get("PYTHONPATH"))))
+    call = retry_failed.run if retry else subprocess.call
+    return call([*PYTEST, *tests, *more], env=os.environ | {"PYTHONPATH": path}) == 0
+
+
+def run_command(name: str, folders: Iterable[Path]) -> bool:
+    """Run the command of a package with the versions in the folders. Return whether it succeeds."""
+    options = [text for folder in folders for text in (f"--{name}", str(folder))]
+    return not options or subprocess.call([*PACKAGES[name].command, *options]) == 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,15 +165,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--retry", action="store_true", help="try up to three failed tests of a run once more")
     parser.add_argument("--pytest", default="", metavar="FLAGS", help="more flags of pytest")
     arguments = parser.parse_args(argv)
-    num_failed = 0
-    for name in arguments.only or PACKAGES:
-        tested = PACKAGES[name]
-        choice = chosen(requirement(name), available(name), pinned_version(name), tested.build)
-        folders = [install(name, version, tested.needs) for version in choice.versions]
+    names = arguments.only or list(PACKAGES)
+    pinned = {name: pinned_version(name) for name in names}
+    folders: dict[tuple[str, Version], Path] = {}
+    versions: dict[str, tuple[Version, ...]] = {}
+    for name in names:
+        choice = chosen(requirement(name), available(name), pinned[name], PACKAGES[name].build)
+        versions[name] = choice.versions
+        folders |= {(name, one): install(name, one, PACKAGES[name].needs) for one in choice.versions}
         if not arguments.install:
             print(*choice.notes, sep="\n", end="\n" if choice.notes else "", flush=True)
-            num_failed += run(name, folders, shlex.split(arguments.pytest), arguments.retry)
-    return 1 if num_failed else 0
+    if arguments.install:
+        return 0
+    tested = {name: several for name, several in versions.items() if not PACKAGES[name].command}
+    passed = [
+        run_tests(
+            {name: folders[name, one] for name, one in end.items()}, shlex.split(arguments.pytest), arguments.retry
+        )
+        for end in by_end(tested, pinned)
+    ]
+    passed += [
+        run_command(name, [folders[name, one] for one in several])
+        for name, several in versions.items()
+        if PACKAGES[name].command
+    ]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tools.ranges import PACKAGES, Choice, chosen, pinned_version, requirement
+from tools.ranges import PACKAGES, Choice, by_end, chosen, pinned_version, requirement
 from tools.server_process import ROOT
 
 
@@ -28,6 +28,13 @@ def test_only_the_wanted_build_counts_and_what_it_lacks_is_noted() -> None:
     )
     found = choose("x>=1.1", "2.1+cpu 2.1 2.0+cpu 2.0 1.1.0+cpu 1.1.0", "2.0", "cpu")
     assert found == Choice((Version("1.1.0+cpu"), Version("2.1+cpu")))
+
+
+def test_the_versions_of_one_end_are_tested_together() -> None:
+    pinned = {"x": Version("2.0"), "y": Version("1.5")}
+    versions = {"x": [Version("1.1"), Version("2.5")], "y": [Version("1.0")]}
+    assert by_end(versions, pinned) == [{"x": Version("1.1"), "y": Version("1.0")}, {"x": Version("2.5")}]
+    assert by_end({"x": []}, pinned) == []
 
 
 @pytest.mark.parametrize("name", PACKAGES)
