@@ -39,6 +39,7 @@ class Resources(NamedTuple):
 
 # Kernels that multiply matrices, and the instructions for it on several cards; LDGSTS loads while others compute.
 ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "product_kernel", "prefill_kernel", "decode_kernel")
+COUNTS = r"(REG|STACK):(\d+)"  # registers, and bytes of memory of each thread
 INSTRUCTIONS = r"\b(HGMMA|QGMMA|HMMA|UTCHMMA|LDGSTS)\b"
 
 
@@ -107,31 +108,31 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
     except Exception as error:  # The compiler raises anything, and other variants are compiled, too.
         lines = str(error).strip().splitlines() or [""]
         return Resources(problem=f"cannot be compiled ({type(error).__name__}: {lines[-1]})")
-    said = _dumped(found.asm["cubin"], "--dump-resource-usage")
-    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", said)}
-    instructions = _instructions(found) if disassembles and variant.kernel in ON_TENSOR_CORES else ()
+    counts = {name: int(count) for name, count in _matches(found, "--dump-resource-usage", COUNTS)}
+    names = _matches(found, "--dump-sass", INSTRUCTIONS) if disassembles and variant.kernel in ON_TENSOR_CORES else []
     shared_bytes = found.metadata.shared
     most_bytes = SHARED_BYTES[capability]
     problem = ""
     if shared_bytes > most_bytes:
         problem = f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {most_bytes:,}"
-    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, instructions)
+    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(set(names))))
 
 
-def _instructions(compiled_kernel: Any) -> tuple[str, ...]:
-    """Return those of INSTRUCTIONS that a kernel has.
+def _matches(compiled_kernel: Any, what: str, pattern: str) -> list[Any]:
+    """Return the matches of a pattern in a dump of a kernel.
 
-    Triton's cache stores them next to the kernel, because starting the disassembler takes a third of a second.
+    Triton's cache stores them next to the kernel, because the program that dumps it takes longer than reading both.
     """
     from triton.runtime.cache import get_cache_manager
 
     cache = get_cache_manager(compiled_kernel.hash)
-    name = f"instructions-{hashlib.sha256(INSTRUCTIONS.encode()).hexdigest()[:8]}.json"
+    name = f"matches-{hashlib.sha256(f'{what} {pattern}'.encode()).hexdigest()[:8]}.json"
     path = cache.get_file(name)
     if path is None:
-        found = sorted(set(re.findall(INSTRUCTIONS, _dumped(compiled_kernel.asm["cubin"], "--dump-sass"))))
-        path = cache.put(json.dumps(found), name, binary=False)
-    return tuple(json.loads(Path(path).read_text()))
+        dump = _dumped(compiled_kernel.asm["cubin"], what)
+        path = cache.put(json.dumps(re.findall(pattern, dump)), name, binary=False)
+    matches: list[Any] = json.loads(Path(path).read_text())
+    return matches
 
 
 def _dumped(binary: bytes, what: str) -> str:
