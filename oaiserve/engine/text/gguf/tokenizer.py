@@ -28,7 +28,7 @@ def load_gguf_tokenizer(path: Path) -> StoredTokenizer:
     """Return the tokenizer of a file. Raises BadFile if it has none, or one of an unknown kind."""
     vocabulary = Vocabulary(read_tokenizer(path))
     tokenizer = _build(vocabulary)
-    _add_tokens(tokenizer, vocabulary)
+    add_tokens(tokenizer, vocabulary)
     if (processor := _post_processor(vocabulary)) is not None:
         tokenizer.post_processor = processor
     with_names = {name: vocabulary.token_id(role) for role, name in _NAMES.items()}
@@ -64,7 +64,7 @@ def _build(vocabulary: Vocabulary) -> Tokenizer:
     raise BadFile(f"its tokenizer is of the kind {vocabulary.kind[:100]!r}, and those that can be read are {kinds}")
 
 
-def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Add the tokens that are matched in a text before anything else."""
     is_phi3 = vocabulary.kind == "llama" and vocabulary.architecture in ("phi3", "phimoe")
     is_roberta = vocabulary.kind != "bert" and _adds_separator(vocabulary)
