@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeTelemetry, "render", lambda self, accept: (METRICS, "text/plain"))
+        patch.setattr(FakeTelemetry, "render", lambda self, accept, names_clients: (METRICS, "text/plain"))
         with scripted_server(answer) as server:
             yield server
 
