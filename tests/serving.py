@@ -27,6 +27,7 @@ from oaiserve.http.server import Server
 from oaiserve.runtime import THREADS
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
+from tests.waiting import wait_until
 
 
 class RunningServer(Server):
@@ -157,6 +158,9 @@ class Served:
         """Return a socket that is connected to the server."""
         url = httpx.URL(self.url)
         return socket.create_connection((url.host, url.port or 0), timeout=60)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        wait_until(condition)
 
     def sdk(self, key: str = "any") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -164,6 +164,9 @@ class WorldServed(Served):
 
     def connect(self) -> WorldSocket:
         return self.place.connect(self.url)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        self.place.world.wait_for(condition)
 
     def settle(self, seconds: float = MOMENT_SECONDS) -> None:
         """Let happen what can happen now, or within some seconds."""

@@ -52,9 +52,8 @@ class TemplateLimit(TemplateError):
     """A template takes too much time or memory with these messages."""
 
 
-_end_ns: ContextVar[int] = ContextVar(
-    "end_ns"
-)  # this thread's `thread_work_ns` at which the text under way is given up
+# This thread's `thread_work_ns` at which the text under way is given up
+_end_ns: ContextVar[int] = ContextVar("end_ns")
 
 
 def _check_time() -> None:
