@@ -30,7 +30,6 @@ class Parts(NamedTuple):
 
 
 NOTHING = Parts()
-OF_NEIGHBOURS = (Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_MEDIA)
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
 _MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.STANDSTILL, Cause.NOT_KNOWN_YET)
 # Share of the time of a phase's steps. If more of it was unknown, the expected times of the rest don't describe it.
@@ -42,7 +41,7 @@ class RequestCauses:
     """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
     has_several: bool  # sequences, so perhaps several chunks in a step
-    client: ClientWork | None = None  # who sent it
+    client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # who sent it
     # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
     is_plain: bool = field(init=False)
     has_begun: bool = False

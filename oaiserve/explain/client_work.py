@@ -1,7 +1,7 @@
 """The work of steps by client, so that an account can say whose work a request waited for. Engine thread only, stdlib.
 
-Each step adds its tokens and its time to the sums of their clients. A request keeps these sums as of the begin of a
-phase. Their growth until its end, without the request's own part, divides the time that others have added to the phase.
+Each step adds its tokens and its time to the sums of their clients. A request keeps these sums when a phase begins.
+Their growth until its end, without the request's own part, divides the time that others have added to the phase.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class WorkByClient:
 
     def step_of_one(self, client: ClientWork, work: Work) -> None:
         """Add a step with requests of one client only."""
-        client.add(work)
-        self._last_step = {client: work}
+        self._add({client: work})
 
     def step_ended(
         self, parts: Iterable[tuple[ClientWork | None, int, int]], prompts_ns: float, decodes_ns: float
@@ -126,20 +125,23 @@ class WorkByClient:
             decodes[client] += num_decodes
         prompt_token_ns = prompts_ns / max(1, prompt_tokens.total())
         decode_ns = decodes_ns / max(1, decodes.total())
-        self._last_step = {
-            client: Work(tokens, rows, tokens * prompt_token_ns, rows * decode_ns)
-            for client, rows in decodes.items()
-            if client is not None and (tokens := prompt_tokens[client]) + rows
-        }
-        for client, work in self._last_step.items():
-            client.add(work)
+        self._add(
+            {
+                client: Work(tokens, rows, tokens * prompt_token_ns, rows * decode_ns)
+                for client, rows in decodes.items()
+                if client is not None and (tokens := prompt_tokens[client]) + rows
+            }
+        )
 
     def decodes_ended(self, clients: list[ClientWork | None], decodes_ns: float) -> None:
         """Add a step in which each of its chunks, which are these clients', is one row of decodes."""
         decode_ns = decodes_ns / len(clients)
         rows = Counter(clients)
-        self._last_step = {one: Work(0, n, 0.0, n * decode_ns) for one, n in rows.items() if one is not None}
-        for client, work in self._last_step.items():
+        self._add({one: Work(0, n, 0.0, n * decode_ns) for one, n in rows.items() if one is not None})
+
+    def _add(self, step: dict[ClientWork, Work]) -> None:
+        self._last_step = step
+        for client, work in step.items():
             client.add(work)
 
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
@@ -150,8 +152,8 @@ class WorkByClient:
         return WorkBefore(work, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:
-        """Return the work for each client since then, of one with any, without that of the request itself: so many
-        tokens of its prompts, and rows of its decodes."""
+        """Return what was computed for each client since then, without clients that got nothing. Of a request's own
+        client, the request itself had `own_tokens` of its prompts and `own_rows` of its decodes, which don't count."""
         found = {}
         for client in {**dict.fromkeys(before.work), **dict.fromkeys(self._clients.values())}:
             then = before.work.get(client, Work())
@@ -177,8 +179,8 @@ def _without(work: Work, tokens: int, rows: int) -> Work:
 
 
 def while_waiting(work: Mapping[ClientWork, Work], own: ClientWork, waited_ns: int) -> list[OthersTime]:
-    """Return the time of steps that went to each client's work while a request waited, or had other tokens in them. It
-    is at most the time of the wait, into which the steps at its begin and at its end reach only in part."""
+    """Return the time of steps that went to each client's work while a request waited, or computed tokens of its own.
+    It is at most the time of the wait, which has only a part of the first and of the last of these steps."""
     whole_ns = sum(one.prompts_ns + one.decodes_ns + one.media_ns for one in work.values())
     scale = min(1.0, waited_ns / whole_ns) if whole_ns else 0.0
     return _named(

@@ -101,6 +101,9 @@ class Cause(StrEnum):
     REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
 
 
+OF_NEIGHBOURS = (Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_MEDIA)
+
+
 class Whose(StrEnum):
     """The kinds of requests for which another request waits."""
 

@@ -6,7 +6,7 @@ previous one. So each histogram keeps its rendered lines. This module is not thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
@@ -27,7 +27,7 @@ from oaiserve.telemetry.series import (
     Number,
 )
 
-CLIENT_ALONE = ("client",)  # the labels of series of clients
+CLIENT = "client"  # the label with the name of a client
 
 
 class Form(StrEnum):
@@ -103,14 +103,23 @@ class _Numbers:
         self._headers = _headers(family.metric)
         self._family = family
         self._start = cache(partial(_start_of_line, family.metric))
-        self._is_of_clients = family.metric.labels == CLIENT_ALONE
+        self._of_client = family.metric.labels.index(CLIENT) if CLIENT in family.metric.labels else None
 
     def render(self, form: Form, names_clients: bool) -> bytes:
         points = self._family.points()
-        if self._is_of_clients and points and not names_clients:
-            points = {("",): sum(points.values())}
+        if self._of_client is not None and not names_clients:
+            points = _without_names(points, self._of_client)
         lines = (f"{self._start(values)}{_number(value)}\n" for values, value in points.items())
         return self._headers[form] + "".join(lines).encode()
+
+
+def _without_names(points: Mapping[LabelValues, Number], place: int) -> Mapping[LabelValues, Number]:
+    """Return the sums of points that differ only in the label at this place, which is empty then."""
+    sums: dict[LabelValues, Number] = {}
+    for values, value in points.items():
+        unnamed = (*values[:place], "", *values[place + 1 :])
+        sums[unnamed] = sums.get(unnamed, 0) + value
+    return sums
 
 
 class _Histograms:

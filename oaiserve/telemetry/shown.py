@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import Fact, facts_of
-from oaiserve.facts.record import Cause, EngineAccount, RequestRecord
+from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, RequestRecord
 from oaiserve.telemetry.names import ROUTING_PREFIX
 
 MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
@@ -114,8 +114,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_OF_NEIGHBOURS = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
-_SUMMED = (Cause.ALONE, *_OF_NEIGHBOURS, Cause.MACHINE)
+_SUMMED = (Cause.ALONE, *OF_NEIGHBOURS, Cause.MACHINE)
 
 
 def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
@@ -125,7 +124,7 @@ def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> li
     if not causes_ns:
         return [name, duration_ns]
     alone_ns = causes_ns.get(Cause.ALONE, 0)
-    shared_ns = alone_ns + sum(causes_ns.get(cause, 0) for cause in _OF_NEIGHBOURS)
+    shared_ns = alone_ns + sum(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS)
     delayed_ns = shared_ns + causes_ns.get(Cause.MACHINE, 0)
     rest = [cause for cause in causes_ns if cause not in _SUMMED]
     largest = max(rest, key=causes_ns.__getitem__, default=None)

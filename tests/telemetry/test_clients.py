@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.record import EngineAccount, OthersTime, RequestRecord, Whose
-from oaiserve.telemetry.clients import MOST_CLIENTS, OTHERS, PIECE_SECONDS, WINDOW_SECONDS, ClientRow, Clients
+from oaiserve.telemetry.clients import MOST_CLIENTS, PIECE_SECONDS, WINDOW_SECONDS, ClientRow, Clients
+from oaiserve.telemetry.observations import OTHER
 from tests.records import MS, record_at
 
 SECOND_NS = 1_000_000_000
@@ -65,7 +66,7 @@ def test_clients_after_the_first_in_a_piece_of_time_have_one_row() -> None:
         clients.add(ended(f"{number}", 100 - number))
     found = clients.last(PIECE_SECONDS).clients
     assert len(found) == MOST_CLIENTS + 1
-    assert next(row for row in found if row.client == OTHERS).requests == 7
+    assert next(row for row in found if row.client == OTHER).requests == 7
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["a", "b", "c"]), st.integers(0, 99))))

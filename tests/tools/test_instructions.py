@@ -57,7 +57,7 @@ def row(program: str, num_rows: int, instructions: int, cycles: float) -> dict[s
 def test_the_plugin_counts_instructions_and_loaded_bytes_between_marks(tmp_path: Path) -> None:
     for needed in ("g++", instructions.COMPILER, instructions.EMULATOR):
         if shutil.which(needed) is None:
-            pytest.skip(f"{needed} is missing")
+            pytest.skip(f"{needed} is missing: install g++, g++-aarch64-linux-gnu and qemu-user, as .ci/run does")
     source = tmp_path / "program.cpp"
     source.write_text(PROGRAM)
     program = tmp_path / "program"

@@ -19,7 +19,7 @@ MOST_USERS = 3  # that are named
 LEAST_SHARE = 0.05  # of a core, from which a user is named
 
 # What uses cores besides the processes that can be seen
-HIDDEN = "processes outside of this container"
+HIDDEN = "processes that have ended, or are outside of this container"
 HOST = "the host of this virtual machine"
 LIMIT = "the CPU limit of this container"
 DISK = "reading from disk"
@@ -75,7 +75,7 @@ class MachineUsers:
         before = self._before
         try:
             accounts = self._read()
-        except (OSError, ValueError):  # There is no /proc, or its form is another.
+        except (OSError, ValueError, IndexError):  # There is no /proc, or its form is another.
             return
         self._before = now_ns, accounts
         if before is not None:

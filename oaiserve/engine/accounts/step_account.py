@@ -16,10 +16,10 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.sequences.step_load import load_of
-from oaiserve.explain.causes import OF_NEIGHBOURS, RequestCauses
+from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.client_work import WorkBefore, beside, while_waiting
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.facts.record import Cause, EngineAccount, EventKind
+from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, EventKind
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
@@ -57,7 +57,7 @@ class RequestNotes:
     def arrived(self, since_ns: int) -> None:
         """Note the phase `queue`, which began at `since_ns`, perhaps in the step that has just ended."""
         steps = self._steps
-        if steps is not None and self._causes is not None and self._causes.client is not None:
+        if steps is not None and self._causes is not None:
             in_last_step = since_ns < steps.ended_ns
             self._work_before = steps.clients.before(self._causes.client, in_last_step=in_last_step)
 
@@ -66,10 +66,10 @@ class RequestNotes:
         next one begins."""
         steps = self._steps
         before = self._work_before
-        client = None if self._causes is None else self._causes.client
-        if steps is None or before is None or client is None:
+        if steps is None or self._causes is None or before is None:
             return
         account = self._account
+        client = self._causes.client
         rows = len(account.inter_token_ns) - account.num_accepted_tokens + account.num_draft_tokens
         own = (self._computed_tokens, rows)
         tokens, rows = (now - past for now, past in zip(own, self._own_before, strict=True))
@@ -181,7 +181,7 @@ class RequestNotes:
         account = self._account
         before = self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
-        if self._steps is not None and self._causes is not None and self._causes.client is not None:
+        if self._steps is not None and self._causes is not None:
             self._steps.clients.closed(self._causes.client)
         queued_ns = self._times.media_encoded or self._times.tokenized
         if self._times.scheduled is None and queued_ns is not None:
@@ -267,7 +267,7 @@ class StepAccount:
             account.media_core_ns += core_ns
             self.numbers.media_encode_ns += encode_ns
             if self._causes is not None:
-                if own is not None and own.client is not None:
+                if own is not None:
                     own.client.media_ns += encode_ns
                 self._causes.encoded_ns += encode_ns
                 self._carried_ns += began_ns - self._divided_ns

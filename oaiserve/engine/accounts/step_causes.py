@@ -264,18 +264,10 @@ class StepCauses:
         if others:
             self._charge(others, step, load, before, known, expected_ns, decodes_ns, weigh, unit)
         if has_prompts and expected_ns:
-            of_prompts = 1 - decodes_ns / expected_ns
+            prompts_ns = model_ns * (1 - decodes_ns / expected_ns)
         else:
-            of_prompts = load.prompt_tokens / (load.prompt_tokens + load.decodes)
-        prompts_ns = of_prompts * model_ns
-        if (client := self.clients.lone) is not None:
-            work = Work(load.prompt_tokens, load.decodes, prompts_ns, model_ns - prompts_ns)
-            self.clients.step_of_one(client, work)
-        elif load.decodes == len(chunks) and not has_prompts:
-            clients = [None if (own := chunk[0].causes) is None else own.client for chunk in chunks]
-            self.clients.decodes_ended(clients, model_ns)
-        else:
-            self.clients.step_ended(_by_client(chunks), prompts_ns, model_ns - prompts_ns)
+            prompts_ns = model_ns * load.prompt_tokens / (load.prompt_tokens + load.decodes)
+        self._divide_among_clients(chunks, load, prompts_ns, model_ns - prompts_ns)
         self.shares.step_ended()
         self.number += 1
         if self.number <= WARM_UP:
@@ -293,6 +285,16 @@ class StepCauses:
         if error >= 0:
             return error
         return -error
+
+    def _divide_among_clients(self, chunks: list[Chunk], load: Load, prompts_ns: float, decodes_ns: float) -> None:
+        """Add a step to the work of its clients: first the usual steps, of one client, and of a row in each chunk."""
+        if (client := self.clients.lone) is not None:
+            self.clients.step_of_one(client, Work(load.prompt_tokens, load.decodes, prompts_ns, decodes_ns))
+        elif load.decodes == len(chunks) and not load.prompt_tokens:
+            clients = [None if (own := chunk[0].causes) is None else own.client for chunk in chunks]
+            self.clients.decodes_ended(clients, decodes_ns)
+        else:
+            self.clients.step_ended(_by_client(chunks), prompts_ns, decodes_ns)
 
     def _delays(
         self,

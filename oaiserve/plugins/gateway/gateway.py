@@ -73,6 +73,7 @@ log = logging.getLogger(__name__)
 
 MOST_HOPS = 4  # most gateways that a request may pass
 MOST_LISTS = 4  # most requests for lists that are answered at the same time
+_OF_ALL = {REQUESTS_PATH: all_requests, CLIENTS_PATH: all_clients}  # answers from all replicas, for pages
 _LISTS = (FILES_PATH, "/v1/batches")
 _MESSAGE_BATCHES = f"{ANTHROPIC_PATH}/batches"
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -172,7 +173,7 @@ class Gateway:
             text = "No replica can be reached" if self._models is None else "No such model is loaded"
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
-            if not scope["path"].startswith((REQUESTS_PATH, CLIENTS_PATH)):  # the pages poll these
+            if not scope["path"].startswith((*_OF_ALL,)):  # the pages poll these
                 self.metrics.requests.labels(ending).inc()
             request = scope["state"].pop("request", None)  # a connection that is kept open keeps the scope
             if request is not None:
@@ -239,19 +240,16 @@ class Gateway:
         its model."""
         if not path.startswith(OF_ONE_REPLICA) or self._models is not None:
             return False
-        is_shown = path in (REQUESTS_PATH, CLIENTS_PATH) or path.startswith(f"{REQUESTS_PATH}/")
+        is_shown = path in _OF_ALL or path.startswith(f"{REQUESTS_PATH}/")
         return not (self._shows_requests and is_shown)
 
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
         if request.method != "GET":
             return None  # A replica refuses it.
         # With several models here, a request that names one is sent to its process alone.
-        if scope["path"] == REQUESTS_PATH and not (self._models is not None and request.prompt.model):
+        if scope["path"] in _OF_ALL and not (self._models is not None and request.prompt.model):
             query = scope["query_string"].decode("latin-1")
-            return partial(all_requests, self.watch, query, request.headers)
-        if scope["path"] == CLIENTS_PATH and not (self._models is not None and request.prompt.model):
-            query = scope["query_string"].decode("latin-1")
-            return partial(all_clients, self.watch, query, request.headers)
+            return partial(_OF_ALL[scope["path"]], self.watch, query, request.headers)
         if scope["path"] == MODELS_PATH and self.router.differ:
             return partial(models_answer, self.watch, self.router, scope, request.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:

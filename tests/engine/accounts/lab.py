@@ -7,6 +7,7 @@ from oaiserve.engine.request import Event, Request, Terminal, TokenChunk
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.sequences.step_load import chunk_load, load_of
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
+from tests.engine.accounts.pictures import picture
 from tests.engine.doubles import (
     Clock,
     Inbox,
@@ -64,7 +65,7 @@ class Lab:
         # The process stands still for so long in the next step, or in the next hand-over.
         self.still_in_step_ns = 0
         self.still_between_ns = 0
-        self.in_step = list[Callable[[], None]]()  # what happens at the begin of the next step
+        self.in_step = list[Callable[[], None]]()  # what happens when the next step begins
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: SimulatedEngine = make_engine(
@@ -135,3 +136,13 @@ class Lab:
         ended = inbox.wait_terminal(*names)
         wait_until_idle(self.engine)
         return ended
+
+
+def mixed(rng: random.Random) -> list[Request]:
+    """Return requests with prompts in chunks and several choices, and sometimes some with pictures."""
+    some = [
+        request(f"{i}", prompt_len=rng.randint(1, 60), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 3]))
+        for i in range(8)
+    ]
+    pictures = [picture(f"picture {i}", rng.randint(1, 9), max_tokens=5) for i in range(rng.choice([0, 3]))]
+    return some + pictures

@@ -13,7 +13,7 @@ from oaiserve.explain.causes import settled
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.record import Cause
 from oaiserve.facts.step_record import HostPart
-from tests.engine.accounts.lab import MS, TRUE, Lab
+from tests.engine.accounts.lab import MS, TRUE, Lab, mixed
 from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import request
 
@@ -246,11 +246,7 @@ def test_the_causes_add_up_whatever_overlaps(overlap: bool) -> None:
     lab = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24, media=media_of(encode))
     with lab.engine:
         for _ in range(6):
-            some = [
-                request(f"{i}", prompt_len=rng.randint(1, 60), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 3]))
-                for i in range(8)
-            ]
-            some += [picture(f"picture {i}", rng.randint(1, 9), max_tokens=5) for i in range(rng.choice([0, 3]))]
+            some = mixed(rng)
             lab.machine.stolen_ns = rng.choice([0, 3 * MS])
             ended = lab.run(*some, after=rng.choice([0, 1, 5]) if some[0].params.max_tokens > 5 else 0, deliver_ns=MS)
             for each in ended.values():

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.engine.request import Request, Terminal
-from oaiserve.explain.causes import OF_NEIGHBOURS
-from oaiserve.facts.record import Cause, Origin, OthersTime, WaitReason, Whose
-from tests.engine.accounts.lab import MS, Lab
+from oaiserve.facts.record import OF_NEIGHBOURS, Cause, Origin, OthersTime, WaitReason, Whose
+from tests.engine.accounts.lab import MS, Lab, mixed
 from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import Inbox, request
 
@@ -143,11 +142,7 @@ def test_the_time_of_others_is_that_of_the_causes_whatever_overlaps(overlap: boo
     lost_ns = whole_ns = 0
     with lab.engine:
         for number in range(8):
-            some = [
-                request(f"{i}", prompt_len=rng.randint(1, 60), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 3]))
-                for i in range(8)
-            ]
-            some += [picture(f"picture {i}", rng.randint(1, 9), max_tokens=5) for i in range(rng.choice([0, 3]))]
+            some = mixed(rng)
             names = rng.choices(clients, k=len(some))
             sent = [of(name, each, has_key="." not in name) for name, each in zip(names, some, strict=True)]
             ended = lab.run(*sent, after=5 if number % 2 and some[0].params.max_tokens > 5 else 0)
