@@ -6,7 +6,9 @@ clients have addresses of their own. The table has the light client's times to f
 these, and how many prompt tokens the heavy ones got in a second, without and with the light one.
 
 A second table has the light client's time per token of a stream, alone and beside 128 streams of another client, who
-asks for 16 choices in each of eight threads, and the tokens that these get.
+asks for 16 choices in each of eight threads, and the tokens that these get, beside it and without it.
+
+With --replicas 2, all of them ask a gateway with two servers.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from oaiserve.checkpoints import demo
+from oaiserve.telemetry import names
 from tools.bench.servers import oaiserve
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
-from tools.server_process import exit_on_sigterm
+from tools.server_process import CHAT, QUESTION, exit_on_sigterm, free_port, running_process
 
 LIGHT_TOKENS = 40
 HEAVY_TOKENS = 1535
@@ -36,13 +42,17 @@ CROWDS = ((1, 6), (3, 2), (3, 6))  # heavy clients, and the threads of each
 CHOICE_TOKENS = 64  # of each of these choices
 STREAM_TOKENS = 24  # of a stream of the light client
 CHOICES = 16  # of each request for streams of the heavy client
-STREAMS_HEAD = ("streams of the heavy client", "time per token p50, ms", "p90", "tokens/s of the heavy one")
+STREAMS_HEAD = (
+    *("streams of the heavy client", "time per token p50, ms", "p90"),
+    *("tokens/s of the heavy one beside it", "and without it"),
+)
 HEAD = (
     "heavy clients x threads",
     *("TTFT p50, ms", "p90", "max"),
     *("prompt tokens/s of the heavy ones beside it", "and without it"),
 )
 COMPLETIONS = "/v1/completions"
+STEP_TOKENS = names.ENGINE_STEP_TOKENS.name
 
 
 def main() -> None:
@@ -50,36 +60,65 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the demo)")
     parser.add_argument("--seconds", type=float, default=30, help="of each measurement (default 30)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=1, help="servers, behind a gateway if there are several")
     add_publishing(parser, "shares")
     arguments = parser.parse_args()
     exit_on_sigterm()
     results = results_of(arguments, measured)
-    publish(arguments, "shares", results, report(results))
+    kind = ("shares", *(["model"] if arguments.model else []), *(["gateway"] if arguments.replicas > 1 else []))
+    publish(arguments, "-".join(kind), results, report(results))
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[str, list[dict[str, Any]]] = {}
-    with oaiserve(arguments.model).running() as server:
+    seconds = arguments.seconds
+    with servers(arguments.model, arguments.replicas) as (url, replicas):
         for _ in range(arguments.rounds):
-            rounds.setdefault("alone", []).append({"light": light_seconds(server.url, arguments.seconds)})
+            rounds.setdefault("alone", []).append({"light": light_seconds(url, seconds)})
             for crowd in CROWDS:
-                with Crowd(server.url, *crowd) as heavy:
-                    without = heavy.rate(arguments.seconds)
+                with Crowd(url, *crowd) as heavy:
+                    without = heavy.rate(seconds)
                     before = heavy.num_answers
                     began = time.monotonic()
-                    light = light_seconds(server.url, arguments.seconds)
+                    light = light_seconds(url, seconds)
                     with_light = (heavy.num_answers - before) * HEAVY_TOKENS / (time.monotonic() - began)
                 name = f"{crowd[0]} x {crowd[1]}"
                 rounds.setdefault(name, []).append({"light": light, "heavy": with_light, "without": without})
-            rounds.setdefault("no streams", []).append({"gaps": light_gaps(server.url, arguments.seconds)})
-            with Crowd(server.url, 1, 8, num_choices=CHOICES) as heavy:
-                before = heavy.num_answers
+            rounds.setdefault("no streams", []).append({"gaps": light_gaps(url, seconds)})
+            with Crowd(url, 1, 8, num_choices=CHOICES):
+                before = computed_tokens(replicas)
+                time.sleep(seconds)
+                without = (computed_tokens(replicas) - before) / seconds
+                before = computed_tokens(replicas)
                 began = time.monotonic()
-                gaps = light_gaps(server.url, arguments.seconds)
-                tokens = (heavy.num_answers - before) * CHOICES * CHOICE_TOKENS
-                rate = tokens / (time.monotonic() - began)
-            rounds.setdefault(f"{8 * CHOICES} streams", []).append({"gaps": gaps, "heavy": rate})
-    return {"model": arguments.model.name if arguments.model else demo.NAME, "rounds": rounds}
+                gaps = light_gaps(url, seconds)
+                light_tokens = len(gaps) * (LIGHT_TOKENS + STREAM_TOKENS)
+                rate = (computed_tokens(replicas) - before - light_tokens) / (time.monotonic() - began)
+            row = {"gaps": gaps, "heavy": rate, "without": without}
+            rounds.setdefault(f"{8 * CHOICES} streams", []).append(row)
+    model = arguments.model.name if arguments.model else demo.NAME
+    return {"model": model, "replicas": arguments.replicas, "rounds": rounds}
+
+
+@contextmanager
+def servers(model: Path | None, num_servers: int) -> Iterator[tuple[str, list[str]]]:
+    """Run servers, and if there are several, a gateway before them. Yield where clients ask, and the servers' URLs."""
+    with ExitStack() as running:
+        replicas = [running.enter_context(oaiserve(model).running()).url for _ in range(num_servers)]
+        url = replicas[0]
+        if num_servers > 1:
+            port = free_port()
+            named = [word for replica in replicas for word in ("--replica", replica)]
+            command = [sys.executable, "-m", "oaiserve", "route", "--port", str(port), *named]
+            question = QUESTION | {"model": demo.NAME}
+            url = running.enter_context(running_process(command, port, ready_path=CHAT, question=question)).url
+        yield url, replicas
+
+
+def computed_tokens(replicas: list[str]) -> float:
+    """Return how many tokens the steps of all servers have computed so far, of prompts and of answers."""
+    lines = "".join(httpx.get(f"{url}/metrics").text for url in replicas).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{STEP_TOKENS}_sum"))
 
 
 def client_from(url: str, address: str) -> httpx.Client:
@@ -169,18 +208,23 @@ def report(results: dict[str, Any]) -> str:
     for name, rounds in results["rounds"].items():
         if "gaps" in rounds[0]:
             gaps = sorted(1e3 * gap for each in rounds for gap in each["gaps"])
-            heavy = [number(statistics.median(each["heavy"] for each in rounds))] if "heavy" in rounds[0] else [""]
-            streams.append((name, number(statistics.median(gaps)), number(gaps[len(gaps) * 9 // 10]), *heavy))
+            streams.append((name, number(statistics.median(gaps)), number(gaps[len(gaps) * 9 // 10]), *rates(rounds)))
             continue
         light = sorted(1e3 * seconds for each in rounds for seconds in each["light"])
-        heavy = [
-            number(statistics.median(each[key] for each in rounds)) for key in ("heavy", "without") if key in rounds[0]
-        ]
         shown = map(number, (statistics.median(light), light[len(light) * 9 // 10], light[-1]))
-        rows.append((name, *shown, *(heavy or ("", ""))))
-    about = f"{results['machine']}; {results['created']}; {results['model']}."
+        rows.append((name, *shown, *rates(rounds)))
+    behind = f", {results['replicas']} servers behind a gateway" if results["replicas"] > 1 else ""
+    about = f"{results['machine']}; {results['created']}; {results['model']}{behind}."
     tables = [*as_markdown([HEAD, *rows]), "", *as_markdown([STREAMS_HEAD, *streams])]
     return "\n".join([*textwrap.wrap(about, 120), "", *tables])
+
+
+def rates(rounds: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return what heavy clients got in a second, beside the light one and without it, if there were any."""
+    if "heavy" not in rounds[0]:
+        return "", ""
+    beside, without = (number(statistics.median(each[key] for each in rounds)) for key in ("heavy", "without"))
+    return beside, without
 
 
 if __name__ == "__main__":
