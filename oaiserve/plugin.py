@@ -84,6 +84,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.errors",
     "oaiserve.explain.commands",
     "oaiserve.explain.step_cost",
+    "oaiserve.facts.engine_numbers",
     "oaiserve.facts.metric",
     "oaiserve.facts.record",
     "oaiserve.facts.times",

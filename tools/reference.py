@@ -97,7 +97,11 @@ SERVER_FLAGS = (
 FLAGS_OF_PLUGINS = {  # by their markers
     "store-flags": (("serve", "Stored responses and files", "Stored responses and files"),),
     "keys-flags": (("serve", "Stored keys", "Stored keys"),),
-    "gateway-flags": (("serve", "Several models", "Several models"), ("route", "Route", "Gateway: `oaiserve route`")),
+    "gateway-flags": (
+        ("serve", "Several models", "Several models"),
+        ("route", "Route", "Gateway: `oaiserve route`"),
+        ("route", "Other engines", "Gateway in front of other engines"),
+    ),
 }
 Groups = Iterable[tuple[str, str, str]]
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 __all__ = [
+    "ALL_PHASES",
+    "PASSED_PHASES",
     "PHASES",
     "STAMPS",
     "TEXT_PHASES",
@@ -40,6 +42,9 @@ PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "pref
 # Phases of a request without images and sounds.
 TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
+# Phases of a request that a gateway passes to a foreign engine, which it sees only from outside.
+PASSED_PHASES = ("receive", "wait", "connect", "first_byte", "stream", "respond")
+ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # in an order that suits both
 
 
 def duration(ns: float) -> str:

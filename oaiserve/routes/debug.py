@@ -16,7 +16,7 @@ from starlette.responses import Response
 from oaiserve.errors import NotFound
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import ALL_PHASES
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.open_requests import open_request, open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
@@ -38,7 +38,7 @@ class RequestList(msgspec.Struct):
 
 
 _LIST_QUERY = (
-    Parameter("slowest", "The phase by which they are sorted instead, longest first.", PHASES),
+    Parameter("slowest", "The phase by which they are sorted instead, longest first.", ALL_PHASES),
     Parameter("outcome", "Only those with this outcome.", tuple(Outcome)),
     Parameter("failed", "Only those that failed or were rejected.", ("true", "false")),
     Parameter("slow", "Only those that took at least this many milliseconds.", is_integer=True),

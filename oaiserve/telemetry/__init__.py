@@ -137,6 +137,10 @@ class Telemetry:
         """Wait until the records that are queued now are in `recent` and in metrics, or the timeout comes."""
         self._recorder.wait_for_queued(timeout_seconds)
 
+    @property
+    def has_tracing(self) -> bool:
+        return self._tracing is not None
+
     def is_sampled(self, trace: TraceContext) -> bool:
         return self._tracing is not None and self._tracing.is_sampled(trace)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oaiserve.facts.times import PHASES, duration
+from oaiserve.facts.times import ALL_PHASES, duration
 from oaiserve.screen import Screen, Style
 from oaiserve.telemetry.log_limit import REQUESTS
 
@@ -147,7 +147,7 @@ def _times(fields: Mapping[str, Any]) -> list[str]:
     """Return the duration of a request and its important phases."""
     duration_ms = fields["duration_ms"]
     times = [duration(duration_ms * 1e6)]
-    for phase in PHASES:
+    for phase in ALL_PHASES:
         phase_ms = fields.get(f"{phase}_ms")
         if phase_ms is None or phase_ms == duration_ms:
             continue

@@ -63,6 +63,8 @@ class Measured:
     open_requests: OpenRequests = no_open_requests
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
     targets: Targets = field(default_factory=Targets)  # for judging requests
+    observations: type[Observations] = Observations
+    shows: Callable[[Metric], bool] = lambda metric: True  # Other metrics are not on the page.
 
 
 class Metrics:
@@ -73,7 +75,7 @@ class Metrics:
         self._take_steps = measured.take_steps
         self._clock_ns = runtime.clock_ns
         self._now = EngineNumbers()  # those of the page that is being rendered
-        observed = Observations(measured.model, epoch_offset_ns, measured.targets)
+        observed = measured.observations(measured.model, epoch_offset_ns, measured.targets)
         self._observed = observed
         self.live = Live(observed, epoch_offset_ns, runtime.clock_ns)
         self._constants = {
@@ -100,12 +102,12 @@ class Metrics:
             vllm_names.CACHE_CONFIG: lambda: {(*cache_config, str(self._now.blocks_total)): 1},
             **measured.elsewhere,
         }
-        self._families = [self._family(metric) for metric in (*names.METRICS, *names.GEN_AI_METRICS)]
-        aliases = [self._family(metric) for metric in vllm_names.METRICS]
+        every = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
+        families = [self._family(metric) for metric in every if measured.shows(metric)]
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        self._page = Page([*self._families, *aliases], registry, runtime.clock_ns)
+        self._page = Page(families, registry, runtime.clock_ns)
         self._lock = Lock()
         self._num_pages = 0  # pages whose rendering has begun
         # The latest page in each format, with clients or without their names, and its number
@@ -125,6 +127,7 @@ class Metrics:
                 return CallbackFamily(metric, lambda: {labels: getattr(self._now, name) / NS_PER_SECOND})
             return CallbackFamily(metric, lambda: {labels: getattr(self._now, name)})
         series = metric.of or metric
+        metric = self._observed.shown(metric, series)
         if series in self._observed.counters:
             return CounterFamily(metric, self._observed.counters[series], self._constants)
         if series in self._observed.distributions:

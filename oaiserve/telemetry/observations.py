@@ -100,11 +100,13 @@ class Observations:
         own = (*names.METRICS, *names.FOR_VLLM)
         every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
         self.counters = {
-            metric: Counter(*metric.labels, per_unit=_per_unit(metric)) for metric in own if metric.type == "counter"
+            metric: Counter(*self.labels_of(metric), per_unit=_per_unit(metric))
+            for metric in own
+            if metric.type == "counter"
         }
         self.distributions = {
             metric: Distribution(
-                *(*metric.labels, *_MORE_LABELS.get(metric, ())),
+                *self.labels_of(metric),
                 shown_as=[shown for shown in every if metric in (shown, shown.of)],
                 per_unit=_per_unit(metric),
             )
@@ -112,7 +114,11 @@ class Observations:
             if metric.type in ("histogram", "summary")
         }
 
-        # These start at 0 so that PromQL's `rate` sees their first increment.
+        self.begin_at_zero()
+
+    def begin_at_zero(self) -> None:
+        """Make series that start at 0, so that PromQL's `rate` sees their first increment."""
+        model = self._model
         for operation in sorted(OPERATIONS):
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
             for end, status, error_type in _IN_OBJECTIVES + (_OF_STORE if operation == "responses" else ()):
@@ -144,6 +150,14 @@ class Observations:
                 if cause not in (Cause.MODEL_LOAD, Cause.REFUSAL_DELAY):
                     self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
 
+    def labels_of(self, metric: Metric) -> tuple[str, ...]:
+        """Return the labels of a metric's series."""
+        return (*metric.labels, *_MORE_LABELS.get(metric, ()))
+
+    def shown(self, metric: Metric, series: Metric) -> Metric:
+        """Return a metric as the page shows it, which shows this series."""
+        return metric
+
     def count(self, metric: Metric, labels: LabelValues, amount: int = 1) -> None:
         """Add to a counter: nanoseconds, if its unit is seconds."""
         self.counters[metric].add(labels, amount)
@@ -151,6 +165,10 @@ class Observations:
     def add(self, metric: Metric, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
         """Add a value to a histogram: nanoseconds, if its unit is seconds."""
         self.distributions[metric].add(labels, value, origin)
+
+    def add_all(self, metric: Metric, labels: LabelValues, values: array[int], origin: Origin | None) -> None:
+        """Add many values to a histogram: nanoseconds, if its unit is seconds."""
+        self.distributions[metric].add_all(labels, values, origin)
 
     def observe(self, record: RequestRecord) -> None:
         """Add one ended request to all series. Sums of times grow by exactly the nanoseconds of the record."""
@@ -248,10 +266,10 @@ class Observations:
         tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
         if tpot_ns is not None and record.tokens_per_choice > 1:
             self.add(names.TIME_PER_OUTPUT_TOKEN_SECONDS, labels, tpot_ns, origin)
-        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, record.event_gaps_ns, origin)
-        self.distributions[names.EVENT_TOKENS].add_all(labels, record.event_tokens, origin)
+        self.add_all(names.INTER_TOKEN_LATENCY_SECONDS, labels, record.event_gaps_ns, origin)
+        self.add_all(names.EVENT_TOKENS, labels, record.event_tokens, origin)
         step_gaps_ns = array("q", filter(None, record.account.inter_token_ns))
-        self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
+        self.add_all(names.STEP_GAP_SECONDS, labels, step_gaps_ns, origin)
 
     def _observe_costs(self, record: RequestRecord) -> None:
         account = record.account

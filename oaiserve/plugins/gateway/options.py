@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from pathlib import Path  # noqa: F401 - cyclopts looks up the types of inherited fields here
+from pathlib import Path
 from typing import Literal
 
 from oaiserve.config import (
@@ -13,6 +13,7 @@ from oaiserve.config import (
     ListenerOptions,
     LogFormat,  # noqa: F401 - likewise
     LogLevel,  # noqa: F401 - likewise
+    OptionError,
     ServerOptions,
     check,
     check_choices,
@@ -82,6 +83,39 @@ class RouteOptions(ListenerOptions):
     def config(self) -> Config:
         server = ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
         return Config("gateway", server)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesOptions:
+    """Settings of `oaiserve route` in front of other engines than oaiserve."""
+
+    engine: tuple[str, ...] = ()
+    """URL of a server of another engine, such as llama.cpp, vLLM, SGLang or Ollama: http://127.0.0.1:8080. Repeatable.
+    Replaces --replica. Requests and answers pass byte for byte, with an account of their time."""
+
+    engine_key: str | None = field(default=None, repr=False)
+    """API key of the engines, which replaces those of clients. Set it in the environment, as for --api-key."""
+
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    """With --engine: key that clients must send as "Authorization: Bearer KEY". Repeatable. Set it in the environment
+    or in a file."""
+
+    api_key_file: tuple[Path, ...] = ()
+    """With --engine: file with one key per line: NAME KEY, or only KEY. Repeatable. Changes take effect without a
+    restart."""
+
+    def __post_init__(self) -> None:
+        for url in self.engine:
+            check(_is_url(url), "--engine", f"'{url}'", "a URL, as in http://127.0.0.1:8080")
+        key = self.engine_key  # the message must not contain it
+        check(key is None or is_header_value(key), "--engine-key", "not usable", "printable ASCII without spaces")
+        if key is not None and not self.engine:
+            raise OptionError("--engine-key is for the servers of --engine, of which there is none.")
+
+    def config_of(self, options: RouteOptions, model: str) -> Config:
+        """Return the settings of the gateway as those of a server."""
+        listener = {field.name: getattr(options, field.name) for field in fields(ListenerOptions)}
+        return Config(model, ServerOptions(**listener, api_key=self.api_key, api_key_file=self.api_key_file))
 
 
 def _is_url(text: str) -> bool:

@@ -115,12 +115,12 @@ class Relay:
                     return Ending.CUT_OFF
                 ending = Ending.CUT_OFF
                 why = "The replica that wrote this answer has ended. Please try again."
-                rest = _last_events(scope, why)
+                rest = last_events(scope, why)
             except asyncio.CancelledError:  # The shutdown cuts off running requests.
                 if not is_stream:
                     raise
                 ending = Ending.CUT_OFF
-                rest = _last_events(scope, "The server is shutting down. Please try again.")
+                rest = last_events(scope, "The server is shutting down. Please try again.")
             if signs is not None:
                 signs.cancel()
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
@@ -211,7 +211,7 @@ async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None
         await send_part({"type": "http.response.body", "body": SIGN_OF_LIFE, "more_body": True})
 
 
-def _last_events(scope: Scope, message: str) -> bytes:
+def last_events(scope: Scope, message: str) -> bytes:
     state = scope["state"]
     path = scope["path"]
     ids = {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}

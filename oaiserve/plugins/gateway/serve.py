@@ -60,9 +60,13 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
     return 1
 
 
-def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
-    """Pass requests on to servers until a signal, and return the exit code."""
+def serve_gateway(options: RouteOptions, sock: socket.socket, *, ignores_keys: bool = False) -> int:
+    """Pass requests on to servers until a signal, and return the exit code. It warns if it `ignores_keys` that it was
+    given for clients."""
     logs.configure(options.log_level, options.log_format)
+    if ignores_keys:
+        text = "--api-key and --api-key-file count only with --engine: the servers of --replica check keys themselves"
+        logging.getLogger(__name__).warning(text)
     config = options.config
     app, gateway = create_gateway(options)
     url = address(config.server, sock.getsockname()[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import cast
 
@@ -157,9 +157,14 @@ class Upstream:
         self.turns = asyncio.Lock()  # Large parts of its streams take turns.
 
     async def ask(
-        self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b""
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers = (),
+        body: bytes | bytearray = b"",
+        on_sent: Callable[[], object] = lambda: None,
     ) -> UpstreamAnswer:
-        """Send a request, and wait for the head of its answer. Raises Unreachable and BadAnswer."""
+        """Send a request, call `on_sent`, and wait for the head of its answer. Raises Unreachable and BadAnswer."""
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, self.address.host.encode())]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
@@ -169,6 +174,7 @@ class Upstream:
             idle = self.idle.pop() if self.idle else None
             connection = idle or await self._connect()
             answer = connection.send(head, body)
+            on_sent()
             try:
                 await answer.head
                 return answer

@@ -7,7 +7,7 @@ import { count, duration, element, words } from "./show.js";
 export function progressOf({ phase, prompt_tokens: prompt, computed_prompt_tokens: computed, completion_tokens: written }) {
   if (phase === "prefill" && prompt) return `${count(computed)} of ${count(prompt)} read`;
   if (phase === "decode") return `${count(written)} ${written === 1 ? "token" : "tokens"} so far`;
-  return { queue: "waiting in the queue", receive: "receiving the request", respond: "sending the end" }[phase] ?? words(phase);
+  return { first_byte: "waiting for the engine", stream: "being written", queue: "waiting in the queue", receive: "receiving the request", respond: "sending the end" }[phase] ?? words(phase);
 }
 
 const REASONS = {

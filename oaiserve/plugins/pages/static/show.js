@@ -1,6 +1,8 @@
 // Makes elements, bars and texts: durations, numbers, times and JSON as people read them.
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond"];
+// The phases of a request that a gateway passes to an engine of another kind
+export const PASSED_PHASES = ["receive", "wait", "connect", "first_byte", "stream", "respond"];
 
 export const RETRY_MS = 2000; // after which a page tries a lost connection again
 export const phone = matchMedia("(max-width: 46rem)"); // as in the style sheets

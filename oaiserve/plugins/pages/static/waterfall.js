@@ -6,7 +6,7 @@
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
 import { shadeLegend } from "./shades.js";
-import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
+import { byId, clock, count, duration, element, PASSED_PHASES, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
 
@@ -25,7 +25,9 @@ export class Waterfall {
     this.all = element("div", { class: "waterfall", id: "waterfall", hidden: "" }, headsOf(this.axis), this.open, this.list);
     this.empty = byId("no-requests");
     this.cut = element("li", {}, element("i", { class: "cut" }), "cut: no requests");
-    const phases = PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
+    const names = [...new Set([...PHASES.slice(0, -1), ...PASSED_PHASES])];
+    const phases = names.map((name) => element("li", { "data-phase": name }, element("i", { class: `phase-${name}` }), words(name)));
+    this.legend = phases;
     this.shades = shadeLegend("unexplained, and other causes");
     this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.shades, this.all);
     this.rows = new Map();
@@ -54,6 +56,8 @@ export class Waterfall {
     this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
     this.open.replaceChildren(...this.openRows.map(({ row }) => row));
     this.shades.hidden = !requests.some(({ phases }) => phases.some(([, , alone]) => alone !== undefined));
+    const isPassed = requests.some(({ phases }) => phases.some(([name]) => !PHASES.includes(name)));
+    for (const item of this.legend) item.hidden = !(isPassed ? PASSED_PHASES : PHASES).includes(item.dataset.phase);
     this.empty.hidden = requests.length + open.length > 0;
     this.all.hidden = !this.empty.hidden;
     this.#draw();

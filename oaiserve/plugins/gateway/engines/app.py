@@ -1,0 +1,193 @@
+"""Builds the gateway in front of foreign engines: its own routes and pages, and the relay for all the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import process_time_ns
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from oaiserve import __version__
+from oaiserve.errors import Unavailable
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.metric import Metric
+from oaiserve.http.codings import page_response
+from oaiserve.http.connections import Connections
+from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
+from oaiserve.plugins.gateway.app import CLOSE_SECONDS, health, version
+from oaiserve.plugins.gateway.engines.engine import ForeignEngine
+from oaiserve.plugins.gateway.engines.fleet import Fleet, log
+from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
+from oaiserve.plugins.gateway.engines.relay import EngineRelay
+from oaiserve.plugins.gateway.engines.serving import UNKNOWN_MODEL, EngineServing
+from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
+from oaiserve.plugins.gateway.sources import Resolve, addresses_of
+from oaiserve.routes import debug, root
+from oaiserve.routes.door.access import names_clients
+from oaiserve.routes.door.accounting import accounted
+from oaiserve.routes.door.layers import middleware
+from oaiserve.routes.door.middleware import render_http_exception
+from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES, Serving
+from oaiserve.runtime import THREADS, Runtime
+from oaiserve.standstill import watch_for_standstills
+from oaiserve.telemetry import Measured, Telemetry, names
+from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.metrics import Numbers
+
+# The paths of engines whose requests have an account, and the kind of request: of OpenAI's and Anthropic's API, and the
+# own paths of llama.cpp, SGLang, vLLM and Ollama
+ACCOUNTED = {
+    **dict.fromkeys(("/v1/chat/completions", "/chat/completions", "/api/chat"), "chat"),
+    **dict.fromkeys(("/v1/completions", "/completions", "/completion", "/infill"), "text_completion"),
+    **dict.fromkeys(("/generate", "/api/generate"), "text_completion"),
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"), "embeddings"),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/score", "/score"), "score"),
+}
+PLUGINS = ("pages", "runs")  # those of oaiserve that need no engine of ours
+
+
+def create_engine_gateway(
+    options: RouteOptions,
+    engines: EnginesOptions,
+    *,
+    connections: Connections | None = None,
+    log_limit: LogLimit | None = None,
+    telemetry: Telemetry | None = None,
+    resolve: Resolve = addresses_of,
+    plugins: Sequence[Plugin] | None = None,
+    runtime: Runtime = THREADS,
+) -> tuple[Starlette, Fleet]:
+    """Return the app of a gateway in front of these engines, and the engines, whose `drain` must be called at a
+    shutdown. Raises StartupError for unusable files of keys, and wrong OTEL_* variables."""
+    config = engines.config_of(options, UNKNOWN_MODEL)
+    parts = [plugin for plugin in (own_plugins() if plugins is None else plugins) if plugin.name in PLUGINS]
+    ring = keyring(parts, config)
+    pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
+    clock_ns = runtime.clock_ns
+    found = [
+        ForeignEngine(url, number, engines.engine_key, resolve, clock_ns)
+        for number, url in enumerate(engines.engine, start=1)
+    ]
+    fleet = Fleet(found, clock_ns)
+    if telemetry is None:
+        telemetry = _telemetry(fleet, connections, log_limit, parts, runtime)
+    relay = EngineRelay(
+        fleet,
+        SharedLimit(MOST_RECEIVED_BYTES),
+        int(options.body_limit or MEDIA_BODY_BYTES),
+        has_keys=ring is not None,
+        is_sampled=telemetry.is_sampled,
+        has_tracing=telemetry.has_tracing,
+        clock_ns=clock_ns,
+    )
+    serving = EngineServing(config, fleet, telemetry, runtime)
+
+    async def ready(request: Request) -> Response:
+        if not fleet.is_ready:
+            raise Unavailable("No engine is ready for requests.", retry_after_seconds=5)
+        return Response()
+
+    async def metrics(request: Request) -> Response:
+        accepted = request.headers.get("accept", "")
+        content, kind = await run_in_threadpool(telemetry.render, accepted, names_clients(request, ring))
+        return await page_response(request, content, kind)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # The routes and plug-ins here use no more of it than EngineServing has.
+        app.state.serving = cast(Serving, serving)
+        thread = runtime.executor("end")
+        async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
+            ends.callback(thread.shutdown, wait=False)
+            in_thread = asyncio.get_running_loop().run_in_executor
+            ends.push_async_callback(lambda: in_thread(thread, telemetry.close, CLOSE_SECONDS))
+            tasks = [
+                asyncio.create_task(fleet.run()),
+                asyncio.create_task(watch_for_standstills(log, "gateway", clock_ns, process_time_ns)),
+            ]
+            if ring is not None:
+                ends.push_async_callback(ring.close)
+                tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
+            for task in tasks:
+                ends.callback(task.cancel)
+            await ends.enter_async_context(running(parts, app))
+            yield
+
+    if config.shows_dashboard:
+        own: list[BaseRoute] = [
+            Route("/debug/requests", debug.recent_requests),
+            Route("/debug/requests/{request_id}", debug.recent_request),
+            Route("/debug/clients", debug.recent_clients),
+            Route("/debug/samples", debug.samples),
+        ]
+    else:
+        own = [Route(path, debug.closed_route) for path in ("/debug/{rest:path}", "/dashboard/{rest:path}")]
+    routes: list[BaseRoute] = [
+        Route("/", root.root),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", version),
+        Route("/metrics", metrics),
+        *pages.routes,
+        *own,
+    ]
+    routes += routes_of(parts, config, {getattr(route, "path", "") for route in routes})
+    routes += [accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()]
+    app = Starlette(
+        routes=[*routes, Mount("", relay)],
+        # The engine tells the time it took, and the trace, in headers of its own.
+        middleware=middleware(config.server, ring, pages, telemetry.count_refused_access, None, runtime),
+        exception_handlers={HTTPException: render_http_exception},
+        lifespan=lifespan,
+    )
+    app.state.pages = pages
+    app.state.runtime = runtime
+    app.state.count_refusal_delay = lambda delay_ns: None  # Telemetry reads the accounts themselves.
+    for metric, read in readers(found).items():
+        telemetry.show(metric, read)
+    return app, fleet
+
+
+def _telemetry(
+    fleet: Fleet,
+    connections: Connections | None,
+    log_limit: LogLimit | None,
+    plugins: Sequence[Plugin],
+    runtime: Runtime,
+) -> Telemetry:
+    elsewhere: dict[Metric, Callable[[], Numbers]] = {}
+    if connections is not None:
+        elsewhere[names.REFUSAL_DELAY_SECONDS] = lambda: {(): connections.refusals.delay_ns / 1e9}
+        elsewhere[names.CONNECTIONS] = lambda: {(): connections.num_open}
+        elsewhere[names.CONNECTIONS_REFUSED] = lambda: {(why,): n for why, n in connections.refused.items()}
+
+    def numbers() -> EngineNumbers:
+        return EngineNumbers(num_running=sum(engine.num_open for engine in fleet.engines))
+
+    return Telemetry(
+        Measured(
+            model=UNKNOWN_MODEL,
+            version=__version__,
+            snapshot=numbers,
+            elsewhere=elsewhere,
+            observations=ObservedEngines,
+            shows=is_shown,
+        ),
+        recent_requests=256,
+        log_limit=log_limit,
+        observers={plugin.name: plugin.observe for plugin in plugins if plugin.observe is not None},
+        runtime=runtime,
+    )

@@ -1,0 +1,64 @@
+"""Reads what a client's body asks for. The body is passed on as it came, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN
+
+_PARAMS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "n"),
+    *("frequency_penalty", "presence_penalty"),
+)
+DEFAULT_MAX_TOKENS = 1024  # counted for a key with limits, where a request sets none, until its usage is known
+
+
+class Body(msgspec.Struct):
+    """The fields that are read. A client may put any values there."""
+
+    model: Any = None
+    stream: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    seed: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+
+    @property
+    def model_name(self) -> str | None:
+        return self.model if isinstance(self.model, str) else None
+
+    @property
+    def params(self) -> Mapping[str, int | float]:
+        return {name: value for name in _PARAMS if type(value := getattr(self, name)) in (int, float)}
+
+    @property
+    def num_choices(self) -> int:
+        return self.n if type(self.n) is int and 0 < self.n < 1024 else 1
+
+    def most_tokens(self, num_bytes: int) -> int:
+        """Return an estimate of the tokens that the request may use, for a body of `num_bytes`."""
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        limit = next((one for one in limits if type(one) is int and one >= 0), DEFAULT_MAX_TOKENS)
+        return num_bytes // BYTES_PER_TOKEN + int(limit) * self.num_choices
+
+
+_body = msgspec.json.Decoder(Body)
+
+
+def body_of(content: bytes | bytearray) -> Body:
+    """Return the parameters of a body, or none if it can't be read."""
+    try:
+        return _body.decode(content)
+    except UNREADABLE:
+        return Body()

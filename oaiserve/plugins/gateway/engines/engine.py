@@ -1,0 +1,85 @@
+"""`ForeignEngine`: one engine that is not ours, with its connections and what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from oaiserve.plugins.gateway.engines.identity import Identity
+from oaiserve.plugins.gateway.engines.times import PassedTimes
+from oaiserve.plugins.gateway.sources import Resolve
+from oaiserve.plugins.gateway.upstream import NoAnswer, Unreachable, Upstream, UpstreamAnswer
+from oaiserve.wire.address import Address
+
+MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
+ASK_SECONDS = 5.0  # time limit of such an answer
+
+Header = tuple[bytes, bytes]
+
+
+class ForeignEngine:
+    """An engine at a URL. Its address is looked up when it is asked for the first time, and after a failure."""
+
+    def __init__(self, url: str, number: int, key: str | None, resolve: Resolve, clock_ns: Callable[[], int]) -> None:
+        """`key` is an API key of the engine, which replaces those of clients."""
+        self.url = url
+        self.number = number
+        self.name = str(number)  # in metrics, and in what clients see
+        self.has_key = key is not None
+        self._resolve = resolve
+        self._clock_ns = clock_ns
+        # People type the base URL of their client, which ends in /v1, as well as that of the engine.
+        self._prefix = urlsplit(url).path.rstrip("/").removesuffix("/v1").encode()
+        self.headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+        self.identity = Identity()
+        self.is_up = False  # It has answered the last question, or the last request.
+        self.num_open = 0
+        self.num_unread = 0  # answers that could not be read
+        self._upstream: Upstream | None = None
+
+    async def ask(
+        self, method: str, target: bytes, headers: Iterable[Header], body: bytes | bytearray, times: PassedTimes
+    ) -> UpstreamAnswer:
+        """Send a request, stamp when it was sent, and wait for the head of the answer. Raises Unreachable and
+        BadAnswer."""
+        upstream = await self._connected()
+
+        def sent() -> None:
+            times.sent = self._clock_ns()
+
+        return await upstream.ask(method, self._prefix + target, headers, body, sent)
+
+    async def get(self, path: str) -> bytes | None:
+        """Return the body of a 200, or None for another answer, or one that is no HTTP, too long or not completed.
+        Raises Unreachable."""
+        upstream = await self._connected()
+        try:
+            status, content = await upstream.get(self._prefix + path.encode(), self.headers, MOST_BYTES, ASK_SECONDS)
+        except Unreachable:
+            raise
+        except NoAnswer:
+            return None
+        return content if status == 200 else None
+
+    def lost(self) -> None:
+        """Look up the address again before the next request, because the engine was not reached."""
+        self.is_up = False
+        self.close()
+
+    def close(self) -> None:
+        if self._upstream is not None:
+            self._upstream.close()
+        self._upstream = None
+
+    async def _connected(self) -> Upstream:
+        if self._upstream is None:
+            found: list[Address] = []
+            with suppress(OSError):
+                async with asyncio.timeout(ASK_SECONDS):
+                    found = [*await self._resolve(self.url)]
+            if not found:
+                raise Unreachable("its name has no address")
+            self._upstream = Upstream(found[0], self.number)
+        return self._upstream

@@ -1,0 +1,100 @@
+"""`Passed`: one request that the gateway passes to an engine, as its account sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from oaiserve.engine.request import Finished, Usage
+from oaiserve.errors import (
+    APIError,
+    BadGateway,
+    BodyTooLarge,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestTimeout,
+    Unauthorized,
+    Unavailable,
+)
+from oaiserve.facts.record import EngineAccount
+from oaiserve.plugins.gateway.engines.engine import ForeignEngine
+from oaiserve.plugins.gateway.engines.reading import Told
+from oaiserve.plugins.gateway.engines.times import PassedTimes
+from oaiserve.routes.exchange import Exchange
+
+_ERRORS: MappingProxyType[int, type[APIError]] = MappingProxyType(
+    {
+        401: Unauthorized,
+        403: Forbidden,
+        404: NotFound,
+        408: RequestTimeout,
+        413: BodyTooLarge,
+        429: Overloaded,
+        502: BadGateway,
+        503: Unavailable,
+    }
+)
+# The reasons of engines, in the words of the record's metrics
+_REASONS = MappingProxyType(
+    {
+        **dict.fromkeys(("stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "tool_use"), "stop"),
+        **dict.fromkeys(("length", "max_tokens"), "length"),
+    }
+)
+
+
+class NamedModel(NamedTuple):
+    """A model of an engine, by the name that the engine lists."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Passed:
+    """It stands in the request's account where the stream of an engine of ours would be."""
+
+    times: PassedTimes = field(default_factory=PassedTimes)
+    account: EngineAccount = field(default_factory=EngineAccount)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    ended = True  # for the list of open requests: no engine of ours lists it
+
+    @property
+    def terminal(self) -> Finished:
+        """Return the usage, the stamps and the account of the request so far."""
+        return Finished("", self.usage, self.times, self.account)
+
+    def on_end(self, callback: Callable[[Finished], None]) -> None:
+        """Call back at once: the account asks for this when the answer has ended."""
+        callback(self.terminal)
+
+    def note(self, exchange: Exchange, engine: ForeignEngine, told: Told, unread: str) -> None:
+        """Note in a request's account what its answer has told."""
+        self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
+        if self.account.num_choices == 1:
+            self.account.note_length(self.usage.completion_tokens)
+        identity = engine.identity
+        exchange.routing = {"engine": engine.number, "engine_kind": identity.kind, "engine_version": identity.version}
+        if unread:
+            exchange.routing = {**exchange.routing, "unread": unread}
+        exchange.response_id = told.response_id
+        exchange.event_gaps_ns = told.gaps_ns
+        exchange.answer_facts.finish_reasons = told.finish_reasons
+        exchange.answer_facts.reasoning_tokens = told.reasoning_tokens
+        exchange.finish_reasons = {index: _REASONS.get(why, why) for index, why in told.finish_reasons.items()}
+        if exchange.error is None:
+            exchange.error = error_of(exchange.http_status or 200, told.error)
+        if exchange.is_streaming and exchange.http_status == 200:
+            self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
+
+
+def error_of(status: int, text: str | None) -> APIError | None:
+    """Return the error of ours that is most like an engine's, for the account, or None for none."""
+    if status < 400:
+        return None if text is None else InternalError("The engine has reported an error in its answer.")
+    kind = _ERRORS.get(status, InvalidRequest if status < 500 else InternalError)
+    return kind(f"The engine has answered {status}.")

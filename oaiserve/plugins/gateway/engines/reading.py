@@ -1,0 +1,242 @@
+"""Reads what an answer says of itself, next to the bytes on their way to the client, which it never changes.
+
+Engines speak differently, and some wrongly. An answer that can't be read is `unread`: nothing more is said about it
+than its times and its status.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from oaiserve.plugins.gateway.sources import UNREADABLE
+
+MOST_EVENT_BYTES = 2**20  # limit of an event of a stream, and of a whole answer
+EVENT_STREAM = b"text/event-stream"
+LINES = b"application/x-ndjson"  # Ollama's streams: an object on each line
+JSON = b"application/json"
+_MOST_CHOICES = 128  # choices whose end is noted
+_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+
+
+class Event(msgspec.Struct):
+    """The fields that are read, of a whole answer or an event of a stream, in the APIs of OpenAI, Anthropic and
+    Ollama. Engines may put any values there."""
+
+    id: Any = None
+    type: Any = None
+    choices: Any = None
+    usage: Any = None
+    timings: Any = None  # llama.cpp
+    error: Any = None
+    response: Any = None  # the object of OpenAI's Responses API, or a text of Ollama's
+    message: Any = None  # Anthropic's and Ollama's
+    delta: Any = None
+    done: Any = None
+    done_reason: Any = None
+    prompt_eval_count: Any = None
+    eval_count: Any = None
+    load_duration: Any = None
+    prompt_eval_duration: Any = None
+    eval_duration: Any = None
+
+
+_event = msgspec.json.Decoder(Event)
+
+
+class Told:
+    """What an answer has said so far."""
+
+    def __init__(self) -> None:
+        self.response_id: str | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
+        self.finish_reasons: dict[int, str] = {}
+        self.error: str | None = None  # the engine's error, for example in a stream whose status was 200
+        # Times by the engine's own clock: to load its model, to compute the prompt, and to generate.
+        self.load_ns: int | None = None
+        self.prompt_ns: int | None = None
+        self.generate_ns: int | None = None
+        self.first_text_ns: int | None = None  # when the first event with text came
+        self.last_text_ns: int | None = None
+        self.gaps_ns = array("q")  # between two events with text
+        self.has_ended = False  # The stream has said that it is complete.
+
+    def text_came(self, now_ns: int) -> None:
+        if self.last_text_ns is None:
+            self.first_text_ns = now_ns
+        else:
+            self.gaps_ns.append(now_ns - self.last_text_ns)
+        self.last_text_ns = now_ns
+
+    def read(self, event: Event, now_ns: int) -> None:
+        """Note what an object says."""
+        if event.error and self.error is None:
+            text = _at(event.error, "message") if isinstance(event.error, Mapping) else event.error
+            self.error = str(text)[:200]
+        whole = event.response if isinstance(event.response, Mapping) else event.message
+        whole = whole if isinstance(whole, Mapping) else {}
+        for one in (event.id, whole.get("id")):
+            if self.response_id is None and isinstance(one, str) and len(one) <= 128:
+                self.response_id = one
+        has_text = False
+        for choice in event.choices if isinstance(event.choices, list) else ():
+            has_text |= self._read_choice(choice)
+        kind = event.type if isinstance(event.type, str) else ""
+        if kind == "content_block_delta" or (kind.startswith("response.") and kind.endswith(".delta")):
+            has_text = True
+        elif kind == "message_delta" and isinstance(reason := _at(event.delta, "stop_reason"), str):
+            self.finish_reasons[0] = reason[:32]
+        elif event.done is False or (event.done is True and event.response):
+            has_text |= bool(event.response) or any(whole.get(name) for name in _TEXTS)
+        if event.done is True and isinstance(event.done_reason, str):
+            self.finish_reasons[0] = event.done_reason[:32]
+        self.has_ended |= event.done is True or kind in ("message_stop", "response.completed", "response.incomplete")
+        if has_text:
+            self.text_came(now_ns)
+        for usage in (event.usage, whole.get("usage")):
+            if isinstance(usage, Mapping):
+                self._read_usage(usage)
+        self._read_times(event)
+
+    def _read_choice(self, choice: Any) -> bool:
+        """Note the end of a choice, and return whether the event has text of it."""
+        if not isinstance(choice, Mapping):
+            return False
+        index = choice.get("index")
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and type(index) is int and len(self.finish_reasons) < _MOST_CHOICES:
+            self.finish_reasons[index] = reason[:32]
+        delta = choice.get("delta")
+        return bool(choice.get("text")) or (isinstance(delta, Mapping) and any(delta.get(name) for name in _TEXTS))
+
+    def _read_usage(self, usage: Mapping[str, Any]) -> None:
+        prompt = _count(usage, "prompt_tokens", "input_tokens")
+        cached = _count(usage.get("prompt_tokens_details"), "cached_tokens")
+        cached = _count(usage.get("input_tokens_details"), "cached_tokens") if cached is None else cached
+        if (read := _count(usage, "cache_read_input_tokens")) is not None:  # Anthropic's input is without these.
+            cached = read
+            prompt = None if prompt is None else prompt + read + (_count(usage, "cache_creation_input_tokens") or 0)
+        details = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+        for name, number in (
+            ("prompt_tokens", prompt),
+            ("cached_tokens", cached),
+            ("completion_tokens", _count(usage, "completion_tokens", "output_tokens")),
+            ("reasoning_tokens", _count(details, "reasoning_tokens")),
+        ):
+            if number is not None:
+                setattr(self, name, number)
+
+    def _read_times(self, event: Event) -> None:
+        timings = event.timings  # llama.cpp's: prompt_n were computed, cache_n came from its cache
+        if isinstance(timings, Mapping):
+            self.prompt_ns = _duration_ns(timings.get("prompt_ms"), 1e6)
+            self.generate_ns = _duration_ns(timings.get("predicted_ms"), 1e6)
+            computed = _count(timings, "prompt_n")
+            cached = _count(timings, "cache_n")
+            if computed is not None and cached is not None:
+                self.cached_tokens = cached
+                self.prompt_tokens = self.prompt_tokens or computed + cached
+            self.completion_tokens = self.completion_tokens or _count(timings, "predicted_n")
+        if event.done is True:  # Ollama's, in ns
+            self.load_ns = _duration_ns(event.load_duration, 1)
+            self.prompt_ns = _duration_ns(event.prompt_eval_duration, 1)
+            self.generate_ns = _duration_ns(event.eval_duration, 1)
+            self.prompt_tokens = _whole(event.prompt_eval_count)
+            self.completion_tokens = _whole(event.eval_count)
+
+
+class Reading:
+    """Reads one answer as it passes. `unread` says why it can't be read, if so."""
+
+    def __init__(self, content_type: bytes, *, is_coded: bool) -> None:
+        self.told = Told()
+        self.unread = "it has a content coding" if is_coded else ""
+        self.is_events = content_type.startswith(EVENT_STREAM)
+        self.is_stream = self.is_events or content_type.startswith(LINES)
+        if not self.is_stream and not content_type.startswith(JSON):
+            self.unread = f"its type is {content_type.decode('latin-1')[:40] or 'missing'}"
+        self._rest = bytearray()  # the event, or the answer, that has not ended
+        self._tail = b""  # last bytes, whether they can be read or not
+
+    @property
+    def is_between(self) -> bool:
+        """Return whether the bytes so far end with a whole event."""
+        return not self._tail or self._tail.replace(b"\r", b"").endswith(b"\n\n")
+
+    def push(self, part: bytes, now_ns: int) -> None:
+        """Take a part of the answer."""
+        self._tail = (self._tail + part)[-4:] if len(part) < 4 else part[-4:]
+        if self.unread:
+            return
+        self._rest += part
+        if self.is_stream:
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._read_line(line.rstrip(b"\r"), now_ns)
+        if len(self._rest) > MOST_EVENT_BYTES:
+            self._give_up(f"more than {MOST_EVENT_BYTES} bytes in one piece")
+
+    def end(self, now_ns: int) -> None:
+        """Read what is left: a whole answer, or a last line without its end."""
+        if self.unread:
+            return
+        if self.is_stream:
+            self._read_line(bytes(self._rest).rstrip(b"\r"), now_ns)
+        elif self._rest.strip():
+            self._read_object(self._rest, now_ns)
+        self._rest = bytearray()
+
+    def _read_line(self, line: bytes | bytearray, now_ns: int) -> None:
+        if self.is_events:
+            if not line.startswith(b"data:"):
+                return  # a comment, the end of an event, or a field that says nothing more
+            line = line[5:].strip()
+            if line == b"[DONE]":
+                self.told.has_ended = True
+                return
+        if line:
+            self._read_object(line, now_ns)
+
+    def _read_object(self, content: bytes | bytearray, now_ns: int) -> None:
+        if self.unread:
+            return
+        try:
+            self.told.read(_event.decode(content), now_ns)
+        except UNREADABLE:
+            self._give_up("it is no JSON object")
+
+    def _give_up(self, why: str) -> None:
+        self.unread = why
+        self._rest = bytearray()
+
+
+def is_comment(part: bytes) -> bool:
+    """Return whether a part of a stream consists of comments alone, which only keep a connection alive."""
+    lines = [line for line in part.splitlines() if line]
+    return bool(lines) and all(line.startswith(b":") for line in lines)
+
+
+def _at(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _count(value: Any, *names: str) -> int | None:
+    """Return the first of these numbers that is there."""
+    numbers = (_whole(_at(value, name)) for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**48 else None
+
+
+def _duration_ns(value: Any, per_unit: float) -> int | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value * per_unit < 2**62:
+        return int(value * per_unit)
+    return None

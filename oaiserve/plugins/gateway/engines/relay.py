@@ -1,0 +1,276 @@
+"""`EngineRelay` passes requests to foreign engines, and their answers back, byte for byte.
+
+A request goes to another engine only as long as its client has no byte of an answer. A stream that breaks off is not
+continued: another engine's bytes could differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import quote
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from oaiserve.errors import APIError, BadGateway, LoopDetected, Unavailable
+from oaiserve.facts.trace import TraceContext
+from oaiserve.http.connections import CONNECTION
+from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.plugins.gateway.attempts import MOVES_ON, TRACEPARENT, TRACESTATE
+from oaiserve.plugins.gateway.client_request import LARGE_BYTES, OF_CONNECTION, SESSION_HEADER, num_hops_of
+from oaiserve.plugins.gateway.engines.body import Body, body_of
+from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
+from oaiserve.plugins.gateway.engines.fleet import Fleet
+from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
+from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
+from oaiserve.plugins.gateway.engines.times import PassedTimes
+from oaiserve.plugins.gateway.gateway import MOST_HOPS
+from oaiserve.plugins.gateway.relay import NO_BODY, last_events
+from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, UpstreamAnswer
+from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.intake.receive import HeldBytes
+from oaiserve.routes.intake.receive import receive as receive_parts
+from oaiserve.routes.intake.turns import client_left, unless_left
+from oaiserve.wire.prefix_keys import Prompt, prompt_of_body
+from oaiserve.wire.routing_decision import HOPS_HEADER
+
+log = logging.getLogger(__name__)
+
+# The gateway writes these itself. The origin has been checked against a name of the gateway.
+_NOT_ASKED = OF_CONNECTION | {b"content-length", b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
+_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")
+_KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-request-id"}
+_KEY_REFUSED = (401, 403)
+BROKEN_OFF = "The engine that wrote this answer has ended, so the answer is not complete. Please try again."
+SHUTS_DOWN = "The server is shutting down. Please try again."
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """A request in the form that engines get."""
+
+    method: str
+    target: bytes
+    headers: list[Header]
+    body: bytes | bytearray
+    model: str | None
+    prompt: Prompt | None
+    session: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRelay:
+    """The ASGI app for all paths of engines. The routes that generate have an account."""
+
+    fleet: Fleet
+    received: SharedLimit  # bytes of bodies that are held
+    body_limit: int
+    has_keys: bool  # Clients need keys of the gateway, which no engine may see.
+    is_sampled: Callable[[TraceContext], bool]
+    has_tracing: bool
+    clock_ns: Callable[[], int]
+
+    async def route(self, request: Request) -> ASGIApp:
+        """Answer a request that has an account."""
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises an APIError before the status line, and ClientDisconnect."""
+        exchange: Exchange | None = scope["state"].get("exchange")
+        passed = Passed()
+        if exchange is not None:
+            exchange.stream = passed  # type: ignore[assignment]
+            exchange.routing = {}
+        if self.fleet.is_draining:
+            raise Unavailable(SHUTS_DOWN, retry_after_seconds=5)
+        if (num_hops := num_hops_of(scope)) >= MOST_HOPS:
+            raise LoopDetected(f"The request has passed {num_hops} gateways. Does an --engine of this one lead back?")
+
+        async def stamped_receive() -> dict[str, object]:
+            message = await receive()
+            if exchange is not None:
+                passed.times.received = exchange.received_ns
+            return message  # type: ignore[return-value]
+
+        body = bytearray()
+        with HeldBytes(self.received, scope["state"]["client"]) as held:
+            await receive_parts(Request(scope, stamped_receive), self.body_limit, partial(held.keep, body))
+            passed.times.submitted = self.clock_ns()
+            left = asyncio.create_task(client_left(receive))
+            try:
+                request = await self._request(scope, body, num_hops, exchange, passed)
+                engine, answer = await self._begin(request, passed, left)
+                request.body = body = bytearray()  # It is no longer needed. Some of it may still be on its way.
+                held.give_back(held.number)
+                await self._pass_on(scope, send, engine, answer, passed, exchange, left)
+            finally:
+                left.cancel()
+
+    async def _request(
+        self, scope: Scope, body: bytearray, num_hops: int, exchange: Exchange | None, passed: Passed
+    ) -> EngineRequest:
+        """Return the request for engines. Raises Forbidden, RateLimited and Unavailable for a key of ours."""
+        state = scope["state"]
+        wanted = Body() if exchange is None else body_of(body)
+        model = wanted.model_name
+        prompt = None
+        if exchange is not None:
+            passed.account.num_choices = wanted.num_choices
+            exchange.is_streaming = wanted.stream is True
+            exchange.requested_model = model
+            exchange.params = wanted.params
+            if models := self.fleet.models:  # Never a name that only a client has sent
+                exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
+            if state["key"] is not None and model is not None:
+                state["key"].check_model(model)
+            if exchange.use is not None:
+                await exchange.use.reserve(wanted.most_tokens(len(body)))
+            if len(self.fleet.engines) > 1:
+                is_large = len(body) > LARGE_BYTES
+                prompt = await asyncio.to_thread(prompt_of_body, body) if is_large else prompt_of_body(body)
+        path = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # the path that was checked
+        query = scope["query_string"]
+        headers = [
+            header
+            for header in scope["headers"]
+            if header[0] not in _NOT_ASKED and not header[0].startswith(_NOT_A_CLIENTS)
+        ]
+        if self.has_keys:
+            headers = [header for header in headers if header[0] not in _KEYS]
+        if self.has_tracing:
+            trace: TraceContext = state["trace"]
+            # The state of a trace that could not be continued says nothing about the new one.
+            replaced = (TRACEPARENT, TRACESTATE) if trace.tracestate is None else (TRACEPARENT,)
+            headers = [header for header in headers if header[0] not in replaced]
+            parent = trace.traceparent(trace.span_id, is_sampled=self.is_sampled(trace))
+            headers.append((TRACEPARENT, parent.encode()))
+        headers.append((b"x-request-id", state["request_id"].encode()))
+        headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        target = path.encode() + (b"?" + query if query else b"")
+        session = Headers(scope=scope).get(SESSION_HEADER)
+        return EngineRequest(method, target, headers, body, model, prompt, session)
+
+    async def _begin(
+        self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]
+    ) -> tuple[ForeignEngine, UpstreamAnswer]:
+        """Let one engine after the other begin an answer, until one does not refuse. Raises BadGateway, Unavailable and
+        ClientDisconnect."""
+        tried: set[str] = set()
+        refused: tuple[ForeignEngine, UpstreamAnswer] | None = None
+        try:
+            while (engine := self.fleet.choose(request.prompt, request.model, request.session, tried)) is not None:
+                tried.add(engine.name)
+                passed.times.begin_attempt(self.clock_ns())
+                headers = request.headers
+                if engine.has_key:
+                    headers = [*(header for header in headers if header[0] not in _KEYS), *engine.headers]
+                engine.num_open += 1
+                try:
+                    asking = engine.ask(request.method, request.target, headers, request.body, passed.times)
+                    answer = await unless_left(asking, left)
+                except Unreachable as error:
+                    self.fleet.lost(engine, str(error))
+                    continue
+                except BadAnswer as error:
+                    log.warning("Engine %s has answered what is no HTTP: %s", engine.name, error)
+                    raise BadGateway("The engine's answer could not be read. Please try again.") from None
+                finally:
+                    engine.num_open -= 1
+                if engine.has_key and answer.status in _KEY_REFUSED:  # Its text may quote the key.
+                    answer.close()
+                    log.error("Engine %s refuses the key of --engine-key with a %d", engine.name, answer.status)
+                    raise BadGateway("The engine refuses the key of this gateway. Its operator can mend that.")
+                if refused is not None:
+                    refused[1].close()
+                    refused = None
+                if answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
+                    return engine, answer
+                refused = engine, answer
+            if refused is None:
+                raise Unavailable("No engine can be reached. Please try again later.", retry_after_seconds=5)
+            found = refused
+            refused = None
+            return found
+        finally:
+            if refused is not None:
+                refused[1].close()
+
+    async def _pass_on(
+        self,
+        scope: Scope,
+        send: Send,
+        engine: ForeignEngine,
+        answer: UpstreamAnswer,
+        passed: Passed,
+        exchange: Exchange | None,
+        left: asyncio.Task[None],
+    ) -> None:
+        """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
+        dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
+        headers = [header for header in answer.headers if header[0] not in dropped]
+        is_coded = answer.header(b"content-encoding") not in (b"", b"identity")
+        reading = Reading(answer.header(b"content-type"), is_coded=is_coded)
+        if exchange is None:
+            reading.unread = "it has no account"
+        left.add_done_callback(lambda _: answer.close())
+        engine.num_open += 1
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
+            rest = b""
+            error: APIError | None = None
+            try:
+                await self._send_parts(answer, reading, passed.times, send_part)
+            except CutOff as cut:
+                if left.done():
+                    raise ClientDisconnect from None
+                log.warning("Engine %s has cut off an answer: %s", engine.name, cut)
+                error = BadGateway(BROKEN_OFF)
+            except asyncio.CancelledError:  # The shutdown cuts off running requests.
+                if not reading.is_stream:
+                    raise
+                error = Unavailable(SHUTS_DOWN)
+            if error is not None:
+                if exchange is not None:
+                    exchange.error = error
+                if not reading.is_stream or is_coded:
+                    scope["extensions"][CONNECTION]["cut"]()  # It is too late for another status.
+                    return
+                rest = _ending(scope, reading, error.message)
+            await send_part({"type": "http.response.body", "body": rest, "more_body": False})
+        finally:
+            engine.num_open -= 1
+            answer.close()
+            now_ns = self.clock_ns()
+            if passed.times.first_byte is not None:
+                passed.times.last_token = passed.times.last_token or now_ns
+            reading.end(now_ns)
+            if exchange is not None:
+                engine.num_unread += bool(reading.unread)
+                passed.note(exchange, engine, reading.told, reading.unread)
+
+    async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
+        """Send each part, and read it after that. Raises CutOff."""
+        while part := await answer.read():
+            now_ns = self.clock_ns()
+            if times.first_byte is None and not is_comment(part):
+                times.first_byte = now_ns
+            await send_part({"type": "http.response.body", "body": part, "more_body": True})
+            reading.push(part, now_ns)
+        times.last_token = self.clock_ns()
+        times.first_byte = times.first_byte or times.last_token
+
+
+def _ending(scope: Scope, reading: Reading, message: str) -> bytes:
+    """Return the end of a stream that broke off, in the form of its API. An event that was cut off ends first."""
+    if not reading.is_events:
+        return b"\n" + msgspec.json.encode({"error": message}) + b"\n"
+    return (b"" if reading.is_between else b"\n\n") + last_events(scope, message)
