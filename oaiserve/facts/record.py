@@ -7,7 +7,7 @@ declared once, with its row (`fact.py`). Stdlib only.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -342,6 +342,22 @@ class EngineAccount:
     )
 
     @property
+    def causes_ns(self) -> dict[str, dict[Cause, int]]:
+        """The causes of each phase that has some."""
+        if not self.prefill_causes_ns:
+            return {}
+        return {"prefill": self.prefill_causes_ns, "decode": self.decode_causes_ns}
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether it is known for which other requests it waited, if any."""
+        return self.machine_ns is not None
+
+    def said_of(self, phase: str) -> Sequence[str]:
+        """Return what is said of a phase in place of its causes, for the server's operator."""
+        return ()
+
+    @property
     def num_media(self) -> int:
         return self.num_images + self.num_sounds
 
@@ -607,8 +623,7 @@ class RequestRecord:
             known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}}
         else:
             known = {}
-        if self.account.prefill_causes_ns:
-            known |= {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        known |= self.account.causes_ns
         causes = {}
         phases = self.times.phases()
         if self.refusal_delay_ns:

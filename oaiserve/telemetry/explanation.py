@@ -63,6 +63,8 @@ def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator
         elif phase is in_order[-1] and record.refusal_delay_ns:
             delay = duration(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]
+        elif said := record.account.said_of(phase.name):
+            parts = [*said]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, ended))
             others = record.account.others_ns.get(phase.name, [])

@@ -288,7 +288,7 @@ class Observations:
 
     def _observe_clients(self, record: RequestRecord) -> None:
         """Count the time for which the request's client waited for others, and theirs."""
-        if record.background or record.account.machine_ns is None:
+        if record.background or not record.account.knows_others:
             return
         clients_ns = record.account.other_clients_ns
         own = _bounded(self._clients, record.client or "")

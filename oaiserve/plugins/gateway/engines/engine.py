@@ -8,6 +8,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from oaiserve.plugins.gateway.engines.identity import Identity
+from oaiserve.plugins.gateway.engines.presence import Presences
+from oaiserve.plugins.gateway.engines.reported import Reported
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.sources import Resolve
 from oaiserve.plugins.gateway.upstream import NoAnswer, Unreachable, Upstream, UpstreamAnswer
@@ -35,9 +37,14 @@ class ForeignEngine:
         self.headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self.identity = Identity()
         self.is_up = False  # It has answered the last question, or the last request.
-        self.num_open = 0
+        self.presences = Presences()
+        self.reported = Reported()
         self.num_unread = 0  # answers that could not be read
         self._upstream: Upstream | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self.presences.open)
 
     async def ask(
         self, method: str, target: bytes, headers: Iterable[Header], body: bytes | bytearray, times: PassedTimes
@@ -66,6 +73,7 @@ class ForeignEngine:
     def lost(self) -> None:
         """Look up the address again before the next request, because the engine was not reached."""
         self.is_up = False
+        self.reported.forget()
         self.close()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.identity import OAISERVE, identify
+from oaiserve.plugins.gateway.engines.reported import sample_of
 from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.upstream import NoAnswer
@@ -99,8 +100,10 @@ class Fleet:
         before = engine.identity
         if number % IDENTIFY_LOOKS == 0 or not before.models:
             engine.identity = await identify(engine.get)
-        else:
+        elif not before.has_metrics:
             await engine.get("/health")
+        if engine.identity.has_metrics and (content := await engine.get("/metrics")) is not None:
+            engine.reported.add(sample_of(content, self._clock_ns()))
         if not engine.is_up or engine.identity != before:
             self._report(engine)
         engine.is_up = True

@@ -4,6 +4,7 @@ number, and there are no others than those that can be known from outside."""
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -42,13 +43,27 @@ INFO = metric(
     "engine kind version model",
 )
 UP = metric("oaiserve_engine_up", "Whether an engine has answered when it was last asked.", ENGINE)
-OPEN = metric("oaiserve_engine_open_requests", "Requests that an engine has not completed.", ENGINE)
+OPEN = metric(
+    "oaiserve_engine_open_requests", "Requests of a client that an engine has not completed.", f"{ENGINE} client"
+)
 UNREAD = metric(
     "oaiserve_engine_unread_answers_total",
     "Answers that were passed on and could not be read, so that only their times and status are known.",
     ENGINE,
 )
-METRICS = (INFO, UP, OPEN, UNREAD)
+REPORTED = metric(
+    "oaiserve_engine_reported_requests",
+    "Requests at an engine by its own metrics, also of other clients of it. state: running or waiting.",
+    f"{ENGINE} state",
+)
+PREEMPTIONS = metric(
+    "oaiserve_engine_reported_preemptions_total", "Preemptions at an engine by its own metrics.", ENGINE
+)
+CACHE_TOKENS = metric(
+    "oaiserve_engine_reported_cache_tokens_total",
+    "Prompt tokens at an engine by its own metrics. result: queried, in its prefix cache, and hit, found there.",
+    f"{ENGINE} result",
+)
 
 
 def is_shown(metric: Metric) -> bool:
@@ -102,9 +117,22 @@ def readers(engines: Sequence[ForeignEngine]) -> Mapping[Metric, Callable[[], Ma
                 found[engine.name, identity.kind, identity.version, model] = 1
         return found
 
+    def reported(*fields: str) -> dict[LabelValues, Number]:
+        samples = [(engine.name, sample) for engine in engines if (sample := engine.reported.last) is not None]
+        found = {(name, field): getattr(sample, field) for name, sample in samples for field in fields}
+        return {labels: number for labels, number in found.items() if number is not None}
+
     return {
         INFO: info,
         UP: lambda: {(engine.name,): int(engine.is_up) for engine in engines},
-        OPEN: lambda: {(engine.name,): engine.num_open for engine in engines},
+        OPEN: lambda: Counter(
+            (engine.name, presence.name or "") for engine in engines for presence in [*engine.presences.open]
+        ),
         UNREAD: lambda: {(engine.name,): engine.num_unread for engine in engines},
+        REPORTED: lambda: reported("running", "waiting"),
+        PREEMPTIONS: lambda: {labels[:1]: number for labels, number in reported("preemptions").items()},
+        CACHE_TOKENS: lambda: {
+            (name, field.removesuffix("_tokens")): number
+            for (name, field), number in reported("queried_tokens", "hit_tokens").items()
+        },
     }

@@ -21,8 +21,9 @@ from oaiserve.errors import (
     Unauthorized,
     Unavailable,
 )
-from oaiserve.facts.record import EngineAccount
+from oaiserve.plugins.gateway.engines.account import PassedAccount
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
+from oaiserve.plugins.gateway.engines.presence import Presence
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.routes.exchange import Exchange
@@ -59,8 +60,9 @@ class Passed:
     """It stands in the request's account where the stream of an engine of ours would be."""
 
     times: PassedTimes = field(default_factory=PassedTimes)
-    account: EngineAccount = field(default_factory=EngineAccount)
+    account: PassedAccount = field(default_factory=PassedAccount)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    tokens: int = 0  # those of its prompt, by the size of its body, until the engine tells them
     ended = True  # for the list of open requests: no engine of ours lists it
 
     @property
@@ -72,8 +74,8 @@ class Passed:
         """Call back at once: the account asks for this when the answer has ended."""
         callback(self.terminal)
 
-    def note(self, exchange: Exchange, engine: ForeignEngine, told: Told, unread: str) -> None:
-        """Note in a request's account what its answer has told."""
+    def note(self, exchange: Exchange, engine: ForeignEngine, own: Presence, told: Told, unread: str) -> None:
+        """Note in a request's account what its answer has told, and who else was at the engine."""
         self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
         if self.account.num_choices == 1:
             self.account.note_length(self.usage.completion_tokens)
@@ -90,6 +92,10 @@ class Passed:
             exchange.error = error_of(exchange.http_status or 200, told.error)
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
+        tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
+        is_stream = exchange.is_streaming and exchange.error is None
+        if is_stream or exchange.http_status == 200:
+            self.account.divide(own, engine.presences, told, tokens, engine.reported, is_stream=is_stream)
 
 
 def error_of(status: int, text: str | None) -> APIError | None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -28,6 +29,7 @@ from oaiserve.plugins.gateway.engines.body import Body, body_of
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
+from oaiserve.plugins.gateway.engines.presence import Presence
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
@@ -37,7 +39,7 @@ from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.receive import receive as receive_parts
 from oaiserve.routes.intake.turns import client_left, unless_left
-from oaiserve.wire.prefix_keys import Prompt, prompt_of_body
+from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, Prompt, prompt_of_body
 from oaiserve.wire.routing_decision import HOPS_HEADER
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,19 @@ class EngineRequest:
     model: str | None
     prompt: Prompt | None
     session: str | None
+    client: str
+    client_name: str | None
+
+
+class BegunAnswer(NamedTuple):
+    engine: ForeignEngine
+    answer: UpstreamAnswer
+    own: Presence  # as long as the request is at the engine
+
+    def give_up(self) -> None:
+        """Leave the answer unread, as if the request had not been there."""
+        self.answer.close()
+        self.engine.presences.drop(self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +121,10 @@ class EngineRelay:
             left = asyncio.create_task(client_left(receive))
             try:
                 request = await self._request(scope, body, num_hops, exchange, passed)
-                engine, answer = await self._begin(request, passed, left)
+                begun = await self._begin(request, passed, left)
                 request.body = body = bytearray()  # It is no longer needed. Some of it may still be on its way.
                 held.give_back(held.number)
-                await self._pass_on(scope, send, engine, answer, passed, exchange, left)
+                await self._pass_on(scope, send, begun, passed, exchange, left)
             finally:
                 left.cancel()
 
@@ -123,6 +138,7 @@ class EngineRelay:
         prompt = None
         if exchange is not None:
             passed.account.num_choices = wanted.num_choices
+            passed.tokens = len(body) // BYTES_PER_TOKEN
             exchange.is_streaming = wanted.stream is True
             exchange.requested_model = model
             exchange.params = wanted.params
@@ -156,64 +172,73 @@ class EngineRelay:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         target = path.encode() + (b"?" + query if query else b"")
         session = Headers(scope=scope).get(SESSION_HEADER)
-        return EngineRequest(method, target, headers, body, model, prompt, session)
+        return EngineRequest(method, target, headers, body, model, prompt, session, state["client"], state["key_name"])
 
-    async def _begin(
-        self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]
-    ) -> tuple[ForeignEngine, UpstreamAnswer]:
+    async def _begin(self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]) -> BegunAnswer:
         """Let one engine after the other begin an answer, until one does not refuse. Raises BadGateway, Unavailable and
         ClientDisconnect."""
         tried: set[str] = set()
-        refused: tuple[ForeignEngine, UpstreamAnswer] | None = None
+        begun: BegunAnswer | None = None
+        is_last = False
         try:
             while (engine := self.fleet.choose(request.prompt, request.model, request.session, tried)) is not None:
                 tried.add(engine.name)
                 passed.times.begin_attempt(self.clock_ns())
-                headers = request.headers
-                if engine.has_key:
-                    headers = [*(header for header in headers if header[0] not in _KEYS), *engine.headers]
-                engine.num_open += 1
                 try:
-                    asking = engine.ask(request.method, request.target, headers, request.body, passed.times)
-                    answer = await unless_left(asking, left)
+                    answered = await self._ask(engine, request, passed, left)
                 except Unreachable as error:
                     self.fleet.lost(engine, str(error))
                     continue
-                except BadAnswer as error:
-                    log.warning("Engine %s has answered what is no HTTP: %s", engine.name, error)
-                    raise BadGateway("The engine's answer could not be read. Please try again.") from None
-                finally:
-                    engine.num_open -= 1
-                if engine.has_key and answer.status in _KEY_REFUSED:  # Its text may quote the key.
-                    answer.close()
-                    log.error("Engine %s refuses the key of --engine-key with a %d", engine.name, answer.status)
-                    raise BadGateway("The engine refuses the key of this gateway. Its operator can mend that.")
-                if refused is not None:
-                    refused[1].close()
-                    refused = None
-                if answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
-                    return engine, answer
-                refused = engine, answer
-            if refused is None:
+                if begun is not None:
+                    begun.give_up()
+                begun = answered
+                if begun.answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
+                    break
+            if begun is None:
                 raise Unavailable("No engine can be reached. Please try again later.", retry_after_seconds=5)
-            found = refused
-            refused = None
-            return found
+            is_last = True
+            return begun
         finally:
-            if refused is not None:
-                refused[1].close()
+            if begun is not None and not is_last:
+                begun.give_up()
+
+    async def _ask(
+        self, engine: ForeignEngine, request: EngineRequest, passed: Passed, left: asyncio.Task[None]
+    ) -> BegunAnswer:
+        """Let an engine begin an answer. Raises Unreachable, BadGateway and ClientDisconnect."""
+        headers = request.headers
+        if engine.has_key:
+            headers = [*(header for header in headers if header[0] not in _KEYS), *engine.headers]
+        own = Presence(request.client, request.client_name, passed.times)
+        engine.presences.enter(own)
+        answer: UpstreamAnswer | None = None
+        try:
+            asking = engine.ask(request.method, request.target, headers, request.body, passed.times)
+            answer = await unless_left(asking, left)
+        except BadAnswer as error:
+            log.warning("Engine %s has answered what is no HTTP: %s", engine.name, error)
+            raise BadGateway("The engine's answer could not be read. Please try again.") from None
+        finally:
+            if answer is None:
+                engine.presences.drop(own)
+        begun = BegunAnswer(engine, answer, own)
+        if engine.has_key and answer.status in _KEY_REFUSED:  # Its text may quote the key.
+            begun.give_up()
+            log.error("Engine %s refuses the key of --engine-key with a %d", engine.name, answer.status)
+            raise BadGateway("The engine refuses the key of this gateway. Its operator can mend that.")
+        return begun
 
     async def _pass_on(
         self,
         scope: Scope,
         send: Send,
-        engine: ForeignEngine,
-        answer: UpstreamAnswer,
+        begun: BegunAnswer,
         passed: Passed,
         exchange: Exchange | None,
         left: asyncio.Task[None],
     ) -> None:
         """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
+        engine, answer, own = begun
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
         headers = [header for header in answer.headers if header[0] not in dropped]
         is_coded = answer.header(b"content-encoding") not in (b"", b"identity")
@@ -221,7 +246,6 @@ class EngineRelay:
         if exchange is None:
             reading.unread = "it has no account"
         left.add_done_callback(lambda _: answer.close())
-        engine.num_open += 1
         try:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
@@ -247,7 +271,6 @@ class EngineRelay:
                 rest = _ending(scope, reading, error.message)
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
         finally:
-            engine.num_open -= 1
             answer.close()
             now_ns = self.clock_ns()
             if passed.times.first_byte is not None:
@@ -255,7 +278,8 @@ class EngineRelay:
             reading.end(now_ns)
             if exchange is not None:
                 engine.num_unread += bool(reading.unread)
-                passed.note(exchange, engine, reading.told, reading.unread)
+                passed.note(exchange, engine, own, reading.told, reading.unread)
+            engine.presences.leave(own)
 
     async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
         """Send each part, and read it after that. Raises CutOff."""

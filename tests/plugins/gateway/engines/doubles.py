@@ -25,7 +25,7 @@ from tests.world.serving import IP, Place, PlacedServer
 CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 CUT = object()  # ends the connection
-Part = bytes | float | object  # bytes to send, seconds to wait, CUT, or an event to wait for
+Part = bytes | float | object  # bytes to send, seconds to wait, CUT, or a function whose result is awaited
 
 
 def whole(content: Any, status: bytes = b"200 OK", kind: bytes = b"application/json", more: bytes = b"") -> list[Part]:
@@ -138,8 +138,8 @@ class RawEngine:
                 for part in answer:
                     if part is CUT:
                         return
-                    if isinstance(part, asyncio.Event):
-                        await part.wait()
+                    if callable(part):
+                        await part()
                     elif isinstance(part, float):
                         await asyncio.sleep(part)
                     elif isinstance(part, bytes):
