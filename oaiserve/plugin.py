@@ -83,6 +83,7 @@ PUBLIC_MODULES = (  # A package stands for all of its modules.
     "oaiserve.engine.text.tokenizer",
     "oaiserve.errors",
     "oaiserve.explain.commands",
+    "oaiserve.explain.reuse",
     "oaiserve.explain.step_cost",
     "oaiserve.facts.engine_numbers",
     "oaiserve.facts.metric",

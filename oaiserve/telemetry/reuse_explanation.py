@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from oaiserve.facts.record import ReadAgain, RequestRecord, WaitReason
 from oaiserve.facts.times import duration
 
@@ -21,7 +23,7 @@ _CHANGED = {
     ReadAgain.OFF: "this server or this request uses no prefix cache",
     ReadAgain.STATE: "the cache has their blocks, but no state of this model's layers at the end of these",
 }
-_HELPS = {
+HELPS = {
     ReadAgain.TOOLS: "Send the tools in the same order, and new ones last.",
     ReadAgain.SYSTEM: "Put what changes, such as a clock, at the end of the conversation.",
     ReadAgain.MESSAGE: "Append messages, and leave the earlier ones as they were.",
@@ -34,13 +36,15 @@ _PLACES = {ReadAgain.TOOLS: "tool", ReadAgain.MESSAGE: "message", ReadAgain.IMAG
 
 def read_again(record: RequestRecord) -> str | None:
     """Return the sentence, or None if little was read again."""
+    if said := record.account.said_of("read_again"):
+        return " ".join(said)
     reason = record.read_again_reason
     if reason is None or record.read_again_tokens < LEAST_SHARE * record.prompt_tokens:
         return None
     number = f"{record.read_again_tokens:,} of {record.prompt_tokens:,} prompt tokens were read again"
-    said = f"{number}, which took {duration(record.read_again_ns)}: {_why(record, reason)}."
-    helps = _HELPS.get(reason)
-    return said if helps is None else f"{said} {helps}"
+    sentence = f"{number}, which took {duration(record.read_again_ns)}: {why(record.reuse, reason)}."
+    helps = HELPS.get(reason)
+    return sentence if helps is None else f"{sentence} {helps}"
 
 
 def restored(record: RequestRecord) -> str | None:
@@ -55,8 +59,8 @@ def restored(record: RequestRecord) -> str | None:
     return f"{number} came back from below the prefix cache, without a wait."
 
 
-def _why(record: RequestRecord, reason: ReadAgain) -> str:
-    reuse = record.reuse
+def why(reuse: Mapping[str, str | int], reason: ReadAgain) -> str:
+    """Return why tokens were read again, in words. `reuse` has the facts of the record."""
     if reason is ReadAgain.EVICTED:
         if "evicted_ns" not in reuse:
             return "other requests took the place of their blocks"
@@ -67,8 +71,8 @@ def _why(record: RequestRecord, reason: ReadAgain) -> str:
     place = ""
     if reason in _PLACES and "place" in reuse:
         place = f", from {_PLACES[reason]} {int(reuse['place']) + 1} on"
-    why = _CHANGED[reason].format(before=before, place=place)
+    changed = _CHANGED[reason].format(before=before, place=place)
     common = int(reuse.get("common_tokens", 0))
     if reason in _PLACES or reason in (ReadAgain.SYSTEM, ReadAgain.OPTIONS, ReadAgain.TEXT):
-        why += f", at the prompt's token {common + 1:,}"
-    return why
+        changed += f", at the prompt's token {common + 1:,}"
+    return changed

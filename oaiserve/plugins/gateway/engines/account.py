@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from oaiserve.facts.record import Cause, EngineAccount, Whose
 from oaiserve.facts.times import duration
 from oaiserve.plugins.gateway.engines.presence import Behind, Presence, Presences, divided
+from oaiserve.plugins.gateway.engines.read_again import SAID
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.reported import Reported
 
@@ -24,6 +25,7 @@ class PassedAccount(EngineAccount):
 
     wait_causes_ns: dict[Cause, int] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)  # what is known of the wait, in words
+    said_of_reuse: list[str] = field(default_factory=list)  # what could have been cached, likewise
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
@@ -34,7 +36,7 @@ class PassedAccount(EngineAccount):
         return bool(self.wait_causes_ns)
 
     def said_of(self, phase: str) -> Sequence[str]:
-        return self.said if phase == WAIT else ()
+        return {WAIT: self.said, SAID: self.said_of_reuse}.get(phase, ())
 
     def divide(
         self, own: Presence, presences: Presences, told: Told, tokens: int, reported: Reported, *, is_stream: bool

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from oaiserve import __version__
 from oaiserve.errors import Unavailable
+from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.http.codings import page_response
@@ -28,6 +29,7 @@ from oaiserve.plugins.gateway.app import CLOSE_SECONDS, health, version
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
+from oaiserve.plugins.gateway.engines.read_again import PIECE_BLOCK
 from oaiserve.plugins.gateway.engines.relay import EngineRelay
 from oaiserve.plugins.gateway.engines.serving import UNKNOWN_MODEL, EngineServing
 from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
@@ -92,6 +94,7 @@ def create_engine_gateway(
         is_sampled=telemetry.is_sampled,
         has_tracing=telemetry.has_tracing,
         clock_ns=clock_ns,
+        recent_prompts=RecentPrompts(PIECE_BLOCK, has_cache=True),
     )
     serving = EngineServing(config, fleet, telemetry, runtime)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,9 +22,11 @@ from oaiserve.errors import (
     Unauthorized,
     Unavailable,
 )
+from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.plugins.gateway.engines.account import PassedAccount
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.presence import Presence
+from oaiserve.plugins.gateway.engines.read_again import SentPrompt, compare
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.routes.exchange import Exchange
@@ -63,6 +66,7 @@ class Passed:
     account: PassedAccount = field(default_factory=PassedAccount)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     tokens: int = 0  # those of its prompt, by the size of its body, until the engine tells them
+    prompt: asyncio.Task[SentPrompt | None] | None = None  # reads its prompt, next to the wait for the engine
     ended = True  # for the list of open requests: no engine of ours lists it
 
     @property
@@ -74,7 +78,15 @@ class Passed:
         """Call back at once: the account asks for this when the answer has ended."""
         callback(self.terminal)
 
-    def note(self, exchange: Exchange, engine: ForeignEngine, own: Presence, told: Told, unread: str) -> None:
+    def note(
+        self,
+        exchange: Exchange,
+        engine: ForeignEngine,
+        own: Presence,
+        told: Told,
+        unread: str,
+        recent: RecentPrompts,
+    ) -> None:
         """Note in a request's account what its answer has told, and who else was at the engine."""
         self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
         if self.account.num_choices == 1:
@@ -92,6 +104,10 @@ class Passed:
             exchange.error = error_of(exchange.http_status or 200, told.error)
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
+        prompt = self.prompt.result() if self.prompt is not None and self.prompt.done() else None
+        if prompt is not None and self.times.first_byte is not None and exchange.http_status == 200:
+            now_ns = self.times.last_token or self.times.first_byte
+            self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, now_ns)
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
         is_stream = exchange.is_streaming and exchange.error is None
         if is_stream or exchange.http_status == 200:

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oaiserve.errors import APIError, BadGateway, LoopDetected, Unavailable
+from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.shared_limit import SharedLimit
@@ -30,6 +31,7 @@ from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
 from oaiserve.plugins.gateway.engines.presence import Presence
+from oaiserve.plugins.gateway.engines.read_again import prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
@@ -91,6 +93,7 @@ class EngineRelay:
     is_sampled: Callable[[TraceContext], bool]
     has_tracing: bool
     clock_ns: Callable[[], int]
+    recent_prompts: RecentPrompts  # those that later ones are compared with
 
     async def route(self, request: Request) -> ASGIApp:
         """Answer a request that has an account."""
@@ -142,6 +145,7 @@ class EngineRelay:
             exchange.is_streaming = wanted.stream is True
             exchange.requested_model = model
             exchange.params = wanted.params
+            passed.prompt = asyncio.create_task(asyncio.to_thread(prompt_in, body, model or ""))
             if models := self.fleet.models:  # Never a name that only a client has sent
                 exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
             if state["key"] is not None and model is not None:
@@ -278,7 +282,7 @@ class EngineRelay:
             reading.end(now_ns)
             if exchange is not None:
                 engine.num_unread += bool(reading.unread)
-                passed.note(exchange, engine, own, reading.told, reading.unread)
+                passed.note(exchange, engine, own, reading.told, reading.unread, self.recent_prompts)
             engine.presences.leave(own)
 
     async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
