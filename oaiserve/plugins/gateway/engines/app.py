@@ -80,8 +80,7 @@ def create_engine_gateway(
     pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
     clock_ns = runtime.clock_ns
     found = [
-        ForeignEngine(url, number, engines.engine_key, resolve, clock_ns)
-        for number, url in enumerate(engines.engine, start=1)
+        ForeignEngine(url, number, engines.engine_key, resolve) for number, url in enumerate(engines.engine, start=1)
     ]
     fleet = Fleet(found, clock_ns)
     if telemetry is None:

@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 
 from oaiserve.plugins.gateway.sources import UNREADABLE
-from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN
 
 _PARAMS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "n"),
     *("frequency_penalty", "presence_penalty"),
 )
-DEFAULT_MAX_TOKENS = 1024  # counted for a key with limits, where a request sets none, until its usage is known
 
 
 class Body(msgspec.Struct):
@@ -29,7 +27,6 @@ class Body(msgspec.Struct):
     seed: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
-    max_output_tokens: Any = None
     n: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
@@ -45,12 +42,6 @@ class Body(msgspec.Struct):
     @property
     def num_choices(self) -> int:
         return self.n if type(self.n) is int and 0 < self.n < 1024 else 1
-
-    def most_tokens(self, num_bytes: int) -> int:
-        """Return an estimate of the tokens that the request may use, for a body of `num_bytes`."""
-        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        limit = next((one for one in limits if type(one) is int and one >= 0), DEFAULT_MAX_TOKENS)
-        return num_bytes // BYTES_PER_TOKEN + int(limit) * self.num_choices
 
 
 _body = msgspec.json.Decoder(Body)

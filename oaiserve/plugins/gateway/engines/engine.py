@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from oaiserve.plugins.gateway.engines.identity import Identity
 from oaiserve.plugins.gateway.engines.presence import Presences
 from oaiserve.plugins.gateway.engines.reported import Reported
-from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.sources import Resolve
 from oaiserve.plugins.gateway.upstream import NoAnswer, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.wire.address import Address
@@ -24,14 +23,13 @@ Header = tuple[bytes, bytes]
 class ForeignEngine:
     """An engine at a URL. Its address is looked up when it is asked for the first time, and after a failure."""
 
-    def __init__(self, url: str, number: int, key: str | None, resolve: Resolve, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, url: str, number: int, key: str | None, resolve: Resolve) -> None:
         """`key` is an API key of the engine, which replaces those of clients."""
         self.url = url
         self.number = number
         self.name = str(number)  # in metrics, and in what clients see
         self.has_key = key is not None
         self._resolve = resolve
-        self._clock_ns = clock_ns
         # People type the base URL of their client, which ends in /v1, as well as that of the engine.
         self._prefix = urlsplit(url).path.rstrip("/").removesuffix("/v1").encode()
         self.headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
@@ -47,16 +45,16 @@ class ForeignEngine:
         return len(self.presences.open)
 
     async def ask(
-        self, method: str, target: bytes, headers: Iterable[Header], body: bytes | bytearray, times: PassedTimes
+        self,
+        method: str,
+        target: bytes,
+        headers: Iterable[Header],
+        body: bytes | bytearray,
+        on_sent: Callable[[], object],
     ) -> UpstreamAnswer:
-        """Send a request, stamp when it was sent, and wait for the head of the answer. Raises Unreachable and
-        BadAnswer."""
+        """Send a request, call `on_sent`, and wait for the head of the answer. Raises Unreachable and BadAnswer."""
         upstream = await self._connected()
-
-        def sent() -> None:
-            times.sent = self._clock_ns()
-
-        return await upstream.ask(method, self._prefix + target, headers, body, sent)
+        return await upstream.ask(method, self._prefix + target, headers, body, on_sent)
 
     async def get(self, path: str) -> bytes | None:
         """Return the body of a 200, or None for another answer, or one that is no HTTP, too long or not completed.

@@ -44,6 +44,11 @@ class Event(msgspec.Struct):
     eval_duration: Any = None
 
 
+# One of these is in an event of a stream that says more, or less, than a text.
+_NOTED = (
+    *(b'usage":{', b'usage": {', b'"timings"', b'"error"', b'_reason":"', b'_reason": "', b'"prompt_progress"'),
+    *(b'":""', b'": ""', b"{}"),
+)
 _event = msgspec.json.Decoder(Event)
 
 
@@ -162,18 +167,36 @@ class Reading:
         if not self.is_stream and not content_type.startswith(JSON):
             self.unread = f"its type is {content_type.decode('latin-1')[:40] or 'missing'}"
         self._rest = bytearray()  # the event, or the answer, that has not ended
-        self._tail = b""  # last bytes, whether they can be read or not
+        self._tail = b""  # last bytes, at least four, whether they can be read or not
+        self._has_begun = False
 
     @property
     def is_between(self) -> bool:
         """Return whether the bytes so far end with a whole event."""
-        return not self._tail or self._tail.replace(b"\r", b"").endswith(b"\n\n")
+        return not self._tail or self._tail[-4:].replace(b"\r", b"").endswith(b"\n\n")
+
+    def _has_text_alone(self, part: bytes) -> bool:
+        """Return whether a part is one event like those before, with nothing to note but its text. Most are, and to
+        decode each of them would take a multiple of the time."""
+        return (
+            self._has_begun
+            and self.is_events
+            and not self._rest
+            and part.startswith(b'data: {"')
+            and part.endswith(b"}\n\n")
+            and part.count(b"\n") == 2
+            and not any(map(part.__contains__, _NOTED))
+        )
 
     def push(self, part: bytes, now_ns: int) -> None:
         """Take a part of the answer."""
-        self._tail = (self._tail + part)[-4:] if len(part) < 4 else part[-4:]
+        self._tail = part if len(part) > 3 else self._tail[-3:] + part
         if self.unread:
             return
+        if self._has_text_alone(part):
+            self.told.text_came(now_ns)
+            return
+        self._has_begun = True
         self._rest += part
         if self.is_stream:
             *lines, self._rest = self._rest.split(b"\n")

@@ -31,7 +31,7 @@ from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
 from oaiserve.plugins.gateway.engines.presence import Presence
-from oaiserve.plugins.gateway.engines.read_again import prompt_in
+from oaiserve.plugins.gateway.engines.read_again import SentPrompt, prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
@@ -69,6 +69,7 @@ class EngineRequest:
     session: str | None
     client: str
     client_name: str | None
+    has_account: bool
 
 
 class BegunAnswer(NamedTuple):
@@ -134,7 +135,7 @@ class EngineRelay:
     async def _request(
         self, scope: Scope, body: bytearray, num_hops: int, exchange: Exchange | None, passed: Passed
     ) -> EngineRequest:
-        """Return the request for engines. Raises Forbidden, RateLimited and Unavailable for a key of ours."""
+        """Return the request for engines, and note in its account what it asks for."""
         state = scope["state"]
         wanted = Body() if exchange is None else body_of(body)
         model = wanted.model_name
@@ -145,13 +146,8 @@ class EngineRelay:
             exchange.is_streaming = wanted.stream is True
             exchange.requested_model = model
             exchange.params = wanted.params
-            passed.prompt = asyncio.create_task(asyncio.to_thread(prompt_in, body, model or ""))
             if models := self.fleet.models:  # Never a name that only a client has sent
                 exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
-            if state["key"] is not None and model is not None:
-                state["key"].check_model(model)
-            if exchange.use is not None:
-                await exchange.use.reserve(wanted.most_tokens(len(body)))
             if len(self.fleet.engines) > 1:
                 is_large = len(body) > LARGE_BYTES
                 prompt = await asyncio.to_thread(prompt_of_body, body) if is_large else prompt_of_body(body)
@@ -176,7 +172,18 @@ class EngineRelay:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         target = path.encode() + (b"?" + query if query else b"")
         session = Headers(scope=scope).get(SESSION_HEADER)
-        return EngineRequest(method, target, headers, body, model, prompt, session, state["client"], state["key_name"])
+        return EngineRequest(
+            method,
+            target,
+            headers,
+            body,
+            model,
+            prompt,
+            session,
+            state["client"],
+            state["key_name"],
+            has_account=exchange is not None,
+        )
 
     async def _begin(self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]) -> BegunAnswer:
         """Let one engine after the other begin an answer, until one does not refuse. Raises BadGateway, Unavailable and
@@ -213,11 +220,17 @@ class EngineRelay:
         headers = request.headers
         if engine.has_key:
             headers = [*(header for header in headers if header[0] not in _KEYS), *engine.headers]
+
+        def sent() -> None:
+            passed.times.sent = self.clock_ns()
+            if passed.prompt is None and request.has_account:  # It is read while the engine works.
+                passed.prompt = asyncio.create_task(_prompt_in(request.body, request.model or ""))
+
         own = Presence(request.client, request.client_name, passed.times)
         engine.presences.enter(own)
         answer: UpstreamAnswer | None = None
         try:
-            asking = engine.ask(request.method, request.target, headers, request.body, passed.times)
+            asking = engine.ask(request.method, request.target, headers, request.body, sent)
             answer = await unless_left(asking, left)
         except BadAnswer as error:
             log.warning("Engine %s has answered what is no HTTP: %s", engine.name, error)
@@ -249,6 +262,8 @@ class EngineRelay:
         reading = Reading(answer.header(b"content-type"), is_coded=is_coded)
         if exchange is None:
             reading.unread = "it has no account"
+        elif answer.status == 200:
+            exchange.is_streaming = reading.is_stream  # Ollama streams unless a request says otherwise.
         left.add_done_callback(lambda _: answer.close())
         try:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -295,6 +310,12 @@ class EngineRelay:
             reading.push(part, now_ns)
         times.last_token = self.clock_ns()
         times.first_byte = times.first_byte or times.last_token
+
+
+async def _prompt_in(body: bytes | bytearray, model: str) -> SentPrompt | None:
+    if len(body) > LARGE_BYTES:
+        return await asyncio.to_thread(prompt_in, body, model)
+    return prompt_in(body, model)
 
 
 def _ending(scope: Scope, reading: Reading, message: str) -> bytes:

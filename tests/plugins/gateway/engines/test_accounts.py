@@ -1,9 +1,13 @@
 """What the gateway knows of engines of other kinds, and of the time of requests to them."""
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.facts.times import PASSED_PHASES
 from oaiserve.plugins.gateway.engines.identity import Identity
@@ -207,3 +211,39 @@ def test_pages_show_the_requests(place: Place) -> None:
         front.settle(0.2)
         assert front.http.get("/debug/clients").json()["clients"][0]["requests"] == 1
         assert front.http.get("/debug/runs").status_code == 200
+
+
+@pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": ")])
+def test_events_that_are_alike_are_counted_as_if_each_were_read(place: Place, spaces: tuple[str, str]) -> None:
+    def chunk(content: Any, **more: Any) -> bytes:
+        choice = {"finish_reason": None, "index": 0, "delta": {"content": content}}
+        return b"data: " + json.dumps({"choices": [choice], "id": "x", **more}, separators=spaces).encode() + b"\n\n"
+
+    engine = RawEngine(place)
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "usage": {"prompt_tokens": 7}}
+    ending = b"data: " + json.dumps(last, separators=spaces).encode() + b"\n\n"
+    texts = [chunk(None), 0.5, chunk("a"), 0.1, chunk('"usage":{"prompt_tokens":9}'), 0.1, chunk(""), 0.1, chunk("{}")]
+    engine.answers[CHAT] = stream(*texts, 0.1, ending, DONE)
+    with before(place, engine) as front:
+        front.chat(body={"stream": True}, headers={"x-request-id": "alike"})
+        account = front.account("alike")
+    assert account["token_gaps"]["number"] == 2  # between "a", the text that looks like a usage, and "{}"
+    assert account["time_to_first_token_ns"] == pytest.approx(5e8, rel=0.02)
+    assert (account["prompt_tokens"], account["finish_reasons"]) == (7, ["length"])
+
+
+def test_the_page_of_metrics_is_valid_in_both_formats(place: Place) -> None:
+    engine = RawEngine(place, dict(VLLM))
+    engine.answers[CHAT] = STREAM
+    with before(place, engine) as front:
+        front.chat(body={"stream": True})
+        front.settle(0.2)
+        classic = [*text_string_to_metric_families(front.http.get("/metrics").text)]
+        wanted = {"accept": "application/openmetrics-text"}
+        other = [*openmetrics.text_string_to_metric_families(front.http.get("/metrics", headers=wanted).text)]
+    for families in (classic, other):
+        names = [family.name for family in families]
+        assert len(names) == len(set(names))
+        assert {"oaiserve_request_phase_seconds", "oaiserve_engine_info"} <= {*names} | {
+            f"{name}_info" for name in names
+        }

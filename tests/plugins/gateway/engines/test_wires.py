@@ -1,0 +1,120 @@
+"""The streams of Ollama and SGLang, as their documentation has them: every byte passes, and all that they tell is read.
+
+Ollama: docs/api.md. SGLang: its OpenAI-compatible API, with --enable-cache-report.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugins.gateway.engines.doubles import (
+    ASK,
+    CHAT,
+    DONE,
+    OLLAMA,
+    SGLANG,
+    RawEngine,
+    before,
+    body_of,
+    event,
+    stream,
+)
+from tests.world.serving import Place
+
+AT = {"model": "llama3.2", "created_at": "2023-08-04T08:52:19.385406455-07:00"}
+OLLAMA_END = {
+    **AT,
+    "done": True,
+    "done_reason": "stop",
+    "total_duration": 4883583458,
+    "load_duration": 1334875,
+    "prompt_eval_count": 26,
+    "prompt_eval_duration": 342546000,
+    "eval_count": 282,
+    "eval_duration": 4535599000,
+}
+
+
+def line(content: Any) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "parts", "last"),
+    [
+        (
+            "/api/chat",
+            [{"message": {"role": "assistant", "content": text, "images": None}} for text in ("The", " sky")],
+            {"message": {"role": "assistant", "content": ""}},
+        ),
+        ("/api/generate", [{"response": text} for text in ("The", " sky")], {"response": "", "context": [1, 2, 3]}),
+    ],
+    ids=["chat", "generate"],
+)
+def test_ollamas_lines_are_read(place: Place, path: str, parts: list[dict[str, Any]], last: dict[str, Any]) -> None:
+    engine = RawEngine(place, dict(OLLAMA))
+    lines = [line(AT | part | {"done": False}) for part in parts]
+    answer = stream(0.5, lines[0], 0.1, lines[1], 0.1, line(OLLAMA_END | last), kind=b"application/x-ndjson")
+    engine.answers[path] = answer
+    with before(place, engine) as front:
+        got = front.http.post(path, json=ASK, headers={"x-request-id": "ollama"})
+        account = front.account("ollama")
+    assert got.content == body_of(answer)
+    assert (account["prompt_tokens"], account["completion_tokens"], account["finish_reasons"]) == (26, 282, ["stop"])
+    assert (account["stream"], account["token_gaps"]["number"]) == (True, 1)
+    assert account["time_to_first_token_ns"] == pytest.approx(5e8, rel=0.02)
+    causes_ns = next(phase for phase in account["phases"] if phase["name"] == "first_byte")["causes_ns"]
+    assert (causes_ns["model_load"], causes_ns["alone"]) == (1334875, 342546000)
+
+
+def test_sglangs_stream_is_read(place: Place) -> None:
+    engine = RawEngine(place, dict(SGLANG))
+    base = {"id": "e1b2", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+    def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, "matched_stop": None}
+        return event(base | {"choices": [choice]} | more)
+
+    details = {"cached_tokens": 20}
+    usage = {"prompt_tokens": 33, "total_tokens": 35, "completion_tokens": 2, "prompt_tokens_details": details}
+    answer = stream(
+        chunk({"role": "assistant", "content": ""}),
+        0.4,
+        chunk({"role": None, "content": None, "reasoning_content": "Hm"}),
+        0.1,
+        chunk({"role": None, "content": "Hi"}),
+        chunk({"role": None, "content": None}, "stop"),
+        event(base | {"choices": [], "usage": usage | {"reasoning_tokens": 1}}),
+        DONE,
+    )
+    engine.answers[CHAT] = answer
+    with before(place, engine) as front:
+        got = front.chat(body={"stream": True}, headers={"x-request-id": "sglang"})
+        account = front.account("sglang")
+    assert got.content == body_of(answer)
+    assert (account["prompt_tokens"], account["cached_tokens"], account["completion_tokens"]) == (33, 20, 2)
+    assert (account["response_id"], account["finish_reasons"]) == ("e1b2", ["stop"])
+    assert account["time_to_first_token_ns"] == pytest.approx(4e8, rel=0.02)  # The part with the role has no text.
+    assert account["token_gaps"]["number"] == 1
+    assert account["routing"] | {"engine_kind": "sglang", "engine_version": "0.5.23"} == account["routing"]
+
+
+def test_an_anthropic_stream_is_read(place: Place) -> None:
+    engine = RawEngine(place)
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 20, "output_tokens": 1}
+    events = [
+        {"type": "message_start", "message": {"id": "msg_1", "usage": usage}},
+        {"type": "content_block_start", "index": 0},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}},
+        {"type": "message_stop"},
+    ]
+    answer = stream(*[b"event: " + one["type"].encode() + b"\n" + event(one) for one in events])
+    engine.answers["/v1/messages"] = answer
+    with before(place, engine) as front:
+        got = front.http.post("/v1/messages", json=ASK | {"stream": True}, headers={"x-request-id": "claude"})
+        account = front.account("claude")
+    assert got.content == body_of(answer)
+    assert (account["prompt_tokens"], account["cached_tokens"], account["completion_tokens"]) == (25, 20, 9)
+    assert (account["response_id"], account["finish_reasons"]) == ("msg_1", ["end_turn"])
