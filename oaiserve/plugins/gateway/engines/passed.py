@@ -31,18 +31,8 @@ from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.routes.exchange import Exchange
 
-_ERRORS: MappingProxyType[int, type[APIError]] = MappingProxyType(
-    {
-        401: Unauthorized,
-        403: Forbidden,
-        404: NotFound,
-        408: RequestTimeout,
-        413: BodyTooLarge,
-        429: Overloaded,
-        502: BadGateway,
-        503: Unavailable,
-    }
-)
+_KINDS = (BadGateway, BodyTooLarge, Forbidden, NotFound, Overloaded, RequestTimeout, Unauthorized, Unavailable)
+_ERRORS: MappingProxyType[int, type[APIError]] = MappingProxyType({kind.status: kind for kind in _KINDS})
 # The reasons of engines, in the words of the record's metrics
 _REASONS = MappingProxyType(
     {
@@ -104,7 +94,8 @@ class Passed:
             exchange.error = error_of(exchange.http_status or 200, told.error)
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
-        prompt = self.prompt.result() if self.prompt is not None and self.prompt.done() else None
+        reader = self.prompt
+        prompt = reader.result() if reader is not None and reader.done() and not reader.cancelled() else None
         if prompt is not None and self.times.first_byte is not None and exchange.http_status == 200:
             now_ns = self.times.last_token or self.times.first_byte
             self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, now_ns)

@@ -70,7 +70,6 @@ class Told:
         self.first_text_ns: int | None = None  # when the first event with text came
         self.last_text_ns: int | None = None
         self.gaps_ns = array("q")  # between two events with text
-        self.has_ended = False  # The stream has said that it is complete.
 
     def text_came(self, now_ns: int) -> None:
         if self.last_text_ns is None:
@@ -101,7 +100,6 @@ class Told:
             has_text |= bool(event.response) or any(whole.get(name) for name in _TEXTS)
         if event.done is True and isinstance(event.done_reason, str):
             self.finish_reasons[0] = event.done_reason[:32]
-        self.has_ended |= event.done is True or kind in ("message_stop", "response.completed", "response.incomplete")
         if has_text:
             self.text_came(now_ns)
         for usage in (event.usage, whole.get("usage")):
@@ -198,7 +196,7 @@ class Reading:
             return
         self._has_begun = True
         self._rest += part
-        if self.is_stream:
+        if self.is_stream and b"\n" in part:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:
                 self._read_line(line.rstrip(b"\r"), now_ns)
@@ -220,10 +218,7 @@ class Reading:
             if not line.startswith(b"data:"):
                 return  # a comment, the end of an event, or a field that says nothing more
             line = line[5:].strip()
-            if line == b"[DONE]":
-                self.told.has_ended = True
-                return
-        if line:
+        if line not in (b"", b"[DONE]"):
             self._read_object(line, now_ns)
 
     def _read_object(self, content: bytes | bytearray, now_ns: int) -> None:

@@ -295,10 +295,10 @@ class EngineRelay:
             if passed.times.first_byte is not None:
                 passed.times.last_token = passed.times.last_token or now_ns
             reading.end(now_ns)
+            engine.presences.leave(own)
             if exchange is not None:
                 engine.num_unread += bool(reading.unread)
                 passed.note(exchange, engine, own, reading.told, reading.unread, self.recent_prompts)
-            engine.presences.leave(own)
 
     async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
         """Send each part, and read it after that. Raises CutOff."""
