@@ -17,7 +17,7 @@ from oaiserve.engine.request import Usage
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, OthersTime, Outcome, Whose
-from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
+from oaiserve.facts.times import ALL_PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.open_requests import open_request, open_requests
@@ -76,7 +76,7 @@ def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "param", "says"),
     [
-        ("?slowest=lunch", "slowest", f"must be one of {', '.join(PHASES)}, got 'lunch'"),
+        ("?slowest=lunch", "slowest", f"must be one of {', '.join(ALL_PHASES)}, got 'lunch'"),
         ("?outcome=", "outcome", "must be one of finished, cancelled, rejected, failed, got ''"),
         ("?limit=0", "limit", "must be an integer >= 1, got '0'"),
         ("?limit=1.5", "limit", "must be an integer >= 1"),

@@ -122,12 +122,16 @@ def readers(engines: Sequence[ForeignEngine]) -> Mapping[Metric, Callable[[], Ma
         found = {(name, field): getattr(sample, field) for name, sample in samples for field in fields}
         return {labels: number for labels, number in found.items() if number is not None}
 
+    def num_open() -> dict[LabelValues, Number]:
+        found: Counter[LabelValues] = Counter(dict.fromkeys(((engine.name, "") for engine in engines), 0))
+        for engine in engines:
+            found.update((engine.name, presence.name or "") for presence in [*engine.presences.open])
+        return dict(found)
+
     return {
         INFO: info,
         UP: lambda: {(engine.name,): int(engine.is_up) for engine in engines},
-        OPEN: lambda: Counter(
-            (engine.name, presence.name or "") for engine in engines for presence in [*engine.presences.open]
-        ),
+        OPEN: num_open,
         UNREAD: lambda: {(engine.name,): engine.num_unread for engine in engines},
         REPORTED: lambda: reported("running", "waiting"),
         PREEMPTIONS: lambda: {labels[:1]: number for labels, number in reported("preemptions").items()},

@@ -48,7 +48,7 @@ export function account(entry) {
 function summary(entry) {
   const { outcome, status, error_type: error, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: generated } = entry;
   const { time_to_first_token_ns: firstNs } = entry;
-  const decode = entry.phases.find(({ name }) => name === "decode");
+  const decode = entry.phases.find(({ name }) => name === "decode" || (name === "stream" && entry.stream));
   const rate = decode && generated > 1 ? `${((generated - 1) / (decode.duration_ns / 1e9)).toFixed(1)} tok/s` : "–";
   const end = outcome === "cancelled" ? "its client left" : status ? `status ${status}` : "no status";
   return tiles([
@@ -81,8 +81,9 @@ const REASONS = {
   new: "as no replica was known to have a beginning of this prompt in its cache",
 };
 
-// Returns the replica that a gateway chose, and why.
-function routing({ replica, reason, expected_hit_tokens: tokens, load, bound }) {
+// Returns the replica that a gateway chose, and why, or the engine of another kind that it is in front of.
+function routing({ replica, reason, expected_hit_tokens: tokens, load, bound, engine, engine_kind: kind, engine_version: version, unread }) {
+  if (engine) return `engine ${engine} (${[kind, version].filter(Boolean).join(" ")})${unread ? `; its answer could not be read: ${unread}` : ""}`;
   const cached = tokens ? `; ${count(tokens)} or more tokens expected in its cache` : "";
   return `${replica}, ${REASONS[reason] ?? words(reason)}${cached}; load ${load.toFixed(1)} of at most ${bound.toFixed(1)} requests`;
 }

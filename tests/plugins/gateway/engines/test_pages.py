@@ -1,0 +1,52 @@
+"""The pages of a gateway in front of an engine of another kind, in a real Chromium."""
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from oaiserve.plugins.gateway.engines.app import create_engine_gateway
+from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
+from tests.e2e.browser import OpenPage, browser, open_page, shared_context  # noqa: F401 - fixtures
+from tests.plugins.gateway.doubles import OPTIONS
+from tests.plugins.gateway.engines.doubles import ASK, CHAT, DONE, MODELS, USAGE, event, piece
+from tests.serving import RunningServer
+from tests.waiting import wait_until
+
+
+async def models(request: Request) -> Response:
+    return JSONResponse(MODELS)
+
+
+async def chat(request: Request) -> Response:
+    content = piece("Hel") + piece("lo", finish_reason="stop") + event({"choices": [], "usage": USAGE}) + DONE
+    return Response(content, media_type="text/event-stream")
+
+
+@pytest.mark.browser
+@pytest.mark.plugin("pages")
+def test_pages_show_a_request_to_another_engine(open_page: OpenPage) -> None:  # noqa: F811
+    engine_app = Starlette(routes=[Route("/v1/models", models), Route(CHAT, chat, methods=["POST"])])
+    engine_app.state.count_refusal_delay = lambda delay_ns: None
+    with RunningServer(engine_app, OPTIONS) as engine:
+        app, fleet = create_engine_gateway(RouteOptions(), EnginesOptions(engine=(engine.url,)))
+        with RunningServer(app, OPTIONS, on_drain=fleet.drain) as server:
+            wait_until(lambda: fleet.is_ready)
+            headers = {"x-request-id": "shown"}
+            httpx.post(f"{server.url}{CHAT}", json=ASK | {"stream": True}, headers=headers, timeout=60)
+            page = open_page(f"{server.url}/requests")
+            page.goto(f"{server.url}/requests/shown")
+            page.locator("#account dd", has_text="engine 1 (unknown)").wait_for()
+            phases = page.locator("#account tr[data-phase]").evaluate_all(
+                "rows => rows.map((row) => row.dataset.phase)"
+            )
+            assert phases == ["receive", "wait", "connect", "first_byte", "stream", "respond"]
+            page.goto(f"{server.url}/dashboard")
+            page.wait_for_selector("#status[data-state=live]")
+            page.locator("[aria-label=Phases] li", has_text="first byte").wait_for()
+            assert page.locator("[aria-label=Phases] li", has_text="prefill").is_hidden()
+            assert page.locator("#tiles div", has_text="KV cache").is_hidden()
+            assert page.locator("#tiles div", has_text="First token").is_visible()
+            page.goto("about:blank")
