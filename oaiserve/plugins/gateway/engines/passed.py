@@ -28,7 +28,6 @@ from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.presence import Presence
 from oaiserve.plugins.gateway.engines.read_again import SentPrompt, compare
 from oaiserve.plugins.gateway.engines.reading import Told
-from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.routes.exchange import Exchange
 
 _KINDS = (BadGateway, BodyTooLarge, Forbidden, NotFound, Overloaded, RequestTimeout, Unauthorized, Unavailable)
@@ -48,11 +47,10 @@ class NamedModel(NamedTuple):
     name: str
 
 
-@dataclass(slots=True)
-class Passed:
+@dataclass(slots=True, eq=False)
+class Passed(Presence):
     """It stands in the request's account where the stream of an engine of ours would be."""
 
-    times: PassedTimes = field(default_factory=PassedTimes)
     account: PassedAccount = field(default_factory=PassedAccount)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     tokens: int = 0  # those of its prompt, by the size of its body, until the engine tells them
@@ -68,15 +66,7 @@ class Passed:
         """Call back at once: the account asks for this when the answer has ended."""
         callback(self.terminal)
 
-    def note(
-        self,
-        exchange: Exchange,
-        engine: ForeignEngine,
-        own: Presence,
-        told: Told,
-        unread: str,
-        recent: RecentPrompts,
-    ) -> None:
+    def note(self, exchange: Exchange, engine: ForeignEngine, told: Told, unread: str, recent: RecentPrompts) -> None:
         """Note in a request's account what its answer has told, and who else was at the engine."""
         self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
         if self.account.num_choices == 1:
@@ -102,7 +92,7 @@ class Passed:
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
         is_stream = exchange.is_streaming and exchange.error is None
         if is_stream or exchange.http_status == 200:
-            self.account.divide(own, engine.presences, told, tokens, engine.reported, is_stream=is_stream)
+            self.account.divide(self, engine.presences, told, tokens, engine.reported, is_stream=is_stream)
 
 
 def error_of(status: int, text: str | None) -> APIError | None:

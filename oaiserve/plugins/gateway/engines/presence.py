@@ -29,7 +29,7 @@ class Presence:
 
     client: str  # the name of its key, or its address: by these, clients are told apart
     name: str | None  # that of its key, which operators may see
-    times: PassedTimes
+    times: PassedTimes = field(default_factory=PassedTimes)
 
 
 class Behind(NamedTuple):
@@ -89,7 +89,7 @@ class Presences:
 
     def drop(self, presence: Presence) -> None:
         """Forget a request that the engine has not answered."""
-        del self.open[presence]
+        self.open.pop(presence, None)
 
     def behind(self, own: Presence) -> tuple[list[Behind], int]:
         """Return whose requests were there while a request waited for its first byte, which has come: the one that was

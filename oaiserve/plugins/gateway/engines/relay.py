@@ -30,7 +30,6 @@ from oaiserve.plugins.gateway.engines.body import Body, body_of
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
-from oaiserve.plugins.gateway.engines.presence import Presence
 from oaiserve.plugins.gateway.engines.read_again import SentPrompt, prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
@@ -67,20 +66,18 @@ class EngineRequest:
     model: str | None
     prompt: Prompt | None
     session: str | None
-    client: str
-    client_name: str | None
     has_account: bool
 
 
 class BegunAnswer(NamedTuple):
     engine: ForeignEngine
     answer: UpstreamAnswer
-    own: Presence  # as long as the request is at the engine
+    passed: Passed
 
     def give_up(self) -> None:
         """Leave the answer unread, as if the request had not been there."""
         self.answer.close()
-        self.engine.presences.drop(self.own)
+        self.engine.presences.drop(self.passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class EngineRelay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises an APIError before the status line, and ClientDisconnect."""
         exchange: Exchange | None = scope["state"].get("exchange")
-        passed = Passed()
+        passed = Passed(scope["state"]["client"], scope["state"]["key_name"])
         if exchange is not None:
             exchange.stream = passed  # type: ignore[assignment]
             exchange.routing = {}
@@ -128,7 +125,7 @@ class EngineRelay:
                 begun = await self._begin(request, passed, left)
                 request.body = body = bytearray()  # It is no longer needed. Some of it may still be on its way.
                 held.give_back(held.number)
-                await self._pass_on(scope, send, begun, passed, exchange, left)
+                await self._pass_on(scope, send, begun, exchange, left)
             finally:
                 left.cancel()
 
@@ -172,18 +169,8 @@ class EngineRelay:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         target = path.encode() + (b"?" + query if query else b"")
         session = Headers(scope=scope).get(SESSION_HEADER)
-        return EngineRequest(
-            method,
-            target,
-            headers,
-            body,
-            model,
-            prompt,
-            session,
-            state["client"],
-            state["key_name"],
-            has_account=exchange is not None,
-        )
+        has_account = exchange is not None
+        return EngineRequest(method, target, headers, body, model, prompt, session, has_account)
 
     async def _begin(self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]) -> BegunAnswer:
         """Let one engine after the other begin an answer, until one does not refuse. Raises BadGateway, Unavailable and
@@ -205,8 +192,10 @@ class EngineRelay:
                 begun = answered
                 if begun.answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
                     break
+                engine.presences.drop(passed)  # It has refused, and another one is asked.
             if begun is None:
                 raise Unavailable("No engine can be reached. Please try again later.", retry_after_seconds=5)
+            begun.engine.presences.enter(passed)
             is_last = True
             return begun
         finally:
@@ -226,8 +215,7 @@ class EngineRelay:
             if passed.prompt is None and request.has_account:  # It is read while the engine works.
                 passed.prompt = asyncio.create_task(_prompt_in(request.body, request.model or ""))
 
-        own = Presence(request.client, request.client_name, passed.times)
-        engine.presences.enter(own)
+        engine.presences.enter(passed)
         answer: UpstreamAnswer | None = None
         try:
             asking = engine.ask(request.method, request.target, headers, request.body, sent)
@@ -237,8 +225,8 @@ class EngineRelay:
             raise BadGateway("The engine's answer could not be read. Please try again.") from None
         finally:
             if answer is None:
-                engine.presences.drop(own)
-        begun = BegunAnswer(engine, answer, own)
+                engine.presences.drop(passed)
+        begun = BegunAnswer(engine, answer, passed)
         if engine.has_key and answer.status in _KEY_REFUSED:  # Its text may quote the key.
             begun.give_up()
             log.error("Engine %s refuses the key of --engine-key with a %d", engine.name, answer.status)
@@ -250,12 +238,11 @@ class EngineRelay:
         scope: Scope,
         send: Send,
         begun: BegunAnswer,
-        passed: Passed,
         exchange: Exchange | None,
         left: asyncio.Task[None],
     ) -> None:
         """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
-        engine, answer, own = begun
+        engine, answer, passed = begun
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
         headers = [header for header in answer.headers if header[0] not in dropped]
         is_coded = answer.header(b"content-encoding") not in (b"", b"identity")
@@ -295,10 +282,10 @@ class EngineRelay:
             if passed.times.first_byte is not None:
                 passed.times.last_token = passed.times.last_token or now_ns
             reading.end(now_ns)
-            engine.presences.leave(own)
+            engine.presences.leave(passed)
             if exchange is not None:
                 engine.num_unread += bool(reading.unread)
-                passed.note(exchange, engine, own, reading.told, reading.unread, self.recent_prompts)
+                passed.note(exchange, engine, reading.told, reading.unread, self.recent_prompts)
 
     async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
         """Send each part, and read it after that. Raises CutOff."""

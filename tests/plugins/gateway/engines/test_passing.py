@@ -164,6 +164,7 @@ def test_a_request_moves_on_only_while_nothing_was_sent(place: Place) -> None:
         engines[1].answers[CHAT] = whole({"choices": [], "from": 2})
         answers = {front.chat().content for _ in range(4)}
         assert answers == {b'{"choices": [], "from": 2}'}
+        assert [engine.num_open for engine in front.fleet.engines] == [0, 0]
         engines[1].kill()
         got = front.chat(headers={"x-request-id": "moved"})
         assert (got.status_code, got.content) == (503, b"{}")  # the answer of the only one that is there
