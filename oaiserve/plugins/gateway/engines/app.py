@@ -177,7 +177,9 @@ def _telemetry(
         elsewhere[names.CONNECTIONS_REFUSED] = lambda: {(why,): n for why, n in connections.refused.items()}
 
     def numbers() -> EngineNumbers:
-        return EngineNumbers(num_running=sum(engine.num_open for engine in fleet.engines))
+        samples = [engine.reported.last for engine in fleet.engines]
+        waiting = sum(sample.waiting or 0 for sample in samples if sample is not None)
+        return EngineNumbers(num_running=sum(engine.num_open for engine in fleet.engines), num_waiting=waiting)
 
     return Telemetry(
         Measured(

@@ -262,8 +262,9 @@ class EngineRelay:
             except CutOff as cut:
                 if left.done():
                     raise ClientDisconnect from None
-                log.warning("Engine %s has cut off an answer: %s", engine.name, cut)
-                error = BadGateway(BROKEN_OFF)
+                if _has_length(answer):
+                    log.warning("Engine %s has cut off an answer: %s", engine.name, cut)
+                    error = BadGateway(BROKEN_OFF)
             except asyncio.CancelledError:  # The shutdown cuts off running requests.
                 if not reading.is_stream:
                     raise
@@ -297,6 +298,11 @@ class EngineRelay:
             reading.push(part, now_ns)
         times.last_token = self.clock_ns()
         times.first_byte = times.first_byte or times.last_token
+
+
+def _has_length(answer: UpstreamAnswer) -> bool:
+    """Return whether an answer says how long it is. Otherwise it ends with the connection, as in HTTP/1.0."""
+    return bool(answer.header(b"content-length") or answer.header(b"transfer-encoding"))
 
 
 async def _prompt_in(body: bytes | bytearray, model: str) -> SentPrompt | None:

@@ -138,6 +138,18 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_continued(
     assert (account["outcome"], account["error_type"]) == ("failed", "BadGateway")
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_answer_that_ends_with_its_connection_is_whole(place: Place, version: bytes) -> None:
+    engine = RawEngine(place)
+    head = b"HTTP/%b 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" % version
+    engine.answers[CHAT] = [head, piece("Hel"), 0.1, piece("lo"), CUT]
+    with before(place, engine) as front:
+        got = front.chat(body={"stream": True}, headers={"x-request-id": "old"})
+        account = front.account("old")
+    assert got.content == piece("Hel") + piece("lo")
+    assert account["outcome"] == "finished"
+
+
 def test_a_stream_of_lines_that_breaks_off_ends_with_a_line(place: Place) -> None:
     engine = RawEngine(place)
     lines = b'{"message": {"content": "Hel"}, "done": false}\n{"mess'

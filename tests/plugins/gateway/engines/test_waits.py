@@ -188,6 +188,7 @@ def test_what_the_engine_reports_is_said_and_shown(place: Place) -> None:
         assert front.metric("oaiserve_engine_reported_requests", 'state="waiting"', 'engine="1"') == 4
         assert front.metric("oaiserve_engine_reported_requests", 'state="running"') == 2
         assert front.metric("oaiserve_engine_reported_preemptions_total") == 6
+        assert front.metric("oaiserve_requests_waiting") == 4
     assert "the engine reported 4 waiting; the engine preempted 4 meanwhile" in said
 
 
