@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.facts.times import PASSED_PHASES
 from oaiserve.plugins.gateway.engines.identity import Identity
+from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.telemetry import tracing
 from tests.plugins.gateway.engines.doubles import (
     ASK,
@@ -247,3 +248,16 @@ def test_the_page_of_metrics_is_valid_in_both_formats(place: Place) -> None:
         assert {"oaiserve_request_phase_seconds", "oaiserve_engine_info"} <= {*names} | {
             f"{name}_info" for name in names
         }
+
+
+def test_time_of_a_failed_attempt_is_time_of_waiting() -> None:
+    times = PassedTimes(received=0, submitted=10)
+    times.begin_attempt(20)
+    times.sent = 30
+    times.begin_attempt(50)  # at another engine, which is not reached either
+    times.responded = 90
+    assert [(phase.name, phase.duration_ns) for phase in times.phases()] == [
+        ("receive", 10),
+        ("wait", 40),
+        ("connect", 40),
+    ]

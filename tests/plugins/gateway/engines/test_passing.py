@@ -266,3 +266,12 @@ def test_without_keys_of_the_gateway_clients_have_those_of_the_engine(place: Pla
         got = front.chat(headers={"authorization": "Bearer theirs"})
     assert (got.status_code, got.text) == (401, "wrong key")
     assert engine.questions()[0].headers["authorization"] == "Bearer theirs"
+
+
+def test_the_key_of_the_engine_replaces_those_of_clients(place: Place) -> None:
+    engine = RawEngine(place)
+    engine.answers[CHAT] = whole({"choices": []})
+    with before(place, engine, engine_key="engines-own") as front:
+        assert front.chat(headers={"authorization": "Bearer theirs", "x-api-key": "theirs"}).status_code == 200
+    assert engine.questions()[0].headers["authorization"] == "Bearer engines-own"
+    assert "theirs" not in str(engine.asked)
