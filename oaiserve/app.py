@@ -55,7 +55,7 @@ from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.targets import Targets
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.boundary import AnyEngine
     from oaiserve.http.fetch import Fetcher
 
 LAG_INTERVAL_SECONDS = 0.1
@@ -64,7 +64,7 @@ TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector th
 
 def create_app(
     config: Config,
-    engine: Engine,
+    engine: AnyEngine,
     telemetry: Telemetry,
     *,
     plugins: Sequence[Plugin] | None = None,
@@ -189,7 +189,7 @@ def _kind(config: Config, sampling: SamplingDefaults) -> str:
 
 def server_telemetry(
     config: Config,
-    engine: Engine,
+    engine: AnyEngine,
     connections: Connections | None,
     log_limit: LogLimit | None = None,
     plugins: Iterable[Plugin] = (),
@@ -226,7 +226,7 @@ def server_telemetry(
     )
 
 
-def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> Recording:
+def _recording(config: Config, engine: AnyEngine, epoch_offset_ns: EpochOffset) -> Recording:
     path = config.telemetry.record_requests
     options = config.engine
     assert path is not None

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
+    from oaiserve.engine.boundary import AnyEngine
     from oaiserve.engine.decoder.families.family import Family
     from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
-    from oaiserve.engine.engine import Engine
     from oaiserve.engine.event_streams import LoopStreams
     from oaiserve.engine.sampling_rule import Rule
     from oaiserve.engine.start.request import LoadMedia, Way
@@ -277,7 +277,7 @@ class Plugin:
         return [part.name for part in fields(self) if part.name != "name" and getattr(self, part.name)]
 
 
-def engine_of(request: Request) -> Engine:
+def engine_of(request: Request) -> AnyEngine:
     """Return the engine of the server that received the request. Its `generate` blocks, so call it in a thread."""
-    engine: Engine = request.app.state.serving.engine
+    engine: AnyEngine = request.app.state.serving.engine
     return engine

@@ -16,7 +16,7 @@ from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.system_cpus import default_threads
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine  # its import is slow
+    from oaiserve.engine.boundary import AnyEngine
 
 _LONG_NAME = 40  # characters from which on the example request leaves out the model
 _PAGES = {"generate": "Chat", "complete": "Page"}  # label of the address of the first page; others have the API page
@@ -51,7 +51,7 @@ def of_server(config: Config, port: int, use: Use, facts: Mapping[str, str], *, 
     )
 
 
-def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
+def engine_facts(config: Config, engine: AnyEngine) -> dict[str, str]:
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
         facts["Sampling"] = (
@@ -66,7 +66,7 @@ def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     return facts
 
 
-def _model(config: Config, engine: Engine) -> str:
+def _model(config: Config, engine: AnyEngine) -> str:
     if engine.path is None:
         return config.model_name
     model = model_at(config.model, engine.path)
@@ -76,7 +76,7 @@ def _model(config: Config, engine: Engine) -> str:
     return f"{name} ({family}), {form.strip()}, {size(model.num_bytes)}, {limits}"
 
 
-def _executor(config: Config, engine: Engine) -> str:
+def _executor(config: Config, engine: AnyEngine) -> str:
     info = engine.model_info
     features = engine.features
     parts = [info["device"]]

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.admission import Admission
+from oaiserve.engine.current_numbers import current_numbers
 from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import EngineLoop
@@ -49,19 +51,15 @@ from oaiserve.engine.start.request import LoadMedia, Way
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import Post, TokenizeStage
-from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from oaiserve.errors import InvalidRequest, NotFound, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
-from oaiserve.facts.step_record import HostPart, StepRecord
+from oaiserve.facts.step_record import StepRecord
 from oaiserve.http.fair_turns import REST, Work
-from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.runtime import THREADS, Queue, Runtime
 from oaiserve.wire.report import ReplicaReport
 
-# Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
-MAX_BODY_BYTES = 64 * 2**20
-MAX_MEDIA_BYTES = 256 * 2**20  # the same where these are mostly images, which are not parsed
 Result = TypeVar("Result")
 
 
@@ -87,10 +85,12 @@ class Engine:
         self.energy = parts.energy
         self._parts = parts
         self._clock_ns = parts.runtime.clock_ns
-        self._max_waiting = parts.options.max_waiting
         self._is_draining = False
-        self._waiting = SharedLimit(self._max_waiting)  # choices, and other work for the tokenizer
-        self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
+        self.admission = Admission(
+            parts.options.max_waiting,
+            lambda num_waiting: self._loop.requests.drain_rate.retry_after_seconds(num_waiting),
+            has_media=model.media is not None,
+        )
         pool = BlockPool(model.num_blocks, parts.options.block_size)
         self._tier: LowerTier | None = None
         if model.make_tier is not None:
@@ -98,7 +98,7 @@ class Engine:
         self._loop = EngineLoop(
             parts,
             _scheduler(parts, pool, self._tier, lambda: self.step_cost),
-            waiting=self._waiting,
+            waiting=self.admission.waiting,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             give_back_later=lambda: self._tokenize.give_back_later(),
         )
@@ -220,6 +220,11 @@ class Engine:
         return self._loop.watchdog.hang
 
     @property
+    def pause(self) -> str:
+        """Empty: only an engine in a process of its own pauses."""
+        return ""
+
+    @property
     def is_ready(self) -> bool:
         return self._loop.is_alive and not self._is_draining and self.failure is None and not self.hang
 
@@ -234,34 +239,26 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Return the number of sequences before their first step, and of other work for the tokenizer."""
-        return self._waiting.total
+        return self.admission.waiting.total
+
+    @property
+    def numbers(self) -> EngineNumbers:
+        """The numbers as the engine thread has last published them."""
+        return self._loop.snapshot
 
     def snapshot(self) -> EngineNumbers:
         """Return the engine's numbers after the last step, and without work those of now. This costs the engine thread
         nothing."""
         now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
         cores_ns = self._parts.cores_ns()
-        snapshot = self._loop.snapshot
-        host_ns = dict(snapshot.host_ns)
-        idle_ns = 0
-        idle_core_ns = 0
-        if snapshot.idle_since_ns is not None:
-            idle_ns = max(0, now_ns - snapshot.idle_since_ns)
-            host_ns[HostPart.IDLE] += idle_ns
-            idle_core_ns = max(0, cores_ns - snapshot.core_ns)
-        if self._loop.causes is None:
-            idle_ns = 0
-            idle_core_ns = 0
-        adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
-        return replace(
-            snapshot,
+        return current_numbers(
+            self.numbers,
+            self.adapters.served,
+            now_ns=now_ns,
+            cores_ns=cores_ns,
+            explains=self._loop.causes is not None,
             num_tokenizing=self._tokenize.num_waiting,
             num_hangs=self._loop.watchdog.num_hangs,
-            adapters=adapters,
-            host_ns=host_ns,
-            core_ns=snapshot.core_ns + idle_core_ns,
-            nobody_core_ns=snapshot.nobody_core_ns + idle_core_ns,
-            nobody_machine_ns=snapshot.nobody_machine_ns + idle_ns,
         )
 
     def report(self, replica: str = "") -> ReplicaReport:
@@ -303,14 +300,22 @@ class Engine:
         is taken. If one client has filled the queue, others still get their share.
         """
         self._check_open()
-        if not request.is_background:
-            self._take(request.client, request.num_choices, request.num_bytes)
-        elif self._max_waiting is None or self._loop.requests.num_background < self._max_waiting:
-            self._take(request.client, 0, request.num_bytes)
-        else:  # as many are open as other requests may wait
-            raise self._overloaded(f"{self._max_waiting} requests in the background are open already, the limit")
-        self._loop.post(Submitted(request, deliver, self._clock_ns()))
-        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
+        if request.is_background:
+            self.admission.take_in_background(request.client, request.num_bytes, self._loop.requests.num_background)
+        else:
+            self.admission.take(request.client, request.num_choices, request.num_bytes)
+        self._accept(request, deliver, self._clock_ns())
+
+    def take_over(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
+        """Take a request that another process has accepted for this engine, at a time of the same clock."""
+        self.admission.waiting.add(request.client, 0 if request.is_background else request.num_choices)
+        self.admission.body_bytes.add(request.client, request.num_bytes)
+        self._accept(request, deliver, submitted_ns)
+
+    def _accept(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
+        self._loop.post(Submitted(request, deliver, submitted_ns))
+        give_back = partial(self.admission.body_bytes.give_back, request.client, request.num_bytes)
+        self._tokenize.submit(request, give_back)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
@@ -323,11 +328,11 @@ class Engine:
         Overloaded, as `submit` does.
         """
         self._check_open()
-        self._take(client, 1, num_bytes)
+        self.admission.take(client, 1, num_bytes)
 
         def on_end() -> None:
-            self._waiting.give_back(client, 1)
-            self._body_bytes.give_back(client, num_bytes)
+            self.admission.waiting.give_back(client, 1)
+            self.admission.body_bytes.give_back(client, num_bytes)
 
         return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
@@ -340,22 +345,6 @@ class Engine:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         if not self.is_ready:
             raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
-
-    def _take(self, client: str, num_sequences: int, num_bytes: int) -> None:
-        """Take the room of a waiting request. Raises Overloaded if there is none for this client."""
-        if not self._waiting.take(client, num_sequences):
-            raise self._overloaded(
-                f"{self.num_waiting} sequences are waiting already, this request has {num_sequences}, and the "
-                f"limit is {self._max_waiting}"
-            )
-        if not self._body_bytes.take(client, num_bytes):
-            self._waiting.give_back(client, num_sequences)
-            raise self._overloaded("too many bytes of prompts are being tokenized already")
-
-    def _overloaded(self, reason: str) -> Overloaded:
-        retry_after_seconds = self._loop.requests.drain_rate.retry_after_seconds(self.num_waiting)
-        message = f"The server is overloaded: {reason}; try again later."
-        return Overloaded(message, retry_after_seconds=retry_after_seconds)
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""

@@ -23,7 +23,7 @@ from oaiserve.engine.request import (
 from oaiserve.facts.times import RequestTimes
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.boundary import AnyEngine
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
 # token takes 20 to 60 bytes, and so do eight numbers of a vector.
@@ -43,7 +43,7 @@ class LoopStream:
     def __init__(
         self,
         request: Request,
-        engine: Engine,
+        engine: AnyEngine,
         held: HeldTokens,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
     ) -> None:
@@ -257,7 +257,7 @@ class LoopStreams:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         loop: asyncio.AbstractEventLoop,
         clock_ns: Callable[[], int],
         max_unread_tokens: int = MAX_UNREAD_TOKENS,

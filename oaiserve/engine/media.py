@@ -21,8 +21,10 @@ PROMPT_IMAGES = 16  # A prompt may have as many pixels as this many of the large
 
 if TYPE_CHECKING:
     Integers = array[int]
+    Content = bytes | str
 else:
     Integers = array
+    Content = Any  # msgspec, which reads the types of a message to an engine process, allows no such union.
 
 
 class MediaLimits(NamedTuple):
@@ -43,7 +45,7 @@ class MediaFile:
     """An image or a sound as a client sends it. It is not decoded yet, so it may be anything."""
 
     kind: MediaKind
-    content: bytes | str  # a text is base64, as `data_url.base64_decoded` reads it
+    content: Content  # a text is base64, as `data_url.base64_decoded` reads it
     detail: Detail = "auto"
     param: str = "messages"  # the field of the request that it came from, for errors
     where: str = ""  # its place in that, such as messages[0].content[1]

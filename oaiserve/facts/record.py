@@ -10,12 +10,17 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn
+
+if TYPE_CHECKING:
+    Integers = array[int]
+else:  # msgspec reads the types of an account that comes from an engine process, and knows no generic array.
+    Integers = array
 
 # A request keeps only its first events, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
@@ -189,7 +194,7 @@ class EngineAccount:
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     # The times between two tokens of a choice in the engine, of all choices; 0 if both are from one step.
-    inter_token_ns: array[int] = field(default_factory=lambda: array("q"))
+    inter_token_ns: Integers = field(default_factory=lambda: array("q"))
     # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     # Makes attributes with texts for the request's span, if the operator lets spans have them. Nothing else calls it.
@@ -588,8 +593,8 @@ class RequestRecord:
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )
     # The view of a stream's client: the tokens of each event, and the times between two events of a choice.
-    event_tokens: array[int] = field(default_factory=lambda: array("q"))
-    event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
+    event_tokens: Integers = field(default_factory=lambda: array("q"))
+    event_gaps_ns: Integers = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property

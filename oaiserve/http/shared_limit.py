@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 
@@ -30,6 +30,8 @@ class SharedLimit:
         self._lock = Lock()
         self._taken: dict[str, int] = {}  # by client, of those that have any
         self.total = 0
+        # Called with each number that is given back, and its client, on the thread that gives it back.
+        self.on_give_back: Callable[[str, int], object] = lambda client, number: None
 
     def take(self, client: str, number: int) -> bool:
         """Take this number, or return False if there is no room. The first to take some may exceed the limit."""
@@ -60,3 +62,4 @@ class SharedLimit:
             left = self._taken.pop(client) - number
             if left:
                 self._taken[client] = left
+        self.on_give_back(client, number)

@@ -20,7 +20,7 @@ from oaiserve.runtime import Runtime
 if TYPE_CHECKING:
     from oaiserve.config import Config
     from oaiserve.engine.adapters import ServedAdapter
-    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.boundary import AnyEngine
     from oaiserve.engine.event_streams import LoopStreams
     from oaiserve.engine.pooling import Task
     from oaiserve.http.fetch import Fetcher
@@ -57,7 +57,7 @@ _INSTEAD = {
 @dataclass(frozen=True, slots=True)
 class Serving:
     config: Config
-    engine: Engine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
+    engine: AnyEngine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
     telemetry: Telemetry
     streams: LoopStreams
     model_root: str  # the folder or hub id of the model, from which clients load its tokenizer

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from oaiserve.engine import engine as engine_module
+from oaiserve.engine import admission
 from oaiserve.engine.request import Aborted, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import WaitReason
@@ -165,7 +165,7 @@ def test_aborted_and_failed_choices_wait_no_longer() -> None:
 
 
 def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(admission, "MAX_BODY_BYTES", 100)
     tokenizer = BlockedTokenizer()
     inbox = Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:

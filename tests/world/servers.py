@@ -67,7 +67,7 @@ class WorldEngine(Engine):
         return self._loop._scheduler
 
     def before_the_loop(self) -> dict[str, int]:
-        return {"body_bytes": self._body_bytes.total, "tokenizing": len(self._tokenize._places)}
+        return {"body_bytes": self.admission.body_bytes.total, "tokenizing": len(self._tokenize._places)}
 
 
 def _takes_no_row(action: int, *_: object) -> int:
