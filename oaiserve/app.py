@@ -200,6 +200,7 @@ def server_telemetry(
     Raises StartupError for wrong OTEL_* variables."""
     elsewhere: dict[Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
+        names.ENGINE_RESTARTS: lambda: {(): engine.num_restarts},
         names.METER_JOULES: lambda: {(): engine.energy.joules} if engine.energy.is_known else {},
     }
     if connections is not None:

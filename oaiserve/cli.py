@@ -75,6 +75,7 @@ SMALL_COMMANDS = {
     }.items()
 }
 WITHOUT_PLUGINS = ("--version",)  # These load no plug-ins for the command line.
+ENGINE_PROCESS = "engine-process"  # A hidden command: --engine-process starts one for the engine of a server.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
 
 
@@ -98,6 +99,10 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from oaiserve.commands.server_process import run
 
         return run(argv[1:], serve_model)
+    if argv[:1] == [ENGINE_PROCESS] and len(argv) > 1:
+        from oaiserve import run_engine
+
+        return run_engine.run(argv[1:])
     try:
         found = Found([], []) if argv and argv[0] in WITHOUT_PLUGINS else _find_plugins(argv)
         further = commands_of(found.plugins)

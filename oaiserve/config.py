@@ -25,6 +25,7 @@ KVCacheDtype = Literal["auto", "int8", "fp8"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+EngineProcessOption = Literal["auto", "on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
@@ -218,6 +219,10 @@ class ServerOptions(ListenerOptions):
 
     max_images: int = 16
     """Maximum images in a request with earlier turns; likewise sounds."""
+
+    engine_process: EngineProcessOption = "auto"
+    """Run the engine in a process of its own. If it ends, another one goes on with the open requests. auto: off, on
+    GPUs, too, until it has been measured there."""
 
     plugin: tuple[str, ...] = ()
     """Plug-in to load: a module, or a file that ends in .py. Repeatable (docs/plugins.md)."""

@@ -260,6 +260,12 @@ class InternalError(APIError):
     code = "internal_error"
 
 
+class RequestQuarantined(InternalError):
+    """The engine has ended each time that it computed these prompts."""
+
+    code = "request_quarantined"
+
+
 class BadGateway(APIError):
     """A replica's answer to the gateway is not valid HTTP."""
 

@@ -12,10 +12,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oaiserve import interpreter, plugin_loading
+from oaiserve import plugin_loading
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands import banner as banners
@@ -32,15 +32,13 @@ from oaiserve.http.connections import allowed_connections
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
+from oaiserve.run_engine import STDERR, end_load, load_engine, prepare_process
 from oaiserve.runtime import THREADS
-from oaiserve.system_memory import give_back, keep_freed, share_arenas
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.boundary import AnyEngine
 
 logger = logging.getLogger(__name__)
-
-STDERR = 2  # file descriptor
 
 
 def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callable[[], None] | None = None) -> int:
@@ -50,14 +48,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     """
     times = StartTimes()
     times.since_begin("command line")
-    interpreter.begin_load()
-    interpreter.switch_often()
-    share_arenas()
-    # Otherwise torch looks for plugins for other devices in all installed packages.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    # Torch's threads would spin while they wait for each other. If other programs use the cores, a step of a 0.5B model
-    # in plain PyTorch takes minutes then, because the thread that has work waits for a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    prepare_process()
     with times.part("import of the log"):
         from oaiserve.telemetry import logs
 
@@ -89,9 +80,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
             telemetry = server_telemetry(config, engine, connections, log_limit, plugins, runtime=THREADS)
             is_child = sock.family == socket.AF_UNIX
             app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
-    interpreter.end_load()
-    give_back()  # memory that the start has freed
-    keep_freed()
+    end_load()
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     if task == "generate":
@@ -114,18 +103,8 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     return 1
 
 
-def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> Engine:
+def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> AnyEngine:
     """Load the model. Raises StartupError."""
-    if config.model == "demo":
-        if not demo.is_fetched():
-            with times.part("start of the compiler"):
-                from oaiserve.engine.start.plan import compile_early
-
-                compile_early(config.engine, "bfloat16")  # the type in the demo's files
-        times.run("files of the demo", demo.fetched)  # while Ctrl-C still removes a partial download
-    end_at_once_on_interrupt()  # until the server handles signals
-    with times.part("import of the engine"):
-        from oaiserve.engine.engine import Engine
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -133,18 +112,40 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> Eng
 
             plugin_loading.import_routes(plugins)
 
-    with times.part("model"):
-        plugin_loading.add_models(plugins)
-        try:
-            return Engine.from_pretrained(
-                config.model,
-                config.engine,
-                times=times,
-                meanwhile=import_server,
-                rules=partial(plugin_loading.rules_of, plugins),
-                ways=partial(plugin_loading.ways_of, plugins),
-                load_media=plugin_loading.media_of(plugins),
-            )
-        except DeviceLost as error:
-            logger.warning("%s The server starts again without kernels of its own", error)
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    try:
+        if config.server.engine_process == "on":
+            return _remote_engine(config, times, import_server)
+        return load_engine(config.model, config.engine, times, plugins, import_server)
+    except DeviceLost as error:
+        logger.warning("%s The server starts again without kernels of its own", error)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _remote_engine(config: Config, times: StartTimes, import_server: Callable[[], None]) -> AnyEngine:
+    """Start an engine process, and wait until it has loaded the model. Raises StartupError."""
+    from oaiserve.engine.start.request import tokenizer_of
+    from oaiserve.process.child import ChildProcess
+    from oaiserve.process.messages import Start
+    from oaiserve.process.remote_engine import RemoteEngine
+
+    # A download shows its progress, and Ctrl-C removes what is not complete.
+    if config.model == "demo":
+        times.run("files of the demo", demo.fetched)
+    end_at_once_on_interrupt()  # until the server handles signals
+    start = Start(
+        model=config.model,
+        options=replace(config.engine, exit_on_hang=True),  # Another process is started then.
+        plugins=config.server.plugin,
+        settings=config.file,
+        log_level=config.server.log_level,
+        log_format=config.server.log_format,
+    )
+    started = [ChildProcess(start, THREADS)]
+    import_server()
+    with times.part("engine process"):
+        return RemoteEngine(
+            lambda: started.pop() if started else ChildProcess(start, THREADS),
+            config.engine,
+            lambda path: tokenizer_of(path, config.engine, THREADS),
+            THREADS,
+        )

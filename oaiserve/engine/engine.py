@@ -70,6 +70,10 @@ class Engine:
     requests.
     """
 
+    # Only an engine in a process of its own is started again, and pauses meanwhile.
+    pause = ""
+    num_restarts = 0
+
     def __init__(self, parts: EngineParts) -> None:
         """Make an engine, not started yet."""
         model = parts.model
@@ -220,11 +224,6 @@ class Engine:
         return self._loop.watchdog.hang
 
     @property
-    def pause(self) -> str:
-        """Empty: only an engine in a process of its own pauses."""
-        return ""
-
-    @property
     def is_ready(self) -> bool:
         return self._loop.is_alive and not self._is_draining and self.failure is None and not self.hang
 
@@ -311,6 +310,10 @@ class Engine:
         self.admission.waiting.add(request.client, 0 if request.is_background else request.num_choices)
         self.admission.body_bytes.add(request.client, request.num_bytes)
         self._accept(request, deliver, submitted_ns)
+
+    def tell_first_steps(self, tell: Callable[[list[str]], object]) -> None:
+        """Call `tell` with the ids of requests that are about to enter their first step, on the engine thread."""
+        self._loop.requests.on_first_step = tell
 
     def _accept(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         self._loop.post(Submitted(request, deliver, submitted_ns))

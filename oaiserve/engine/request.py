@@ -189,6 +189,8 @@ class Request:
     client: str = ""  # client that sent the request, so that clients can take turns
     share: float = 1.0  # what the client gets in relation to others who want as much
     num_bytes: int = 0  # bytes of the body, which count towards the limit of waiting requests
+    # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
+    draw_seed: int | None = None
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()

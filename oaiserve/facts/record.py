@@ -64,6 +64,7 @@ class WaitReason(StrEnum):
     PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
     PREFIX_RESTORED = "prefix_restored"  # its prefix was restored from the host memory of --kv-offload
     FOREGROUND = "foreground"  # background work, while other requests needed the whole machine
+    NOT_KNOWN = "not_known"  # The engine process that knew the reasons has ended.
 
 
 class ReadAgain(StrEnum):
@@ -87,8 +88,9 @@ class ReadAgain(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next six were measured.
-    `model_load` is of the phase `receive`, where a server has several models, and `refusal_delay` of the last phase.
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next seven were measured.
+    `engine_restart` may be of `tokenize_wait`, too, `model_load` is of the phase `receive`, where a server has several
+    models, and `refusal_delay` of the last phase.
     """
 
     ALONE = "alone"  # time that its own tokens would have taken without other requests
@@ -100,6 +102,7 @@ class Cause(StrEnum):
     HOST = "host"  # time between steps, and after the last one
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
     STANDSTILL = "standstill"  # The process was stopped as a whole, or its machine was.
+    ENGINE_RESTART = "engine_restart"  # Its engine process had ended, and another one was started.
     NOT_KNOWN_YET = "not_known_yet"  # its steps, before the server knew how long such steps take
     UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
     MODEL_LOAD = "model_load"  # its model was not loaded
@@ -230,6 +233,12 @@ class EngineAccount:
         span="oaiserve.preemption_stall_ns",
         span_when="num_preemptions",
     )
+    engine_restart_ns: int = fact(
+        "Time without an engine process that computed it, because one had ended.",
+        json=True,
+        log=True,
+        log_when="engine_restart_ns",
+    )
     # These describe the steps from its first to its last, including other requests' sequences.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
@@ -349,9 +358,12 @@ class EngineAccount:
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
         """The causes of each phase that has some."""
-        if not self.prefill_causes_ns:
-            return {}
-        return {"prefill": self.prefill_causes_ns, "decode": self.decode_causes_ns}
+        known = {}
+        if self.engine_restart_ns and Cause.ENGINE_RESTART not in self.decode_causes_ns:
+            known["tokenize_wait"] = {Cause.ENGINE_RESTART: self.engine_restart_ns}
+        if self.prefill_causes_ns:
+            known |= {"prefill": self.prefill_causes_ns, "decode": self.decode_causes_ns}
+        return known
 
     @property
     def knows_others(self) -> bool:

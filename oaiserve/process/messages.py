@@ -236,6 +236,12 @@ class Health(msgspec.Struct):
     step_cost: StepCost | None
 
 
+class Begun(msgspec.Struct, tag=True):
+    """These requests are about to enter their first step. If the process ends then, they may be the reason."""
+
+    request_ids: list[str]
+
+
 class Answer(msgspec.Struct, tag=True):
     """The answer to a question, or why there is none."""
 
@@ -247,4 +253,4 @@ class Answer(msgspec.Struct, tag=True):
     error: Exception | None = None
 
 
-ToFront = Ready | NotStarted | Ended | Step | Answer
+ToFront = Ready | NotStarted | Ended | Step | Begun | Answer

@@ -21,14 +21,18 @@ class Version(msgspec.Struct):
     version: str
 
 
-@Operation(summary="200 while the process works, 503 once its engine has failed or while it hangs.", group="Server")
+@Operation(
+    summary="200 while the process works, 503 once its engine has failed or while it hangs. The text of a 200 says if "
+    "the engine is started again.",
+    group="Server",
+)
 async def health(request: Request) -> Response:
     engine = serving_of(request).engine
     if (failure := engine.failure) is not None:
         raise Unavailable(f"The engine has stopped ({type(failure).__name__}). Please restart the server.")
     if engine.hang:
         raise Unavailable(f"The engine hangs in '{engine.hang}'. If it does not go on, please restart the server.")
-    return Response()
+    return Response(engine.pause, media_type="text/plain" if engine.pause else None)
 
 
 @Operation(summary="200 while requests are welcome, else 503.", group="Server")

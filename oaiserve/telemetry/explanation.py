@@ -23,10 +23,14 @@ _SAID = {
     Cause.HOST: "no step ran",
     Cause.MACHINE: "the machine was busy elsewhere",
     Cause.STANDSTILL: "the server stood still as a whole",
+    Cause.ENGINE_RESTART: "its engine process had ended, and another one was started",
     Cause.NOT_KNOWN_YET: "it was in steps of a kind that the server had hardly seen before",
 }
 _KINDS = {"prompts_ns": "prompts", "decodes_ns": "decodes", "media_ns": "images and sounds"}
-_WAITED_FOR = {WaitReason.PREFIX_RESTORED: "its prefix to be restored from host memory"}
+_WAITED_FOR = {
+    WaitReason.PREFIX_RESTORED: "its prefix to be restored from host memory",
+    WaitReason.NOT_KNOWN: "reasons that only an engine process knew that has ended",
+}
 
 
 class PhaseNeighbour(NamedTuple):

@@ -280,6 +280,10 @@ MEMORY_LIMIT = metric(
     "oaiserve_memory_limit_bytes",
     "Memory that the process may use: the machine's, or the lowest limit of its cgroups at the start.",
 )
+ENGINE_RESTARTS = metric(
+    "oaiserve_engine_restarts_total",
+    "Engine processes of --engine-process that were started because one had ended.",
+)
 METER_JOULES = metric(
     "oaiserve_meter_joules_total",
     "Energy of CPUs, memory and GPU since the start, where a meter can be read.",

@@ -135,8 +135,9 @@ class Engines:
                 check_ended(client)
 
 
-def check_ended(client: Client) -> None:
-    """Check that the last event alone is terminal, that the bytes are those of the reference, and that times add up."""
+def check_ended(client: Client, late_ns: int = 0) -> None:
+    """Check that the last event alone is terminal, that the bytes are those of the reference, and that times add up.
+    Events may be late on their way to the client."""
     *before, end = client.events
     assert isinstance(end, TERMINAL)
     assert not any(isinstance(event, TERMINAL) for event in before)
@@ -151,7 +152,7 @@ def check_ended(client: Client) -> None:
     for name, causes_ns in (("prefill", end.account.prefill_causes_ns), ("decode", end.account.decode_causes_ns)):
         assert all(ns >= 0 for ns in causes_ns.values())
         assert sum(causes_ns.values()) <= durations.get(name, 0)
-    assert sum(end.account.waits_ns.values()) == durations.get("queue", 0)
+    assert 0 <= durations.get("queue", 0) - sum(end.account.waits_ns.values()) <= late_ns
 
 
 @cache

@@ -134,6 +134,7 @@ class FakeTokenizer:
 class FakeEngine:
     def __init__(self, template: FakeTemplate | None = None, runtime: Runtime = THREADS) -> None:
         self._runtime = runtime
+        self.num_restarts = 0
         self.max_model_len = 4096
         self.vocab_size = VOCAB_SIZE
         self.tokenizer = FakeTokenizer(template)
@@ -146,6 +147,7 @@ class FakeEngine:
         self.recommendation: Recommendation | None = None
         self.failure: Exception | None = None
         self.hang = ""
+        self.pause = ""
         self.tokenizer.fill = None
         self.pooling: Pooling | None = None
         self.media: frozenset[MediaKind] = frozenset()

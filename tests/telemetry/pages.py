@@ -24,6 +24,7 @@ def metrics_of(**changes: Any) -> Metrics:
         names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
         names.REFUSAL_DELAY_SECONDS: lambda: {(): 0.25},
         names.ENGINE_FEATURE: lambda: {("attention",): 1},
+        names.ENGINE_RESTARTS: lambda: {(): 0},
         names.METER_JOULES: lambda: {(): 812.5},
         names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
     }

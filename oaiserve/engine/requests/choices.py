@@ -11,6 +11,7 @@ from oaiserve.engine.grammars.json_spelling import respelled
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.media import Encoded
+from oaiserve.engine.request import Request
 from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
 from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
 from oaiserve.engine.sequences.fixed_edits import FixedEdits
@@ -42,7 +43,7 @@ class Choices:
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
         begun = _begun_matcher(tokenized)  # once, because a long text takes some time
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
-            seed = getrandbits(64) if params.seed is None else params.seed
+            seed = _seed(request, prompt_index)
             if params.prompt_logprobs is None:
                 logprobs = None
             else:
@@ -119,6 +120,14 @@ class Choices:
         elif grammar is not None:
             matcher = grammar.matcher()
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
+
+
+def _seed(request: Request, prompt_index: int) -> int:
+    if request.params.seed is not None:
+        return request.params.seed
+    if request.draw_seed is not None:
+        return (request.draw_seed + prompt_index) % 2**64
+    return getrandbits(64)
 
 
 def _begun_matcher(tokenized: Tokenized) -> Matcher | None:

@@ -38,6 +38,11 @@ class DrainRate:
 
     def retry_after_seconds(self, num_waiting: int) -> int:
         """Return the expected time until the queue has drained; one second if the rate is unknown."""
-        if self.per_second <= 0:
-            return 1
-        return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))
+        return drain_seconds(self.per_second, num_waiting)
+
+
+def drain_seconds(per_second: float, num_waiting: int) -> int:
+    """Return the time until as many have left a queue at this rate, within the limits of other tries."""
+    if per_second <= 0:
+        return 1
+    return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / per_second)))

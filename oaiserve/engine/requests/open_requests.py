@@ -83,6 +83,8 @@ class OpenRequests:
         self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
+        # Called with the ids of requests that are about to enter their first step, on the engine thread.
+        self.on_first_step: Callable[[list[str]], object] | None = None
         # taken by `Reports`: prompts that are in the prefix cache now, as far as routers know their prefix keys
         self.computed_prompts: deque[ComputedPrompt] = deque(maxlen=MOST_PROMPTS_KEPT)
 
@@ -285,6 +287,8 @@ class OpenRequests:
             if opened.notes.admitted(sequence, now_ns):
                 newcomers.append(opened)
                 begin_progress(self.outbox, opened, sequence, now_ns)
+        if newcomers and self.on_first_step is not None:
+            self.on_first_step([opened.request.request_id for opened in newcomers])
         return newcomers
 
     def of_choice(self, sequence: Sequence) -> OpenRequest | None:

@@ -99,13 +99,8 @@ class StartRequest:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        options = self.options
-        if options.chat_template:
-            template = template_file(options.chat_template).read_text(encoding="utf-8")
-        else:
-            template = None
         with self.times.part("tokenizer"):
-            return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck, runtime=self.runtime)
+            return tokenizer_of(self.source.path, self.options, self.runtime)
 
     def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.
@@ -145,3 +140,12 @@ class StartRequest:
         if self.reserved is not None:
             self.reserved.keep(0)
             self.reserved = None
+
+
+def tokenizer_of(path: Path, options: EngineOptions, runtime: Runtime) -> Tokenizer:
+    """Load the tokenizer of a folder or a GGUF file, with the chat template of the options. Raises StartupError."""
+    if options.chat_template:
+        template = template_file(options.chat_template).read_text(encoding="utf-8")
+    else:
+        template = None
+    return Tokenizer.from_pretrained(path, template, recheck=options.recheck, runtime=runtime)

@@ -72,6 +72,7 @@ const CAUSES = {
   host: "no step ran",
   machine: "other programs took the cores, or the disk was read",
   standstill: "the whole server was stopped or frozen",
+  engine_restart: "the engine process had ended, and another one was started",
   unexplained: "steps that took longer than expected",
 };
 const REASONS = {

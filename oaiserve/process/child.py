@@ -1,0 +1,47 @@
+"""`ChildProcess`: an engine process as a child of this one, which ends when this one does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from signal import Signals
+
+from oaiserve.process.link import SocketLink
+from oaiserve.process.messages import Start, ToFront
+from oaiserve.process.plain_data import decoder
+from oaiserve.runtime import Runtime
+
+COMMAND = "engine-process"  # hidden, of the command line
+GOODBYE_SECONDS = 2.0  # from the end of the link to that of the process
+
+
+class ChildProcess:
+    """An engine process, which has been started and loads its model."""
+
+    def __init__(self, start: Start, runtime: Runtime) -> None:
+        ours, its_own = socket.socketpair()
+        with its_own:
+            self._process = subprocess.Popen(
+                # The model's name is for `ps`.
+                [sys.executable, "-m", "oaiserve", COMMAND, str(its_own.fileno()), start.model],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                pass_fds=(its_own.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C then reaches only this process.
+            )
+        self.pid = self._process.pid
+        self.link = SocketLink(ours, decoder(ToFront), "engine", runtime)
+        self.link.send(start)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GOODBYE_SECONDS)
+        self._process.kill()
+        code = self._process.wait()
+        return f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -1,0 +1,182 @@
+"""What the front has of an open request: its events so far, from which a new engine goes on with the same answer.
+
+A new engine gets the tokens that were passed on, as one replica gets those of another (`oaiserve.wire.continuation`),
+and repeats their events, which are passed on no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from random import getrandbits
+
+from oaiserve.engine.event_streams import append
+from oaiserve.engine.request import (
+    TERMINAL,
+    Deliver,
+    Event,
+    LeftOut,
+    Pooled,
+    PromptDone,
+    PromptProgress,
+    Request,
+    Terminal,
+    TokenChunk,
+    Usage,
+)
+from oaiserve.facts.record import Cause, EngineAccount, WaitReason
+from oaiserve.facts.times import RequestTimes
+from oaiserve.process.plain_data import encode
+from oaiserve.wire.continuation import Piece
+
+# Tokens per event of an answer that its client gets whole, so that a new engine has only these to compute again.
+WHOLE_INTERVAL = 64
+
+
+@dataclass(slots=True)
+class OpenAnswer:
+    """A request that the engine process has, or will get, with what its consumer has of the answer."""
+
+    request: Request
+    deliver: Deliver
+    submitted_ns: int
+    clock_ns: Callable[[], int]
+    is_sent: bool = False  # to the engine process that runs now
+    has_begun: bool = False  # It has entered a step of that process,
+    has_progressed: bool = False  # and has more of its answer since.
+    num_deaths: int = 0  # engine processes in a row that have ended between these two
+    times: RequestTimes | None = None  # the stamps of its first token, by the process that has computed it
+    restart_ns: int = 0  # time without a process that went on with it
+    _ended_ns: int | None = None  # when its process ended, until the next one has gone on with it
+    _tokens: dict[int, list[int]] = field(default_factory=dict)  # passed on, by choice
+    _num_sent: dict[int, int] = field(default_factory=dict)  # pieces of `request.sent` passed on, by choice
+    _to_drop: dict[int, int] = field(default_factory=dict)  # repeated pieces still to come, by choice
+    _whole: dict[int, TokenChunk] = field(default_factory=dict)  # parts of answers that are passed on whole
+    _passed: set[tuple[type, int]] = field(default_factory=set)  # events that come once: of a prompt, or of the request
+
+    @classmethod
+    def of(cls, request: Request, deliver: Deliver, clock_ns: Callable[[], int]) -> OpenAnswer:
+        """Return the state of a new request, whose draws follow from a seed from now on."""
+        if request.draw_seed is None:
+            request = replace(request, draw_seed=getrandbits(64))
+        return cls(request, deliver, clock_ns(), clock_ns)
+
+    def so_far(self) -> tuple[Usage, RequestTimes, EngineAccount]:
+        """Return what is known of it while no process has it, for a terminal event that `take` completes."""
+        received_ns = self.request.received_ns or self.submitted_ns
+        usage = Usage(0, 0, sum(map(len, self._tokens.values())))
+        times = RequestTimes(received=received_ns, submitted=self.submitted_ns)
+        return usage, times, EngineAccount(num_choices=self.request.num_choices)
+
+    def to_send(self) -> Request:
+        """Return the request for an engine process, with what was passed on of its answer."""
+        self.is_sent = True
+        self.has_begun = self.has_progressed = False
+        request = self.request
+        if request.stream_interval == 0:
+            request = replace(request, stream_interval=WHOLE_INTERVAL)
+        if sum(self._num_sent.values()) < len(request.sent):
+            self._to_drop = dict(self._num_sent)
+            return request
+        self._to_drop = dict.fromkeys(self._tokens, 1)
+        return replace(request, sent=tuple(Piece(choice, ids) for choice, ids in self._tokens.items()))
+
+    def process_ended(self) -> None:
+        """Note that the engine process has ended."""
+        if self.has_progressed:
+            self.num_deaths = 0
+        elif self.is_sent and self.has_begun:
+            self.num_deaths += 1
+        self.is_sent = False
+        if self._ended_ns is None:
+            self._ended_ns = self.clock_ns()
+
+    def take(self, event: Event) -> Event | None:
+        """Return the event for the consumer, or None if it has had that, or gets it with a later one."""
+        if isinstance(event, TokenChunk):
+            return self._take_chunk(event)
+        if isinstance(event, PromptDone):
+            if self._is_passed(event, event.prompt_index):
+                return None
+            self.has_progressed = True
+            if self.times is None:
+                self.times = event.times
+        elif isinstance(event, LeftOut):
+            return None if self._is_passed(event, 0) else event
+        elif isinstance(event, Pooled):
+            if self._is_passed(event, event.index):
+                return None
+            self.has_progressed = True
+        elif isinstance(event, TERMINAL):
+            self._settle(event)
+        elif isinstance(event, PromptProgress) and self._tokens:
+            return None
+        return event
+
+    def _is_passed(self, event: Event, index: int) -> bool:
+        key = (type(event), index)
+        if key in self._passed:
+            return True
+        self._passed.add(key)
+        return False
+
+    def _take_chunk(self, chunk: TokenChunk) -> TokenChunk | None:
+        index = chunk.index
+        if chunk.was_sent:
+            if self._to_drop.get(index):
+                self._to_drop[index] -= 1
+                return None
+            self._num_sent[index] = self._num_sent.get(index, 0) + 1
+        self.has_progressed = True
+        if self._ended_ns is not None:
+            self._went_on(self.clock_ns())
+        # A copy: the consumer may join the chunk with the next ones.
+        self._tokens.setdefault(index, []).extend(chunk.token_ids)
+        if self.request.stream_interval or chunk.was_sent:
+            return chunk
+        if (whole := self._whole.get(index)) is not None:
+            append(whole, chunk)
+        else:
+            whole = self._whole[index] = chunk
+        if whole.finish_reason is None:
+            return None
+        return self._whole.pop(index)
+
+    def _went_on(self, now_ns: int) -> None:
+        if self._ended_ns is not None:
+            self.restart_ns += max(0, now_ns - self._ended_ns)
+            self._ended_ns = None
+
+    def _settle(self, event: Terminal) -> None:
+        """Put what happened in earlier engine processes into the account of the last one."""
+        if self._ended_ns is None and not self.restart_ns:
+            return
+        account = event.account
+        account.num_continued_tokens = sum(len(piece.token_ids) for piece in self.request.sent)
+        times = event.times
+        first = self.times
+        if first is None or first.first_token is None or first.first_token == times.first_token:
+            self._went_on(times.tokenize_started or self.clock_ns())
+            if times.tokenize_started is not None:
+                account.engine_restart_ns = self.restart_ns
+            return
+        last_ns = times.last_token or self.clock_ns()
+        self._went_on(min(last_ns, self.clock_ns()))
+        event.times = replace(first, last_token=times.last_token)
+        account.waits_ns = {
+            WaitReason.NOT_KNOWN: (first.scheduled or 0) - (first.media_encoded or first.tokenized or 0)
+        }
+        explained_ns = 0 if times.first_token is None else last_ns - times.first_token
+        account.engine_restart_ns = max(0, min(self.restart_ns, last_ns - first.first_token - explained_ns))
+        if account.prefill_causes_ns:
+            lost_ns = last_ns - first.first_token - explained_ns - account.engine_restart_ns
+            causes_ns = {**account.decode_causes_ns, Cause.ENGINE_RESTART: account.engine_restart_ns}
+            causes_ns[Cause.UNEXPLAINED] = causes_ns.get(Cause.UNEXPLAINED, 0) + lost_ns
+            account.decode_causes_ns = causes_ns
+            account.prefill_causes_ns = {Cause.UNEXPLAINED: first.first_token - (first.scheduled or 0)}
+
+
+def key_of(request: Request) -> bytes:
+    """Return a hash of a request's prompts, by which one that ends engine processes is known again."""
+    return blake2b(encode(request.prompts), digest_size=16).digest()

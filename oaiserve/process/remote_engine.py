@@ -1,0 +1,667 @@
+"""`RemoteEngine`: the front's end of an engine in a process of its own, with the members of `Engine` that routes use.
+
+If the process ends, another one is started and goes on with the open requests. Their consumers notice only a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from time import process_time_ns
+from typing import Any, Protocol, TypeVar
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.energy import Energy
+from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.admission import Admission
+from oaiserve.engine.current_numbers import current_numbers
+from oaiserve.engine.request import (
+    TERMINAL,
+    Aborted,
+    ChatPrompt,
+    Deliver,
+    Event,
+    Failed,
+    Prompt,
+    Request,
+)
+from oaiserve.engine.requests.drain_rate import drain_seconds
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import (
+    AdapterUnloaded,
+    APIError,
+    InternalError,
+    NotFound,
+    RequestQuarantined,
+    StartupError,
+    Unavailable,
+    invalid,
+)
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.step_record import StepRecord
+from oaiserve.http.fair_turns import LONG, TurnWorkers, Work
+from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.process.link import Link
+from oaiserve.process.messages import (
+    Abort,
+    Answer,
+    AskOpenRows,
+    AskReport,
+    AskTokens,
+    Begun,
+    Ended,
+    Health,
+    LoadAdapter,
+    NotStarted,
+    Ready,
+    Step,
+    Stop,
+    Submit,
+    ToFront,
+    UnloadAdapter,
+)
+from oaiserve.process.open_answer import OpenAnswer, key_of
+from oaiserve.runtime import AT_ONCE, ENDED, Empty, Queue, Runtime, When, Worker
+from oaiserve.wire.report import ReplicaReport
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+LOOK_NS = 1_000_000_000
+MOST_ENDS = 3  # ends of engine processes within ENDS_NS, with which the server ends
+ENDS_NS = 60 * 10**9
+MOST_DEATHS = 2  # engine processes that one request may end
+MOST_QUARANTINED = 1024  # hashes of prompts
+MOST_STEPS = 100_000  # records of steps that nobody has taken
+STOP_SECONDS = 10.0  # for a process to end after its open requests
+
+
+class EngineProcess(Protocol):
+    """An engine process that has been started."""
+
+    @property
+    def link(self) -> Link: ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def ended(self) -> str:
+        """Wait until it has ended, and return how. One that has closed its link and does not end is killed."""
+        ...
+
+
+class EngineGone(Exception):
+    """The engine has ended too often."""
+
+
+class Adapters:
+    """The adapters of the engine process, by the numbers that its first start or a load has given them."""
+
+    def __init__(self, served: Iterable[ServedAdapter]) -> None:
+        self._by_name = {adapter.name: adapter for adapter in served}
+
+    @property
+    def served(self) -> list[ServedAdapter]:
+        return list(self._by_name.values())
+
+    def get(self, name: str) -> ServedAdapter | None:
+        return self._by_name.get(name)
+
+    def put(self, adapter: ServedAdapter) -> None:
+        self._by_name = self._by_name | {adapter.name: adapter}
+
+    def remove(self, name: str) -> None:
+        self._by_name = {other: adapter for other, adapter in self._by_name.items() if other != name}
+
+
+class RemoteEngine:
+    """An engine in another process. All of its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        launch: Callable[[], EngineProcess],
+        options: EngineOptions,
+        load_tokenizer: Callable[[Path], Tokenizer],
+        runtime: Runtime,
+        energy: Energy | None = None,
+        cores_ns: Callable[[], int] = process_time_ns,
+    ) -> None:
+        """Start an engine process with `launch`, and wait until it is ready. Raises StartupError."""
+        self._launch = launch
+        self._runtime = runtime
+        self._clock_ns = runtime.clock_ns
+        self._cores_ns = cores_ns
+        self._options = options
+        self._lock = Lock()  # of what follows, up to the empty line
+        self._open: dict[str, OpenAnswer] = {}
+        self._is_up = False  # The process has reported that it is ready, and it has not ended.
+        self._passed_on: dict[str, list[int]] = {}  # by client: waiting choices and bytes of bodies that are there
+        self._asked: dict[int, Future[Any]] = {}
+        self._quarantined: dict[bytes, None] = {}
+
+        self._adapter_numbers: dict[int, int] = {}  # numbers of adapters in the process, by their first ones
+        self._suspects: deque[OpenAnswer] = deque()  # those that wait for the one before
+        self._suspect: OpenAnswer | None = None  # the one that the process has
+
+        self._numbers_of_questions = count()
+        self._is_draining = False
+        self._is_reporting = False
+        self._is_stopping = False
+        self._failure: BaseException | None = None
+        self._reason = ""  # why the process has ended, as it has said itself
+        self._ends_ns: deque[int] = deque(maxlen=MOST_ENDS)
+        self.num_restarts = 0
+        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
+        self._silent_looks = 0
+        self._next_look_ns = 0
+        self._numbers = EngineNumbers()
+        self._health = Health(0, 0, 0, "", None)
+        # Gets a process that has ended, or one that is ready with its facts.
+        self._keeper: Worker[tuple[EngineProcess, Ready | None]] = runtime.worker("engine-keeper", self._keep)
+        first: Queue[Ready | NotStarted | None] = runtime.queue()
+        self._first: Queue[Ready | NotStarted | None] | None = first
+        self._process = launch()
+        self._begin(self._process)
+        match first.get():
+            case Ready() as ready:
+                pass
+            case NotStarted(error):
+                self._process.ended()
+                raise error
+            case _:
+                raise StartupError(f"The engine process has ended {self._process.ended()} while it loaded the model.")
+        self._first = None
+        assert ready.path is not None
+        self.path: Path | None = ready.path
+        self.tokenizer = load_tokenizer(ready.path)
+        self.pooling = ready.pooling
+        self.media = ready.media
+        self.adapters = Adapters(ready.adapters)
+        self.max_model_len = ready.max_model_len
+        self.vocab_size = ready.vocab_size
+        self.default_params: Mapping[str, Any] = ready.default_params
+        self.recommendation = ready.recommendation
+        self.energy = energy or Energy.found(runtime.clock_ns)
+        self.is_on_cpu = ready.is_on_cpu
+        self.kv_bytes = ready.kv_bytes
+        self.model_info = ready.model_info
+        self.capacity: dict[str, int] = ready.capacity
+        self.features = ready.features
+        self.admission = Admission(
+            options.max_waiting,
+            lambda num_waiting: drain_seconds(self._numbers.drain_rate, num_waiting),
+            has_media=bool(ready.media),
+        )
+        self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=bool(ready.media), runtime=runtime)
+        self._adapter_numbers = {adapter.number: adapter.number for adapter in ready.adapters}
+        self._is_up = True
+
+    # What routes see of it.
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    @property
+    def hang(self) -> str:
+        return self._health.hang
+
+    @property
+    def pause(self) -> str:
+        if self._is_up or self._failure is not None:
+            return ""
+        return "The engine is started again. Open requests go on then."
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_draining and self._failure is None and not self.hang
+
+    @property
+    def is_reporting(self) -> bool:
+        return self._is_reporting
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        return self._health.step_cost
+
+    def snapshot(self) -> EngineNumbers:
+        """Return the engine's numbers after its last message. The CPU time of this process is nobody's."""
+        health = self._health
+        now = current_numbers(
+            self._numbers,
+            self.adapters.served,
+            now_ns=self._clock_ns(),
+            cores_ns=health.cores_ns,
+            explains=self._options.explain,
+            num_tokenizing=health.num_tokenizing,
+            num_hangs=health.num_hangs,
+        )
+        front_ns = self._cores_ns()
+        now.core_ns += front_ns
+        now.nobody_core_ns += front_ns
+        return now
+
+    def take_steps(self) -> list[StepRecord]:
+        """As of `Engine`."""
+        steps = []
+        while self._steps:
+            steps.append(self._steps.popleft())
+        return steps
+
+    def report(self, replica: str = "") -> ReplicaReport:
+        """As of `Engine`. Raises Unavailable while there is no engine process."""
+        self._is_reporting = True
+        report: ReplicaReport = self._ask(AskReport(next(self._numbers_of_questions), replica)).result().report
+        return report
+
+    def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
+        """As of `Engine`. While there is no engine process, there are no rows."""
+        try:
+            answer = self._ask(AskOpenRows(next(self._numbers_of_questions), epoch_offset_ns, request_id)).result()
+        except Unavailable:
+            return {}
+        rows: dict[str, OpenRow] = answer.rows
+        return rows
+
+    def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
+        """As of `Engine`."""
+        loaded = self._ask(LoadAdapter(next(self._numbers_of_questions), name, path, in_place)).result()
+        adapter: ServedAdapter = loaded.adapter
+        number = adapter.number
+        if number in self._adapter_numbers:  # A process that was started again counts from the beginning.
+            adapter = replace(adapter, number=1 + max(self._adapter_numbers))
+        self._adapter_numbers[adapter.number] = number
+        self.adapters.put(adapter)
+        return adapter
+
+    def unload_adapter(self, name: str) -> ServedAdapter:
+        """As of `Engine`."""
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            raise NotFound(f"No adapter '{name[:200]}' is loaded.", param="lora_name")
+        self._ask(UnloadAdapter(next(self._numbers_of_questions), name)).result()
+        self.adapters.remove(name)
+        return adapter
+
+    def start(self) -> None:
+        """Begin to watch the process, which is ready."""
+        self._keeper.start()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """As of `Engine`. While an engine process is started again, requests wait for it."""
+        self._check_open()
+        if self._quarantined and key_of(request) in self._quarantined:
+            raise _refusal()
+        if request.is_background:
+            num_open = sum(answer.request.is_background for answer in self._open.copy().values())
+            self.admission.take_in_background(request.client, request.num_bytes, num_open)
+        else:
+            self.admission.take(request.client, request.num_choices, request.num_bytes)
+        answer = OpenAnswer.of(request, deliver, self._clock_ns)
+        with self._lock:
+            self._open[request.request_id] = answer
+            self._note_passed(request)
+            if self._is_up:
+                self._send(answer)
+
+    def abort(self, request_id: str) -> None:
+        """As of `Engine`."""
+        with self._lock:
+            answer = self._open.get(request_id)
+            if answer is None:
+                return
+            if answer.is_sent:
+                self._process.link.send(Abort(request_id))
+                return
+            del self._open[request_id]
+            self._give_back(answer.request)
+        _deliver(answer, Aborted(request_id, *answer.so_far()))
+
+    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
+        """As of `Engine`. Images and sounds are read in the engine process."""
+        if isinstance(prompt, ChatPrompt) and prompt.media:
+            if not self.media:
+                raise invalid(prompt.param, "this model reads text alone")
+            yield LONG
+            asked = self._ask(AskTokens.of(next(self._numbers_of_questions), prompt, most_tokens))
+            token_ids: list[int] = asked.result().token_ids
+            return token_ids
+        return (yield from self.tokenizer.encode_in_pieces(prompt, most_tokens))
+
+    def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
+        """As of `Engine`."""
+        self._check_open()
+        self.admission.take(client, 1, num_bytes)
+
+        def on_end() -> None:
+            self.admission.waiting.give_back(client, 1)
+            self.admission.body_bytes.give_back(client, num_bytes)
+
+        return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
+
+    def give_back_later(self) -> None:
+        """As of `Engine`."""
+        self._workers.give_back_later()
+
+    def drain(self) -> None:
+        """As of `Engine`."""
+        self._is_draining = True
+
+    def stop(self, drain_timeout_seconds: float = 0.0) -> None:
+        """As of `Engine`. The process is killed if it does not end."""
+        self.drain()
+        self._is_stopping = True
+        self._process.link.send(Stop(drain_timeout_seconds))
+        if not self._keeper.join(drain_timeout_seconds + STOP_SECONDS):
+            self._process.kill()
+            self._keeper.join()
+        self._process.ended()
+        self._workers.stop()
+
+    # What comes from the process.
+
+    def _begin(self, process: EngineProcess) -> None:
+        process.link.start(partial(self._received, process), partial(self._closed, process))
+
+    def _received(self, process: EngineProcess, message: ToFront) -> None:
+        """Take a message. Only one thread calls this at a time for one process."""
+        if process is not self._process and self._first is None:
+            return
+        self._silent_looks = 0
+        match message:
+            case Step():
+                self._take(message)
+            case Begun(request_ids):
+                for answer in filter(None, map(self._open.get, request_ids)):
+                    answer.has_begun = True
+            case Answer():
+                with self._lock:
+                    asked = self._asked.pop(message.number, None)
+                if asked is not None:
+                    _settle(asked, message)
+            case Ready() | NotStarted() if self._first is not None:
+                self._first.put(message)
+            case Ready():
+                self._keeper.post((process, message))
+            case NotStarted(error):
+                self._reason = str(error)
+            case Ended(reason):
+                self._reason = reason
+
+    def _closed(self, process: EngineProcess) -> None:
+        """Note that a process has ended. Questions that it has not answered get an error."""
+        if self._first is not None:
+            self._first.put(None)
+        with self._lock:
+            self._is_up = False
+            asked = [*self._asked.values()]
+            self._asked.clear()
+        for each in asked:
+            each.set_exception(_unavailable())
+        self._keeper.post((process, None))
+
+    def _take(self, step: Step) -> None:
+        if step.numbers is not None:
+            self._numbers = step.numbers
+        if step.health is not None:
+            self._health = step.health
+        self._steps.extend(step.steps)
+        if step.left_waiting or step.tokenized_bytes:
+            with self._lock:
+                self._take_back(0, self.admission.waiting, step.left_waiting)
+                self._take_back(1, self.admission.body_bytes, step.tokenized_bytes)
+        of_consumers: dict[Deliver, list[Event]] = {}
+        for event in step.events():
+            answer = self._open.get(event.request_id)
+            if answer is None:
+                continue
+            if (passed := answer.take(event)) is not None:
+                of_consumers.setdefault(answer.deliver, []).append(passed)
+            if isinstance(event, TERMINAL):
+                with self._lock:
+                    del self._open[event.request_id]
+        for deliver, events in of_consumers.items():
+            try:
+                deliver(events)
+            except Exception:  # As in one process, a consumer that fails must not stop the others.
+                log.exception("A consumer failed to take its events; its requests are dropped")
+                for event in events:
+                    self.abort(event.request_id)
+        if self._suspects:
+            with self._lock:
+                self._send_next_suspect()
+
+    # The process that has ended, and the next one. All of this is on the keeper's thread.
+
+    def _keep(self) -> When:
+        with suppress(Empty):
+            process, ready = self._keeper.take()
+            if process is not self._process:
+                return AT_ONCE
+            if ready is None:
+                return self._go_on_without()
+            self._go_on_with(ready)
+            return AT_ONCE
+        now_ns = self._clock_ns()
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            self._look()
+        return self._next_look_ns
+
+    def _look(self) -> None:
+        """Kill a process that has sent nothing for long. The looks are counted, not the time: this process may have
+        been stopped, too."""
+        self._silent_looks += 1
+        if self._is_up and self._silent_looks > self._options.watchdog_seconds:
+            log.error("The engine process has sent nothing for %d s, and is killed", self._silent_looks)
+            self._process.kill()
+
+    def _go_on_without(self) -> When:
+        """Start another process in place of one that has ended, unless that happens too often."""
+        how = self._process.ended()
+        if self._reason:
+            how = f"{how} ({self._reason})"
+            self._reason = ""
+        now_ns = self._clock_ns()
+        with self._lock:
+            for answer in self._open.values():
+                answer.process_ended()
+            self._suspects.clear()
+            self._suspect = None
+            self._count_again()
+        if self._is_stopping:
+            self._fail_all(Unavailable("The server is shutting down.", retry_after_seconds=5))
+            return ENDED
+        self._ends_ns.append(now_ns)
+        if len(self._ends_ns) == MOST_ENDS and now_ns - self._ends_ns[0] <= ENDS_NS:
+            message = f"The engine process has ended {MOST_ENDS} times within a minute, at last {how}."
+            log.error("%s The server ends", message)
+            self._failure = EngineGone(message)
+            self._fail_all(
+                InternalError("The engine has stopped after an internal error; the server must be restarted.")
+            )
+            return ENDED
+        log.error("The engine process has ended %s. Another one is started, and goes on with the open requests", how)
+        self._refuse_guilty()
+        self.num_restarts += 1
+        self._silent_looks = 0
+        self._process = self._launch()
+        self._begin(self._process)
+        return AT_ONCE
+
+    def _refuse_guilty(self) -> None:
+        """Refuse requests that have ended as many processes as one may, and their prompts from now on."""
+        guilty = [answer for answer in self._open.copy().values() if answer.num_deaths >= MOST_DEATHS]
+        for answer in guilty:
+            log.error("The request %s has ended %d engine processes", answer.request.request_id, MOST_DEATHS)
+            self._quarantined[key_of(answer.request)] = None
+            if len(self._quarantined) > MOST_QUARANTINED:
+                del self._quarantined[next(iter(self._quarantined))]
+            self._fail_one(answer, _refusal())
+
+    def _go_on_with(self, ready: Ready) -> None:
+        """Let a process that is ready go on with the open requests."""
+        try:
+            numbers = self._adapters_again(ready)
+        except APIError as error:  # It has ended meanwhile, which comes next.
+            log.debug("The process has ended: %s", error)
+            return
+        with self._lock:
+            self._adapter_numbers = numbers
+            self._numbers = ready.numbers
+            answers = [*self._open.values()]
+            self._suspects.extend(answer for answer in answers if answer.num_deaths)
+            for answer in answers:
+                if not answer.num_deaths and not answer.is_sent:
+                    self._send(answer)
+            self._send_next_suspect()
+            self._is_up = True
+        lost = [answer for answer in answers if answer.request.adapter and answer.request.adapter not in numbers]
+        for answer in lost:
+            message = "The adapter that 'model' names has just been unloaded."
+            self._fail_one(answer, AdapterUnloaded(message, param="model"))
+
+    def _adapters_again(self, ready: Ready) -> dict[int, int]:
+        """Load the adapters that the process lacks, and return the numbers of all. Raises Unavailable if it ends."""
+        here = {adapter.name: adapter for adapter in ready.adapters}
+        numbers = {}
+        for adapter in self.adapters.served:
+            if adapter.name in here:
+                numbers[adapter.number] = here[adapter.name].number
+                continue
+            asked = self._ask(
+                LoadAdapter(next(self._numbers_of_questions), adapter.name, Path(adapter.path), False), is_up=True
+            )
+            try:
+                numbers[adapter.number] = asked.result().adapter.number
+            except Unavailable:
+                raise
+            except Exception as error:
+                log.error("The adapter %s could not be loaded again: %s", adapter.name, error)
+                self.adapters.remove(adapter.name)
+        return numbers
+
+    def _send_next_suspect(self) -> None:
+        """Send the next request that may have ended a process, once the one before has got further than it did."""
+        before = self._suspect
+        if before is not None and before.request.request_id in self._open and not before.has_progressed:
+            return
+        self._suspect = None
+        while self._suspects:
+            answer = self._suspects.popleft()
+            if answer.request.request_id in self._open:
+                self._suspect = answer
+                self._send(answer)
+                return
+
+    def _send(self, answer: OpenAnswer) -> None:
+        request = answer.to_send()
+        if request.adapter:
+            if request.adapter not in self._adapter_numbers:
+                return
+            request = replace(request, adapter=self._adapter_numbers[request.adapter])
+        self._process.link.send(Submit.of(request, answer.submitted_ns))
+
+    # Small parts.
+
+    def _check_open(self) -> None:
+        if self._is_draining:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        if self._failure is not None:
+            raise _unavailable()
+
+    def _note_passed(self, request: Request) -> None:
+        counts = self._passed_on.setdefault(request.client, [0, 0])
+        counts[0] += 0 if request.is_background else request.num_choices
+        counts[1] += request.num_bytes
+
+    def _give_back(self, request: Request) -> None:
+        """Give back the room of a request that no process has."""
+        num_choices = 0 if request.is_background else request.num_choices
+        self._take_back(0, self.admission.waiting, [(request.client, num_choices)])
+        self._take_back(1, self.admission.body_bytes, [(request.client, request.num_bytes)])
+
+    def _take_back(self, index: int, limit: SharedLimit, left: Iterable[tuple[str, int]]) -> None:
+        """Give back room of one of the two limits, by client."""
+        for client, number in left:
+            counts = self._passed_on.get(client, [0, 0])
+            number = min(number, counts[index])
+            counts[index] -= number
+            limit.give_back(client, number)
+            if counts == [0, 0]:
+                self._passed_on.pop(client, None)
+
+    def _count_again(self) -> None:
+        """Count all open requests as waiting, because no process has begun with them."""
+        for client, (num_choices, num_bytes) in self._passed_on.items():
+            self.admission.waiting.give_back(client, num_choices)
+            self.admission.body_bytes.give_back(client, num_bytes)
+        self._passed_on.clear()
+        for answer in self._open.values():
+            request = answer.request
+            self.admission.waiting.add(request.client, 0 if request.is_background else request.num_choices)
+            self.admission.body_bytes.add(request.client, request.num_bytes)
+            self._note_passed(request)
+
+    def _fail_all(self, error: APIError) -> None:
+        for answer in self._open.copy().values():
+            self._fail_one(answer, error)
+
+    def _fail_one(self, answer: OpenAnswer, error: APIError) -> None:
+        """Fail a request that no process has."""
+        request_id = answer.request.request_id
+        with self._lock:
+            if self._open.pop(request_id, None) is None:
+                return
+            self._give_back(answer.request)
+        usage, times, account = answer.so_far()
+        _deliver(answer, Failed(request_id, error, usage, times, account))
+
+    def _ask(self, question: Any, *, is_up: bool = False) -> Future[Any]:
+        """Send a question, and return its future answer. Raises Unavailable if no process is there, or it ends."""
+        asked: Future[Any] = self._runtime.future()
+        with self._lock:
+            if not (self._is_up or is_up):
+                raise _unavailable()
+            self._asked[question.number] = asked
+            self._process.link.send(question)
+        return asked
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable("The engine is started again; try again later.", retry_after_seconds=5)
+
+
+def _refusal() -> RequestQuarantined:
+    return RequestQuarantined(
+        f"The engine has ended {MOST_DEATHS} times while it computed this request, so this server refuses its prompt."
+    )
+
+
+def _settle(asked: Future[Any], answer: Answer) -> None:
+    if not asked.set_running_or_notify_cancel():
+        return
+    if answer.error is not None:
+        asked.set_exception(answer.error)
+    else:
+        asked.set_result(answer)
+
+
+def _deliver(answer: OpenAnswer, event: Event) -> None:
+    """Deliver the end of a request that no process has."""
+    answer.take(event)
+    try:
+        answer.deliver([event])
+    except Exception:
+        log.exception("A consumer failed to take the end of its request")

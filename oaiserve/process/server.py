@@ -1,0 +1,185 @@
+"""`EngineServer`: serves an engine to the front, in the process of the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock
+from time import process_time_ns
+from typing import Any, TypeVar
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Event
+from oaiserve.process.link import Link
+from oaiserve.process.messages import (
+    Abort,
+    Answer,
+    AskOpenRows,
+    AskReport,
+    AskTokens,
+    Begun,
+    Ended,
+    Health,
+    LoadAdapter,
+    Ready,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
+from oaiserve.runtime import ENDED, Executor, Runtime, When, Worker
+
+log = logging.getLogger(__name__)
+
+BEAT_NS = 1_000_000_000  # between two messages without a step
+
+Item = TypeVar("Item")
+
+
+class EngineServer:
+    """Takes the messages of the front, and sends it the events of its requests, until `Stop` or the end of the front.
+
+    `on_stop` is called once, with the seconds for open requests to end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        link: Link,
+        on_stop: Callable[[float], None],
+        runtime: Runtime,
+        cores_ns: Callable[[], int] = process_time_ns,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._on_stop = on_stop
+        self._runtime = runtime
+        self._cores_ns = cores_ns
+        self._left_waiting: deque[tuple[str, int]] = deque()
+        self._tokenized_bytes: deque[tuple[str, int]] = deque()
+        engine.admission.waiting.on_give_back = lambda *left: self._left_waiting.append(left)
+        engine.admission.body_bytes.on_give_back = lambda *left: self._tokenized_bytes.append(left)
+        engine.tell_first_steps(lambda request_ids: link.send_now(Begun(request_ids)))
+        self._lock = Lock()  # The engine thread and the beats take what goes into a message.
+        self._has_ended = False
+        self._beats: Worker[None] = runtime.worker("beats", self._beat)
+        self._next_beat_ns = 0
+        self._loads: Executor = runtime.executor("adapters")  # loads of adapters, which take a while
+
+    def start(self) -> None:
+        """Start the engine, and report that it is ready."""
+        self._engine.start()
+        engine = self._engine
+        self._link.send(
+            Ready(
+                path=engine.path,
+                max_model_len=engine.max_model_len,
+                vocab_size=engine.vocab_size,
+                default_params=engine.default_params,
+                recommendation=engine.recommendation,
+                pooling=engine.pooling,
+                media=engine.media,
+                adapters=engine.adapters.served,
+                model_info=engine.model_info,
+                capacity=dict(engine.capacity),
+                features=engine.features,
+                kv_bytes=engine.kv_bytes,
+                is_on_cpu=engine.is_on_cpu,
+                numbers=engine.numbers,
+            )
+        )
+        self._beats.start()
+
+    def stop(self, drain_timeout_seconds: float) -> None:
+        """End the open requests, send their events, and close the link."""
+        self._engine.stop(drain_timeout_seconds)
+        self._has_ended = True
+        self._beats.post(None)
+        self._loads.shutdown(wait=False)
+        self._link.close()
+
+    def received(self, message: ToEngine) -> None:
+        """Obey a message of the front."""
+        match message:
+            case Submit():
+                self._engine.take_over(message.request(), self._deliver, message.submitted_ns)
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case Stop(seconds):
+                self._on_stop(seconds)
+            case AskReport(number, replica):
+                self._answer(number, lambda: Answer(number, report=self._engine.report(replica)))
+            case AskOpenRows(number, offset_ns, request_id):
+                rows = partial(self._engine.open_requests, offset_ns, request_id)
+                self._answer(number, lambda: Answer(number, rows=rows()))
+            case AskTokens(number):
+                work = self._engine.encode(message.the_prompt(), message.most_tokens)
+                encoding = self._engine.run_in_turns(work, client="", num_bytes=0)
+                encoding.add_done_callback(partial(self._encoded, number))
+            case LoadAdapter(number, name, path, in_place):
+                load = partial(self._engine.load_adapter, name, path, in_place=in_place)
+                self._loads.submit(self._answer, number, lambda: Answer(number, adapter=load()))
+            case UnloadAdapter(number, name):
+                self._answer(number, lambda: Answer(number, adapter=self._engine.unload_adapter(name)))
+
+    def front_ended(self) -> None:
+        """Stop at once, because nobody is there any more."""
+        self._on_stop(0.0)
+
+    def _encoded(self, number: int, encoding: Future[list[int]]) -> None:
+        self._answer(number, lambda: Answer(number, token_ids=encoding.result()))
+
+    def _answer(self, number: int, answer: Callable[[], Answer]) -> None:
+        try:
+            self._link.send(answer())
+        except Exception as error:  # It is the front's, which raises it to its caller.
+            self._link.send(Answer(number, error=error))
+
+    def _deliver(self, events: list[Event]) -> None:
+        """Send the events of a step. The engine thread calls this."""
+        if self._engine.failure is not None:
+            self._fail()  # Its requests have not failed: another engine goes on with them.
+            return
+        self._send(Step.of(events))
+
+    def _send(self, step: Step) -> None:
+        with self._lock:
+            step.numbers = self._engine.numbers
+            step.steps = self._engine.take_steps()
+            step.left_waiting = _taken(self._left_waiting)
+            step.tokenized_bytes = _taken(self._tokenized_bytes)
+            self._link.send(step)
+
+    def _beat(self) -> When:
+        """Send what changes slowly, once a second. Energy is measured as often."""
+        if self._has_ended:
+            return ENDED
+        now_ns = self._runtime.clock_ns()
+        if now_ns < self._next_beat_ns:
+            return self._next_beat_ns
+        if self._engine.failure is not None:
+            self._fail()
+            return ENDED
+        self._engine.energy.read()
+        now = self._engine.snapshot()
+        cost = self._engine.step_cost
+        health = Health(self._cores_ns(), now.num_tokenizing, now.num_hangs, self._engine.hang, cost)
+        self._send(Step(health=health))
+        self._next_beat_ns = now_ns + BEAT_NS
+        return self._next_beat_ns
+
+    def _fail(self) -> None:
+        """Report why the engine has ended, once, and end."""
+        if not self._has_ended:
+            self._has_ended = True
+            failure: Any = self._engine.failure
+            self._link.send(Ended(f"{type(failure).__name__}: {failure}"))
+            self._on_stop(0.0)
+
+
+def _taken(items: deque[Item]) -> list[Item]:
+    return [items.popleft() for _ in range(len(items))]

@@ -1,0 +1,137 @@
+"""Loads the engine of a server: in this process, or as the engine process of another one."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oaiserve import interpreter, plugin_loading
+from oaiserve.checkpoints import demo
+from oaiserve.commands.listening import end_at_once_on_interrupt
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.start_times import StartTimes
+from oaiserve.explain.commands import settings_in
+from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import tables_in
+from oaiserve.runtime import THREADS, Queue
+from oaiserve.system_memory import give_back, keep_freed, share_arenas
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine
+    from oaiserve.process.messages import ToEngine
+
+STDERR = 2  # file descriptor
+
+
+def prepare_process() -> None:
+    """Prepare this process for a model and its threads."""
+    interpreter.begin_load()
+    interpreter.switch_often()
+    share_arenas()
+    # Otherwise torch looks for plugins for other devices in all installed packages.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    # Torch's threads would spin while they wait for each other. If other programs use the cores, a step of a 0.5B model
+    # in plain PyTorch takes minutes then, because the thread that has work waits for a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def end_load() -> None:
+    """End the preparations: what has been loaded stays."""
+    interpreter.end_load()
+    give_back()  # memory that the start has freed
+    keep_freed()
+
+
+def load_engine(
+    model: str,
+    options: EngineOptions,
+    times: StartTimes,
+    plugins: Sequence[Plugin],
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Engine:
+    """Load the model. `meanwhile` is called while a library is loaded. Raises StartupError."""
+    if model == "demo":
+        if not demo.is_fetched():
+            with times.part("start of the compiler"):
+                from oaiserve.engine.start.plan import compile_early
+
+                compile_early(options, "bfloat16")  # the type in the demo's files
+        times.run("files of the demo", demo.fetched)  # while Ctrl-C still removes a partial download
+    end_at_once_on_interrupt()  # until the server handles signals
+    with times.part("import of the engine"):
+        from oaiserve.engine.engine import Engine
+
+    with times.part("model"):
+        plugin_loading.add_models(plugins)
+        return Engine.from_pretrained(
+            model,
+            options,
+            times=times,
+            meanwhile=meanwhile,
+            rules=partial(plugin_loading.rules_of, plugins),
+            ways=partial(plugin_loading.ways_of, plugins),
+            load_media=plugin_loading.media_of(plugins),
+        )
+
+
+def run(arguments: list[str]) -> int:
+    """Be the engine process of a front until it ends this one, and return the exit code.
+
+    The first argument is the file descriptor of the link to the front, which sends the settings."""
+    from oaiserve.process.link import SocketLink
+    from oaiserve.process.messages import NotStarted, Start, Stop, ToEngine
+    from oaiserve.process.plain_data import decoder
+    from oaiserve.process.server import EngineServer
+
+    faulthandler.enable(STDERR)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # A service manager sends them to all processes.
+        signal.signal(number, signal.SIG_IGN)
+    link = SocketLink(socket.socket(fileno=int(arguments[0])), decoder(ToEngine), "front", THREADS)
+    inbox: Queue[Start | Stop] = THREADS.queue()
+    server: EngineServer | None = None
+
+    def received(message: ToEngine) -> None:
+        if isinstance(message, Start):
+            inbox.put(message)
+        elif server is not None:
+            server.received(message)
+        else:  # The front doesn't wait for the load.
+            os._exit(0)
+
+    def closed() -> None:
+        if server is None:
+            os._exit(1)
+        server.front_ended()
+
+    link.start(received, closed)
+    start = inbox.get()
+    assert isinstance(start, Start)
+    from oaiserve.telemetry import logs
+
+    logs.configure(start.log_level, start.log_format)
+    prepare_process()
+    try:
+        found = plugin_loading.find(
+            start.plugins, {} if start.settings is None else tables_in(settings_in(start.settings))
+        )
+        engine = load_engine(start.model, start.options, StartTimes(), found.plugins)
+    except Exception as error:
+        link.send(NotStarted(error))
+        link.close()
+        link.join()
+        return 2
+    end_load()
+    server = EngineServer(engine, link, lambda seconds: inbox.put(Stop(seconds)), THREADS)
+    server.start()
+    stop = inbox.get()
+    assert isinstance(stop, Stop)
+    server.stop(stop.drain_timeout_seconds)
+    link.join()
+    sys.stdout.flush()
+    return 0 if engine.failure is None else 1

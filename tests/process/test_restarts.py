@@ -1,0 +1,232 @@
+"""Engine processes that end at any moment: their requests go on in the next one, with the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenPrompt
+from oaiserve.errors import InternalError, RequestQuarantined, StartupError, Unavailable
+from oaiserve.facts.record import Cause
+from oaiserve.process.open_answer import key_of
+from oaiserve.process.remote_engine import RemoteEngine
+from tests.engine.doubles import LETTERS
+from tests.engine.test_schedules import KINDS, Client, check_ended
+from tests.process.worlds import Processes, WorldProcess
+from tests.world.loop import World
+from tests.world.schedules import in_world, schedules
+
+WAYS: dict[str, Callable[[WorldProcess], object]] = {
+    "kill -9": WorldProcess.die,
+    "an error of the executor": lambda process: setattr(process.model, "is_gone", True),
+    "a hang": WorldProcess.hang,
+}
+
+LATE_NS = 1_000_000_000  # of an event: parts of a link are late, and so are workers
+
+
+class Front:
+    """A front of a world with the clients of a schedule."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self.world = world
+        self.processes = Processes(world)
+        self.engine: RemoteEngine = self.processes.front(**options)
+        self.engine.clock_ns = world.clock_ns  # for clients
+        self.clients: list[Client] = []
+        self.engine.start()
+
+    def client(self, kind: int) -> Client:
+        client = Client(replace(KINDS[kind], request_id=f"{len(self.clients)}"), kind)
+        self.clients.append(client)
+        return client
+
+    def end_process(self, way: str) -> None:
+        process = self.processes.now
+        if process.engine is not None and not process.has_ended:
+            WAYS[way](process)
+
+    def run(self) -> None:
+        """Run until all clients have their ends, and then stop, when nothing may be left."""
+        self.world.run_until(lambda: all(client.ended_ns for client in self.clients), most_seconds=600)
+        self.world.run_until(most_seconds=5)
+        assert not [client for client in self.clients if client.ended_ns is None]
+        left = (self.engine._open, self.engine._passed_on, self.engine._asked)
+        assert not any(left), left
+        assert not self.engine.admission.waiting.total
+        assert not self.engine.admission.body_bytes.total
+        self.engine.stop()
+        assert self.processes.now.has_ended
+
+    def check(self, *ends: str) -> None:
+        assert {client.end for client in self.clients} <= set(ends)
+        for client in self.clients:
+            if client.refusal is None:
+                check_ended(client, LATE_NS if client.events[-1].times.scheduled is None else 0)
+                done = [event.prompt_index for event in client.events if isinstance(event, PromptDone)]
+                assert len(done) == len(set(done))
+
+
+@schedules(100)
+def test_answers_are_the_same_in_a_process_of_its_own(world: World) -> None:
+    draw = world.random
+    front = Front(world)
+    for _ in range(draw.randint(1, 6)):
+        client = front.client(draw.randrange(len(KINDS)))
+        at = draw.choice([0.0, draw.expovariate(1)])
+        world.call_later(at, client.submit, front.engine)
+        if draw.random() < 0.3:
+            world.call_later(at + draw.expovariate(4), front.engine.abort, client.request.request_id)
+    front.run()
+    front.check("Finished", "Aborted")
+    assert len(front.processes.all) == 1
+
+
+@schedules(200)
+def test_answers_are_the_same_however_processes_end(world: World) -> None:
+    draw = world.random
+    front = Front(world)
+    for _ in range(draw.randint(1, 6)):
+        world.call_later(draw.expovariate(2), front.client(draw.randrange(len(KINDS))).submit, front.engine)
+    for _ in range(draw.randint(1, 2)):
+        world.call_later(draw.expovariate(1), front.end_process, draw.choice([*WAYS]))
+    front.run()
+    front.check("Finished")
+
+
+@schedules(30)
+def test_requests_can_end_while_no_process_is_there(world: World) -> None:
+    draw = world.random
+    front = Front(world)
+    front.processes.load_seconds = 1.0
+    for _ in range(4):
+        client = front.client(draw.randrange(len(KINDS)))
+        client.submit(front.engine)
+        world.call_later(0.1 + draw.random(), front.engine.abort, client.request.request_id)
+    world.call_later(draw.random() / 5, front.end_process, "kill -9")
+    front.run()
+    front.check("Finished", "Aborted")
+
+
+def test_an_account_adds_up_and_says_that_the_engine_was_started_again() -> None:
+    with in_world(1, is_late=False) as world:
+        front = Front(world)
+        front.processes.load_seconds = 3.0
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 5)
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(front.engine.pause))
+        front.run()
+        front.check("Finished")
+        account = client.events[-1].account
+        assert account.decode_causes_ns[Cause.ENGINE_RESTART] == account.engine_restart_ns > 3 * 10**9
+        assert account.num_continued_tokens == 0
+
+
+def test_a_request_that_ends_two_processes_is_refused_and_others_go_on() -> None:
+    with in_world(2, is_late=False) as world:
+        front = Front(world)
+        poison = Request("poison", (TokenPrompt([LETTERS[25]] * 4),), SamplingParams(max_tokens=4))
+        for kind in (3, 6, 4):
+            front.client(kind).submit(front.engine)
+        make = front.processes.make
+
+        def make_deadly(model: Any) -> Any:
+            launch = model.launch
+
+            def launch_or_die(step: Any) -> Any:
+                if any(chunk.sequence.request_id.startswith("poison") for chunk in step.chunks):
+                    front.processes.now.die("by SIGSEGV")
+                return launch(step)
+
+            model.launch = launch_or_die
+            return make(model)
+
+        front.processes.make = make_deadly
+        front.end_process("kill -9")
+        world.run_until(lambda: len(front.processes.all) == 2 and front.processes.now.engine is not None)
+        world.run_until(most_seconds=70)  # after which ends count from the beginning
+        for kind in (3, 6, 4):
+            front.client(kind).submit(front.engine)
+        deadly = Client(poison, 0)
+        deadly.submit(front.engine)
+        front.run()
+        front.check("Finished")
+        end = deadly.events[-1]
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, RequestQuarantined)
+        assert len(front.processes.all) == 4
+
+
+def test_prompts_of_a_refused_request_are_refused_at_once() -> None:
+    with in_world(2, is_late=False) as world:
+        front = Front(world)
+        deadly = front.client(6)
+        front.engine._quarantined[key_of(deadly.request)] = None
+        deadly.submit(front.engine)
+        assert isinstance(deadly.refusal, RequestQuarantined)
+        front.clients.clear()
+        front.run()
+
+
+def test_three_ends_within_a_minute_end_the_server_with_the_reason() -> None:
+    with in_world(3, is_late=False) as world:
+        front = Front(world)
+        client = front.client(6)
+        client.submit(front.engine)
+        for number in range(3):
+            world.run_until(lambda number=number: len(front.processes.all) == number + 1)
+            world.run_until(lambda: front.processes.now.engine is not None and not front.engine.pause)
+            front.end_process("an error of the executor" if number else "kill -9")
+        world.run_until(lambda: client.ended_ns is not None)
+        assert isinstance(client.events[-1].error, InternalError)
+        assert "the device is gone" in str(front.engine.failure)
+        with pytest.raises(Unavailable):
+            front.engine.submit(KINDS[0], lambda events: None)
+        front.run()
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_with_its_reason() -> None:
+    with in_world(4) as world:
+        processes = Processes(world)
+        processes.refusal = StartupError("There is no such model.")
+        with pytest.raises(StartupError, match="There is no such model."):
+            processes.front()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0])
+def test_a_stop_ends_open_requests_as_in_one_process(seconds: float) -> None:
+    with in_world(5, is_late=False) as world:
+        front = Front(world)
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 2)
+        world.begin(front.engine.stop, seconds)
+        world.run_until(lambda: front.processes.now.has_ended)
+        world.run_until(most_seconds=1)
+        end = client.events[-1]
+        assert isinstance(end, Finished if seconds else Failed)
+        if not seconds:
+            assert isinstance(end.error, Unavailable)
+
+
+def test_questions_have_answers_and_an_error_while_no_process_is_there() -> None:
+    with in_world(6, is_late=False) as world:
+        front = Front(world)
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 2)
+        assert [*front.engine.open_requests(0)] == ["0"]
+        assert front.engine.report("here").num_running == 1
+        assert front.engine.snapshot().num_running == 1
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(front.engine.pause))
+        assert front.engine.open_requests(0) == {}
+        with pytest.raises(Unavailable):
+            front.engine.report("here")
+        front.run()
+        front.check("Finished")
