@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oaiserve.process.messages import ToEngine
 
 STDERR = 2  # file descriptor
+MOST_GOODBYE_SECONDS = 10.0  # of an engine process whose front has ended
 
 
 def prepare_process() -> None:
@@ -108,6 +109,7 @@ def run(arguments: list[str]) -> int:
         if server is None:
             os._exit(1)
         server.front_ended()
+        THREADS.later("front-ended", MOST_GOODBYE_SECONDS, lambda: os._exit(1))  # A step that hangs must not keep it.
 
     link.start(received, closed)
     start = inbox.get()

@@ -14,6 +14,7 @@ from oaiserve.process.messages import Start, ToFront
 from oaiserve.process.plain_data import decoder
 from oaiserve.runtime import Runtime
 
+PROGRAM: tuple[str, ...] = ("-m", "oaiserve")  # A measurement has another one, with an engine that computes nothing.
 COMMAND = "engine-process"  # hidden, of the command line
 GOODBYE_SECONDS = 2.0  # from the end of the link to that of the process
 
@@ -26,7 +27,7 @@ class ChildProcess:
         with its_own:
             self._process = subprocess.Popen(
                 # The model's name is for `ps`.
-                [sys.executable, "-m", "oaiserve", COMMAND, str(its_own.fileno()), start.model],
+                [sys.executable, *PROGRAM, COMMAND, str(its_own.fileno()), start.model],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 pass_fds=(its_own.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenPrompt
-from oaiserve.errors import InternalError, RequestQuarantined, StartupError, Unavailable
+from oaiserve.engine.media import MediaFile, Prepared, Vectors
+from oaiserve.engine.request import (
+    ChatPrompt,
+    Failed,
+    Finished,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from oaiserve.errors import (
+    AdapterUnloaded,
+    InternalError,
+    InvalidRequest,
+    RequestQuarantined,
+    StartupError,
+    Unavailable,
+    invalid,
+)
 from oaiserve.facts.record import Cause
 from oaiserve.process.open_answer import key_of
 from oaiserve.process.remote_engine import RemoteEngine
-from tests.engine.doubles import LETTERS
+from tests.engine.doubles import LETTERS, TOKENIZER
 from tests.engine.test_schedules import KINDS, Client, check_ended
 from tests.process.worlds import Processes, WorldProcess
 from tests.world.loop import World
@@ -230,3 +250,78 @@ def test_questions_have_answers_and_an_error_while_no_process_is_there() -> None
             front.engine.report("here")
         front.run()
         front.check("Finished")
+
+
+def test_adapters_that_were_loaded_are_loaded_again() -> None:
+    with in_world(7, is_late=False) as world:
+        front = Front(world)
+        processes = front.processes
+        loaded: list[tuple[int, str]] = []
+        first = front.engine.load_adapter("first", Path("/adapters/first"))
+        front.engine.unload_adapter("first")
+        second = front.engine.load_adapter("second", Path("/adapters/second"))
+        assert (first.number, second.number) == (1, 2)
+        processes.adapter_loaded = lambda number, name, path: loaded.append((number, name))
+        client = front.client(6)
+        client.request = replace(client.request, adapter=second.number)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 3)
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(loaded))
+        assert loaded == [(1, "second")]  # The new process counts from 1.
+        front.run()
+        front.check("Finished")
+        assert front.engine.adapters.get("second") == second
+
+
+def test_a_request_whose_adapter_was_unloaded_fails_when_its_process_ends() -> None:
+    with in_world(8, is_late=False) as world:
+        front = Front(world)
+        adapter = front.engine.load_adapter("a", Path("/adapters/a"))
+        client = front.client(6)
+        client.request = replace(client.request, adapter=adapter.number)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 3)
+        front.engine.unload_adapter("a")
+        front.end_process("kill -9")
+        world.run_until(lambda: client.ended_ns is not None)
+        assert isinstance(client.events[-1].error, AdapterUnloaded)
+        front.run()
+
+
+def test_images_are_read_in_the_engine_process() -> None:
+    with in_world(9, is_late=False) as world:
+        processes = Processes(world)
+        seen: list[object] = []
+
+        def prepare(file: MediaFile, salt: str, *, only_text: bool) -> Prepared:
+            seen.append((file.content, only_text))
+            raise invalid("messages", "the file is no image", file.where)
+
+        reader = SimpleNamespace(placeholders={"image": "<image>"}, checked=list, prepare=prepare)
+        processes.more["media"] = SimpleNamespace(
+            kinds=frozenset(["image"]), reader=reader, tower=None, vectors=Vectors(0)
+        )
+        engine = processes.front()
+        engine.start()
+        prompt = ChatPrompt([{"role": "user", "content": [{"type": "image"}]}], media=(MediaFile("image", b"\x89PNG"),))
+        future = engine.run_in_turns(engine.encode(prompt, 100), client="", num_bytes=10)
+        with pytest.raises(InvalidRequest, match="the file is no image"):
+            future.result()
+        assert seen == [(b"\x89PNG", True)]
+        text = engine.run_in_turns(engine.encode(TextPrompt("abc"), 100), client="", num_bytes=10)
+        assert text.result() == TOKENIZER.encode(TextPrompt("abc"))
+        assert not engine.admission.waiting.total
+        engine.stop()
+
+
+def test_a_front_that_ends_takes_its_engine_process_with_it() -> None:
+    with in_world(10, is_late=False) as world:
+        front = Front(world)
+        process = front.processes.now
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 3)
+        process.link.cut()
+        world.run_until(lambda: process.has_ended, most_seconds=5)
+        assert process.has_ended

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable
 from oaiserve.process.frames import Frames, framed
 from oaiserve.process.messages import NotStarted, ToEngine, ToFront
 from oaiserve.process.plain_data import decoder, encode
@@ -183,6 +185,8 @@ class Processes:
         self.step_seconds = draw.choice([0.002, 0.02])
         self.is_asynchronous = draw.choice([False, True])
         self.refusal: Exception | None = None
+        self.adapter_loaded: Callable[[int, str, Path], object] = lambda number, name, path: None
+        self.more: dict[str, Any] = {}  # options of the engine
         self._options = {
             "kv_blocks": draw.choice([32, 40, 200]),
             "policy": draw.choice(["fcfs", "fair"]),
@@ -210,7 +214,9 @@ class Processes:
             block_size=BLOCK_SIZE,
             max_model_len=128,
             drafts="off",
+            adapters=AdapterTable(lambda *loaded: self.adapter_loaded(*loaded), lambda number: None),
             **self._options,
+            **self.more,
         )
         return engine
 

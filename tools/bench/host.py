@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 import oaiserve.engine.engine as engine
+import oaiserve.process.child as child
 from oaiserve.cli import main as serve
 from oaiserve.engine.sequences.step import ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
@@ -54,30 +57,48 @@ class InstantRunner:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the CPU time of the server's process for each token, in µs, by the number of streams."""
+    """Return the CPU time of the server for each token, in µs, by the number of streams, and that of its front alone if
+    its engine has a process of its own."""
     taken: dict[int, list[float]] = {count: [] for count in arguments.streams}
-    with running_oaiserve(*FLAGS, "--log-level", "warning", program=("-m", PROGRAM)) as server:
+    of_front: dict[int, list[float]] = {count: [] for count in arguments.streams}
+    flags = (*FLAGS, "--engine-process", arguments.engine_process, "--log-level", "warning")
+    with running_oaiserve(*flags, program=("-m", PROGRAM)) as server:
+        pid = server.process.pid
         for _ in range(1 + arguments.turns):
             for count, times in taken.items():
                 load = {"--num-requests": count, "--concurrency": count, "--max-new-tokens": TOKENS_OF_ANSWER}
                 load |= {"--random-form": "words", "--input-len": 3}
-                before = cpu_seconds(server.process.pid)
+                before = cpu_seconds(pid)
+                front_before = _front_seconds(pid)
                 run_bench(server.url, load, "--no-stop-on-eos")
-                times.append((cpu_seconds(server.process.pid) - before) * 1e6 / (count * TOKENS_OF_ANSWER))
-    return {"cpu_us_per_token": {str(count): times[1:] for count, times in taken.items()}}
+                times.append((cpu_seconds(pid) - before) * 1e6 / (count * TOKENS_OF_ANSWER))
+                of_front[count].append((_front_seconds(pid) - front_before) * 1e6 / (count * TOKENS_OF_ANSWER))
+    results = {"cpu_us_per_token": {str(count): times[1:] for count, times in taken.items()}}
+    if arguments.engine_process == "on":
+        results["front_us_per_token"] = {str(count): times[1:] for count, times in of_front.items()}
+    return results
+
+
+def _front_seconds(pid: int) -> float:
+    return sum(psutil.Process(pid).cpu_times()[:2])
 
 
 def report(results: dict[str, Any]) -> str:
-    rows = [("streams", "CPU time per token, µs", "tokens/s of one core")]
+    of_front = results.get("front_us_per_token")
+    heads = ("of the front", "of the engine process") if of_front else ()
+    rows = [("streams", "CPU time per token, µs", *heads, "tokens/s of one core")]
     for count, times in results["cpu_us_per_token"].items():
         middle = statistics.median(times)
         shown = f"{number(middle)} ({number(min(times))} to {number(max(times))})"
-        rows.append((count, shown, number(round(1e6 / middle, -2))))
+        front = statistics.median(of_front[count]) if of_front else 0.0
+        parts = (number(front), number(middle - front)) if of_front else ()
+        rows.append((count, shown, *parts, number(round(1e6 / middle, -2))))
     return "\n".join(as_markdown(rows))
 
 
 def main(argv: Sequence[str]) -> None:
-    if "serve" in argv:
+    if {"serve", child.COMMAND} & {*argv}:
+        child.PROGRAM = ("-m", PROGRAM)
         module: Any = engine
         start_model = module.start_model
 
@@ -90,6 +111,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", nargs="+", type=int, default=[64, 256], help="default: 64 256")
     parser.add_argument("--turns", type=int, default=3, help="of each number of streams (default 3)")
+    parser.add_argument("--engine-process", choices=["on", "off"], default="off", help="default: off")
     add_publishing(parser, "host")
     arguments = parser.parse_args(argv)
     exit_on_sigterm()
