@@ -222,7 +222,7 @@ class ServerOptions(ListenerOptions):
 
     engine_process: EngineProcessOption = "auto"
     """Run the engine in a process of its own. If it ends, another one goes on with the open requests. auto: off, on
-    GPUs, too, until it has been measured there."""
+    GPUs, too, until it has been measured there. With several models, each has a process anyway."""
 
     plugin: tuple[str, ...] = ()
     """Plug-in to load: a module, or a file that ends in .py. Repeatable (docs/plugins.md)."""

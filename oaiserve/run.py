@@ -72,7 +72,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         check_tracing()
     logger.info("Loading %s ...", config.model_name)
     with Doing(f"Loading {config.model_name}", lambda: times.current, logger.info, has_bar=ready is None):
-        engine = _engine(config, times, plugins)
+        engine = _engine(config, times, plugins, is_child=ready is not None)
         with times.part("server"):
             from oaiserve.app import create_app, server_telemetry
 
@@ -103,8 +103,8 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     return 1
 
 
-def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> AnyEngine:
-    """Load the model. Raises StartupError."""
+def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_child: bool) -> AnyEngine:
+    """Load the model. Raises StartupError. A child process has it in this process: its parent starts it again."""
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -113,7 +113,7 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin]) -> Any
             plugin_loading.import_routes(plugins)
 
     try:
-        if config.server.engine_process == "on":
+        if config.server.engine_process == "on" and not is_child:
             return _remote_engine(config, times, import_server)
         return load_engine(config.model, config.engine, times, plugins, import_server)
     except DeviceLost as error:

@@ -13,12 +13,11 @@ import msgspec
 
 from oaiserve.process.frames import Frames, framed
 from oaiserve.process.plain_data import encode
-from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
+from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 2**20  # in one go
-MOST_SENT_TOGETHER = 64  # messages
 
 
 class Link(Protocol):
@@ -32,25 +31,30 @@ class Link(Protocol):
         """Send a message, without waiting. It is lost if the other end is gone."""
 
     def send_now(self, message: object) -> None:
-        """Hand a small message to the system before this returns, so that it arrives even if this process ends."""
+        """Hand a small message to the system before this returns, so that it arrives even if this process ends, unless
+        much is waiting."""
 
     def close(self) -> None:
         """Send what is waiting, and close this end."""
 
 
 class SocketLink:
-    """One end of a link over a connected stream socket, with a thread for each direction."""
+    """One end of a link over a connected stream socket. A thread reads. What the system doesn't take at once is left to
+    a second thread, so that no sender waits."""
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytes], Any], name: str, runtime: Runtime) -> None:
         """`decode` is of the messages that come."""
         self._socket = sock
         self._decode = decode
         self._frames = Frames()
-        self._lock = Lock()  # held while a thread writes
         self._received: Callable[[Any], None] = lambda message: None
         self._closed: Callable[[], None] = lambda: None
+        self._lock = Lock()  # of the next three
+        self._unsent: list[bytes] = []
+        self._is_writing = False  # The second thread writes.
+        self._is_closing = False
         self._reader: Worker[None] = runtime.worker(f"{name}-reads", self._read)
-        self._writer: Worker[object] = runtime.worker(f"{name}-writes", self._write)
+        self._writer: Worker[None] = runtime.worker(f"{name}-writes", self._write)
 
     def start(self, received: Callable[[Any], None], closed: Callable[[], None]) -> None:
         self._received = received
@@ -59,19 +63,34 @@ class SocketLink:
         self._writer.start()
 
     def send(self, message: object) -> None:
-        self._writer.post(message)
+        data = framed(encode(message))
+        with self._lock:
+            if not (self._unsent or self._is_writing):
+                data = data[self._sent(data) :]
+            if not data:
+                return
+            self._unsent.append(data)
+        self._writer.post(None)
 
-    def send_now(self, message: object) -> None:
-        with self._lock, suppress(OSError):
-            self._socket.sendall(framed(encode(message)))
+    send_now = send
 
     def close(self) -> None:
+        self._is_closing = True
         self._writer.post(None)
 
     def join(self) -> None:
         """Wait until all has been sent, and nothing comes any more."""
         self._writer.join()
         self._reader.join()
+
+    def _sent(self, data: bytes) -> int:
+        """Return how many bytes the system takes at once."""
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:  # The reader sees the end, too.
+            return len(data)
 
     def _read(self) -> When:
         """Wait for the next bytes, and pass on the messages that they complete: this worker does nothing else."""
@@ -86,32 +105,32 @@ class SocketLink:
         if part:
             return AT_ONCE
         self._end()
+        self.close()
+        self._writer.join()  # which no longer waits
+        self._socket.close()
         self._closed()
         return ENDED
 
     def _write(self) -> When:
-        messages: list[object] = []
-        with suppress(Empty):
-            while len(messages) < MOST_SENT_TOGETHER:
-                messages.append(self._writer.take())
-        is_last = None in messages
-        try:
-            # This may wait: the other end reads all the time.
-            data = b"".join(framed(encode(message)) for message in messages if message is not None)
-            with self._lock:
-                self._socket.sendall(data)
-        except OSError:  # The reader sees the end, too.
-            return ENDED
-        except Exception:
-            log.exception("A message for the other process could not be written")
-            is_last = True
-        if is_last:
+        """Send what the system has not taken at once. This may wait: the other end reads all the time."""
+        self._writer.clear()
+        with self._lock:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            is_closing = self._is_closing
+            self._is_writing = bool(data)
+        with suppress(OSError):  # The reader sees the end, too.
+            self._socket.sendall(data)
+        with self._lock:
+            self._is_writing = False
+        if data:
+            return AT_ONCE
+        if is_closing:
             self._end()
             return ENDED
-        return AT_ONCE if self._writer.num_waiting() else None
+        return None
 
     def _end(self) -> None:
         """End the connection. The other end reads what was sent before."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._writer.post(None)  # which ends it, too
