@@ -103,7 +103,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     return 1
 
 
-def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_child: bool) -> AnyEngine:
+def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_child: bool = False) -> AnyEngine:
     """Load the model. Raises StartupError. A child process has it in this process: its parent starts it again."""
 
     def import_server() -> None:
