@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import getrandbits
+from typing import NamedTuple
 
 from oaiserve.engine.event_streams import append
 from oaiserve.engine.request import (
@@ -34,6 +35,11 @@ from oaiserve.wire.continuation import Piece
 WHOLE_INTERVAL = 64
 
 
+class LimitedAnswer(NamedTuple):
+    request: Request
+    times: RequestTimes
+
+
 @dataclass(slots=True)
 class OpenAnswer:
     """A request that the engine process has, or will get, with what its consumer has of the answer."""
@@ -43,6 +49,7 @@ class OpenAnswer:
     submitted_ns: int
     clock_ns: Callable[[], int]
     is_sent: bool = False  # to the engine process that runs now
+    is_aborted: bool = False  # That process has been told.
     has_begun: bool = False  # It has entered a step of that process,
     has_progressed: bool = False  # and has more of its answer since.
     num_deaths: int = 0  # engine processes in a row that have ended between these two
@@ -68,6 +75,10 @@ class OpenAnswer:
         usage = Usage(0, 0, sum(map(len, self._tokens.values())))
         times = RequestTimes(received=received_ns, submitted=self.submitted_ns)
         return usage, times, EngineAccount(num_choices=self.request.num_choices)
+
+    def limited(self) -> LimitedAnswer:
+        """Return its request and stamps, by which its time limits are checked while no process has it."""
+        return LimitedAnswer(self.request, self.times or self.so_far()[1])
 
     def to_send(self) -> Request:
         """Return the request for an engine process, with what was passed on of its answer."""

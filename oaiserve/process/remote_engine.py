@@ -32,8 +32,12 @@ from oaiserve.engine.request import (
     Failed,
     Prompt,
     Request,
+    Terminal,
+    Usage,
 )
 from oaiserve.engine.requests.drain_rate import drain_seconds
+from oaiserve.engine.requests.open_request import Bounds
+from oaiserve.engine.requests.time_limits import TimeLimits
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import (
     AdapterUnloaded,
@@ -48,7 +52,9 @@ from oaiserve.errors import (
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import StepRecord
+from oaiserve.facts.times import RequestTimes
 from oaiserve.http.fair_turns import LONG, TurnWorkers, Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.process.link import Link
@@ -154,6 +160,9 @@ class RemoteEngine:
         self._suspects: deque[OpenAnswer] = deque()  # those that wait for the one before
         self._suspect: OpenAnswer | None = None  # the one that the process has
 
+        # Those of the engine are its own. These are for requests that wait until another process is there.
+        bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)
+        self._limits = TimeLimits(bounds, self._open.__contains__)
         self._numbers_of_questions = count()
         self._is_draining = False
         self._is_reporting = False
@@ -311,6 +320,7 @@ class RemoteEngine:
         answer = OpenAnswer.of(request, deliver, self._clock_ns)
         with self._lock:
             self._open[request.request_id] = answer
+            self._limits.begin(request, answer.submitted_ns)
             self._note_passed(request)
             if self._is_up:
                 self._send(answer)
@@ -322,11 +332,10 @@ class RemoteEngine:
             if answer is None:
                 return
             if answer.is_sent:
+                answer.is_aborted = True
                 self._process.link.send(Abort(request_id))
                 return
-            del self._open[request_id]
-            self._give_back(answer.request)
-        _deliver(answer, Aborted(request_id, *answer.so_far()))
+        self._abort(answer)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """As of `Engine`. Images and sounds are read in the engine process."""
@@ -457,7 +466,20 @@ class RemoteEngine:
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_NS
             self._look()
+            self._end_overdue(now_ns)
         return self._next_look_ns
+
+    def _end_overdue(self, now_ns: int) -> None:
+        """End requests at their time limits that no process has. The engine ends the others."""
+        with self._lock:
+            expired = [*self._limits.deadlines.take_expired(now_ns)]
+        for request_id, limit in expired:
+            answer = self._open.get(request_id)
+            if answer is None or answer.is_sent:
+                continue
+            seconds = drain_seconds(self._numbers.drain_rate, self.admission.waiting.total)
+            if (error := self._limits.overdue(answer.limited(), limit, seconds)) is not None:
+                self._fail_one(answer, error)
 
     def _look(self) -> None:
         """Kill a process that has sent nothing for long. The looks are counted, not the time: this process may have
@@ -483,6 +505,8 @@ class RemoteEngine:
         if self._is_stopping:
             self._fail_all(Unavailable("The server is shutting down.", retry_after_seconds=5))
             return ENDED
+        for answer in [answer for answer in self._open.copy().values() if answer.is_aborted]:
+            self._abort(answer)
         self._ends_ns.append(now_ns)
         if len(self._ends_ns) == MOST_ENDS and now_ns - self._ends_ns[0] <= ENDS_NS:
             message = f"The engine process has ended {MOST_ENDS} times within a minute, at last {how}."
@@ -614,19 +638,29 @@ class RemoteEngine:
             self.admission.body_bytes.add(request.client, request.num_bytes)
             self._note_passed(request)
 
+    def _abort(self, answer: OpenAnswer) -> None:
+        """Abort a request that no process has."""
+        self._end(answer, lambda *so_far: Aborted(answer.request.request_id, *so_far))
+
     def _fail_all(self, error: APIError) -> None:
         for answer in self._open.copy().values():
             self._fail_one(answer, error)
 
     def _fail_one(self, answer: OpenAnswer, error: APIError) -> None:
         """Fail a request that no process has."""
-        request_id = answer.request.request_id
+        self._end(answer, lambda *so_far: Failed(answer.request.request_id, error, *so_far))
+
+    def _end(self, answer: OpenAnswer, terminal: Callable[[Usage, RequestTimes, EngineAccount], Terminal]) -> None:
         with self._lock:
-            if self._open.pop(request_id, None) is None:
+            if self._open.pop(answer.request.request_id, None) is None:
                 return
             self._give_back(answer.request)
-        usage, times, account = answer.so_far()
-        _deliver(answer, Failed(request_id, error, usage, times, account))
+        end = terminal(*answer.so_far())
+        answer.take(end)
+        try:
+            answer.deliver([end])
+        except Exception:
+            log.exception("A consumer failed to take the end of its request")
 
     def _ask(self, question: Any, *, is_up: bool = False) -> Future[Any]:
         """Send a question, and return its future answer. Raises Unavailable if no process is there, or it ends."""
@@ -656,12 +690,3 @@ def _settle(asked: Future[Any], answer: Answer) -> None:
         asked.set_exception(answer.error)
     else:
         asked.set_result(answer)
-
-
-def _deliver(answer: OpenAnswer, event: Event) -> None:
-    """Deliver the end of a request that no process has."""
-    answer.take(event)
-    try:
-        answer.deliver([event])
-    except Exception:
-        log.exception("A consumer failed to take the end of its request")

@@ -27,6 +27,7 @@ from oaiserve.errors import (
     InvalidRequest,
     RequestQuarantined,
     StartupError,
+    TimeLimitExceeded,
     Unavailable,
     invalid,
 )
@@ -325,3 +326,33 @@ def test_a_front_that_ends_takes_its_engine_process_with_it() -> None:
         process.link.cut()
         world.run_until(lambda: process.has_ended, most_seconds=5)
         assert process.has_ended
+
+
+@pytest.mark.parametrize("limit", [{"request_timeout_seconds": 20}, {"queue_timeout_seconds": 20}])
+def test_time_limits_hold_while_no_process_is_there(limit: dict[str, float]) -> None:
+    with in_world(11, is_late=False) as world:
+        front = Front(world, **limit)
+        front.processes.load_seconds = 1000.0
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(front.engine.pause))
+        client = front.client(6)
+        client.submit(front.engine)
+        begun_ns = world.clock_ns()
+        world.run_until(lambda: client.ended_ns is not None, most_seconds=60)
+        assert isinstance(client.events[-1].error, TimeLimitExceeded | Unavailable)
+        assert 20 * 10**9 <= client.ended_ns - begun_ns < 22 * 10**9
+
+
+def test_a_request_that_was_aborted_when_its_process_ended_goes_on_in_no_other() -> None:
+    with in_world(12, is_late=False) as world:
+        front = Front(world)
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(client.events) > 3)
+        process = front.processes.now
+        process.die()
+        front.engine.abort(client.request.request_id)
+        world.run_until(lambda: client.ended_ns is not None, most_seconds=5)
+        assert client.end == "Aborted"
+        front.run()
+        front.check("Aborted")

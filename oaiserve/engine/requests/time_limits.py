@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from oaiserve.engine.request import Request
-from oaiserve.engine.requests.open_request import Bounds, OpenRequest
+from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.errors import APIError, DeadlineMissed, TimeLimitExceeded, Unavailable
+from oaiserve.facts.times import RequestTimes
 
 LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
 
@@ -49,6 +51,15 @@ class Deadlines:
         return None
 
 
+class Limited(Protocol):
+    """An open request, with its stamps so far."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def times(self) -> RequestTimes: ...
+
+
 class TimeLimits:
     """The deadlines of open requests, by the server's bounds and by those of each request."""
 
@@ -72,7 +83,7 @@ class TimeLimits:
             if at_ns:
                 self.deadlines.add(int(at_ns), request.request_id, limit)
 
-    def overdue(self, opened: OpenRequest, limit: Limit, retry_after_seconds: int) -> APIError | None:
+    def overdue(self, opened: Limited, limit: Limit, retry_after_seconds: int) -> APIError | None:
         """Return the error of a request at one of its limits, or None if it has kept it."""
         times = opened.times
         match limit:
