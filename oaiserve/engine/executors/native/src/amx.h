@@ -48,6 +48,7 @@ class Tiles {
 };
 
 #if defined(WITH_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define WITH_BF16_TILES
 
 template <>
 constexpr bool IS_TILED<bf16> = true;
@@ -150,17 +151,19 @@ class TileWeights {
 // The same from L2, past L1, where weights and many rows of x would only displace each other.
 #define STREAM_TILE(tile, from, stride_bytes) LOAD_TILE_BY(_tile_stream_loadd, tile, from, stride_bytes)
 
-// Adds to tiles 0 to 3 the products of up to 32 rows of x with `steps` steps of a panel: 0 and 1 have the left and the
+// Adds to tiles 0 to 3 the products of up to 32 rows of x, of k numbers each, with a panel: 0 and 1 have the left and the
 // right columns of the first 16 rows, and 2 and 3 those of the others. Each 16 steps prefetch `ahead_lines` lines, a
-// multiple of 4: some behind each instruction, because many at once would make the loads of tiles wait.
-inline void add_products(const bf16* x, long x_stride, long rows, const bf16* panel, long steps, ReadAhead& ahead,
-                         long ahead_lines) {
+// multiple of 4: some behind each instruction, because many at once would make the loads of tiles wait. Then they call
+// between(), with work for the rest of the core. `is_near`: the panel stays in L1, for other rows.
+template <class Between>
+inline void add_products(const bf16* x, long x_stride, long rows, const bf16* panel, long k, bool is_near,
+                         ReadAhead& ahead, long ahead_lines, Between&& between) {
   TileRows upper, lower;
   TileWeights weights;
   const long quarter = ahead_lines / 4;
-  for (long step = 0; step < steps; step += TILE_STEPS, x += TILE_ELEMENTS) {
-    const long count = std::min(TILE_STEPS, steps - step), elements = count * PACK<bf16>;
-    weights.set(panel + step * STEP_ELEMENTS, count);
+  for (long first = 0; first < k; first += TILE_ELEMENTS, x += TILE_ELEMENTS, panel += TILE_STEPS * STEP_ELEMENTS) {
+    const long elements = std::min(TILE_ELEMENTS, k - first);
+    weights.set(panel, (elements + PACK<bf16> - 1) / PACK<bf16>);
     upper.set(x, x_stride, rows, elements);
     if (rows > TILE_HEIGHT) lower.set(x + TILE_HEIGHT * x_stride, x_stride, rows - TILE_HEIGHT, elements);
     if (rows > TILE_HEIGHT)
@@ -168,10 +171,16 @@ inline void add_products(const bf16* x, long x_stride, long rows, const bf16* pa
     else  // so few rows may stay in L1 from panel to panel
       LOAD_TILE(4, upper.data, upper.stride_bytes);
     ahead.prefetch(quarter);
-    STREAM_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
+    if (is_near)
+      LOAD_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
+    else
+      STREAM_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
     ahead.prefetch(quarter);
     _tile_dpbf16ps(0, 4, 6);
-    STREAM_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
+    if (is_near)
+      LOAD_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
+    else
+      STREAM_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
     ahead.prefetch(quarter);
     _tile_dpbf16ps(1, 4, 7);
     if (rows > TILE_HEIGHT) {
@@ -180,6 +189,7 @@ inline void add_products(const bf16* x, long x_stride, long rows, const bf16* pa
       _tile_dpbf16ps(3, 5, 7);
     }
     ahead.prefetch(quarter);
+    between();
   }
 }
 
@@ -199,23 +209,6 @@ inline void store_sums(float* sums, long rows) {
   if (rows <= TILE_HEIGHT) return;
   _tile_stored(2, sums + TILE_HEIGHT * SUMS_STRIDE, BYTES);
   _tile_stored(3, sums + TILE_HEIGHT * SUMS_STRIDE + TILE_FLOATS, BYTES);
-}
-
-// Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread.
-inline void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const bf16* panel, const float* start,
-                              long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
-  const long times = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
-  const long parts = std::max((steps + TILE_STEPS - 1) / TILE_STEPS * times, 1L);
-  const long ahead_lines = (ahead_bytes / 64 + 4 * parts - 1) / (4 * parts) * 4;
-  for (long t = 0, row = 0, count = 0; t < times; t++, row += count) {
-    count = rows / times + (t < rows % times);
-    Tiles<bf16>::set_rows(count);
-    const float* from = start + row * start_stride;
-    float* to = sums + row * SUMS_STRIDE;
-    load_sums(from, start_stride, count);
-    add_products(x + row * x_stride, x_stride, count, panel, steps, ahead, ahead_lines);
-    store_sums(to, count);
-  }
 }
 
 #endif

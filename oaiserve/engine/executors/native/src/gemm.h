@@ -30,9 +30,12 @@ constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 // The size of a block, in bytes. A panel is multiplied in blocks along k. While all rows are multiplied with one block,
 // the next one is prefetched, so the size of a block is how far ahead memory is read. A single tile reads a block once.
 // Several tiles read it again and again, so it has to stay in L2. Such a block should not be small, because each tile
-// loads and stores its sums once per block. Storing those of AMX's tiles takes as long as many products, so they have
-// whole panels, except very long ones. A single one of these reads memory AHEAD_BYTES ahead.
-constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10, TILED_BLOCK_BYTES = 256 << 10;
+// loads and stores its sums once per block. Storing those of AMX's tiles takes as long as many products, and loading what
+// these multiply takes longest. So a block for several tiles fits into L1, where rows of x pass it by, and a block for a
+// single one is a whole panel, except for a very long one, and is read AHEAD_BYTES ahead.
+constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
+constexpr long ROWS_AT_ONCE = 8;  // whose sums are passed on together, since several rows of memory are waited for at once
+constexpr long TILED_BYTES = 256 << 10, SHARED_TILED_BYTES = 36 << 10;
 constexpr long AHEAD_BYTES = 16 << 10;
 constexpr unsigned ROWS_BYTES = 1280 << 10;  // rows of an item with AMX, which fit into L2 next to two panels
 
@@ -193,35 +196,30 @@ auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
 // `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch
-// `ahead_bytes` of `ahead`. With AMX, a `Tiles` must live on this thread.
+// `ahead_bytes` from `ahead` on.
 template <class Reader>
 void multiply_block(const Multiplied<typename Reader::Element>* x, long x_stride, long rows, long k,
-                    const Reader& reader, const float* start, long start_stride, float* sums, ReadAhead& ahead,
+                    const Reader& reader, const float* start, long start_stride, float* sums, const char* ahead,
                     long ahead_bytes) {
   using T = typename Reader::Element;
   const long steps = k / PACK<T>;
-  if constexpr (IS_TILED<T>) {
-    multiply_in_tiles(x, x_stride, rows, steps, reader.weights, start, start_stride, sums, ahead, ahead_bytes);
-  } else {
-    const char* line = ahead.at;
-    const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
-    for (long t = 0, row = 0; t < tiles; t++) {
-      const long height = rows / tiles + (t < rows % tiles);
-      const auto multiply = [&]<int COLUMNS>(std::integral_constant<int, COLUMNS>) {
-        constexpr auto HEIGHTS = std::make_integer_sequence<int, TILE_SUMS / COLUMNS>();
-        const auto of_height = tile_for<Reader, COLUMNS / WIDTH>(int(height), HEIGHTS);
-        for (long c = 0; c < PANEL; c += COLUMNS)
-          of_height(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c,
-                    start_stride, sums + row * PANEL + c, line, ahead_step);
-      };
-      if (height * PANEL < TILE_SUMS)  // a low tile has the whole panel, so that enough sums do not wait for each other
-        multiply(std::integral_constant<int, PANEL>());
-      else
-        multiply(std::integral_constant<int, TILE_COLUMNS>());
-      row += height;
-      line += ahead_step * steps;
-    }
+  const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
+  for (long t = 0, row = 0; t < tiles; t++) {
+    const long height = rows / tiles + (t < rows % tiles);
+    const auto multiply = [&]<int COLUMNS>(std::integral_constant<int, COLUMNS>) {
+      constexpr auto HEIGHTS = std::make_integer_sequence<int, TILE_SUMS / COLUMNS>();
+      const auto of_height = tile_for<Reader, COLUMNS / WIDTH>(int(height), HEIGHTS);
+      for (long c = 0; c < PANEL; c += COLUMNS)
+        of_height(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c,
+                  start_stride, sums + row * PANEL + c, ahead, ahead_step);
+    };
+    if (height * PANEL < TILE_SUMS)  // a low tile has the whole panel, so that enough sums do not wait for each other
+      multiply(std::integral_constant<int, PANEL>());
+    else
+      multiply(std::integral_constant<int, TILE_COLUMNS>());
+    row += height;
+    ahead += ahead_step * steps;
   }
   if (k % PACK<T> != 0) {  // x has only a part of the last pack, and what follows in memory may be anything
     Multiplied<T> last[BLOCK_ROWS * PACK<T>] = {};
@@ -235,7 +233,7 @@ constexpr long WIDENED_K = 256;  // columns of a block of widened rows, which fi
 // Does what multiply_block does, for x as the buffers have it. Where x is widened, k is at most WIDENED_K.
 template <class T, class Reader>
 void multiply_rows(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
-                      long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
+                      long start_stride, float* sums, const char* ahead, long ahead_bytes) {
   if constexpr (!IS_WIDENED<T>) {
     multiply_block(x, x_stride, rows, k, reader, start, start_stride, sums, ahead, ahead_bytes);
   } else {
@@ -274,41 +272,90 @@ constexpr bool READS_OTHERS = false;
 template <class T>
 constexpr bool READS_OTHERS<Linear<T>> = true;
 
-// How many lines a thread reads ahead for each row whose sums it stores, while it multiplies nothing.
-inline long lines_of_row(long panel_bytes, long rows) { return std::min(8L, panel_bytes / 64 / 2 / rows); }
-
 // sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next` is what this thread will
-// read afterwards. Returns what is left to read ahead with AMX: lines_of_row for each row.
+// read afterwards.
 template <class T>
-ReadAhead multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums,
-                         Next<Linear<T>> next) {
+void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums,
+                    Next<Linear<T>> next) {
   const T* weights = w.panels + panel * panel_size<T>(w.k);
-  const T* then = next.weights->panels + next.panel * panel_size<T>(w.k);
+  const char* then = reinterpret_cast<const char*>(next.weights->panels + next.panel * panel_size<T>(w.k));
   const long panel_bytes = panel_size<T>(w.k) * long(sizeof(T));
-  const long block_bytes = IS_TILED<T>         ? TILED_BLOCK_BYTES
-                           : IS_WIDENED<T>     ? WIDENED_K * PANEL * long(sizeof(T))
+  const long block_bytes = IS_WIDENED<T>       ? WIDENED_K * PANEL * long(sizeof(T))
                            : rows <= TILE_ROWS ? BLOCK_BYTES
                                                : SHARED_BLOCK_BYTES;
   const long steps = steps_of<T>(w.k), blocks = (panel_bytes + block_bytes - 1) / block_bytes;
-  const long rest_bytes = IS_TILED<T> ? lines_of_row(panel_bytes, rows) * rows * 64 : 0;
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
-  // Where a block begins must not change which elements are multiplied at once.
-  constexpr long AT_ONCE = IS_TILED<T> ? TILE_STEPS : 1;
-  const auto begin = [&](long b) { return steps * b / blocks / AT_ONCE * AT_ONCE * PACK<T>; };
-  const long far = rows > MOST_TILE_ROWS ? panel_bytes / blocks : AHEAD_BYTES;  // while rows share a block, the next one
-  ReadAhead ahead = ReadAhead::of(weights, panel_bytes, far, then);
+  const auto begin = [&](long b) { return steps * b / blocks * PACK<T>; };
   for (long b = 0; b < blocks; b++) {
     const long from = begin(b), to = b + 1 < blocks ? begin(b + 1) : w.k;
-    if (!IS_TILED<T>) ahead = ReadAhead::from(b + 1 < blocks ? weights + to * PANEL : then);
+    const char* ahead = b + 1 < blocks ? reinterpret_cast<const char*>(weights + to * PANEL) : then;
     multiply_rows(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride, sums,
-                  ahead, (panel_bytes - rest_bytes) / blocks);
+                  ahead, panel_bytes / blocks);
     start = sums;
     start_stride = PANEL;
   }
-  return ahead;
 }
+
+#if defined(WITH_BF16_TILES)
+// Rows whose sums tiles have stored.
+struct SummedRows {
+  const float* sums = nullptr;  // those of `row`
+  long row = 0, end = 0, column = 0;
+
+  template <class Store>
+  void pass_on(long most, Store& store) {
+    for (const long to = std::min(row + most, end); row < to; row++, sums += PANEL)
+      store(row, column, load(sums), load(sums + LANES));
+  }
+};
+
+// Does what multiply_panels does, in the tiles of AMX. Where rows share a block of weights, the next block is read ahead,
+// and sums are passed on while tiles multiply other rows.
+template <class Store>
+void multiply_panels_in_tiles(const Linear<bf16>& w, const bf16* x, long x_stride, long rows, long first, long end,
+                              Next<Linear<bf16>> next, Store&& store) {
+  const Tiles<bf16> tiles;
+  const long size = panel_size<bf16>(w.k), panel_bytes = size * long(sizeof(bf16));
+  const long depth = (w.k + TILE_ELEMENTS - 1) / TILE_ELEMENTS;
+  const long times = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
+  const bool is_shared = times > 1;
+  const long block_bytes = is_shared ? SHARED_TILED_BYTES : TILED_BYTES;
+  const long blocks = (panel_bytes + block_bytes - 1) / block_bytes;
+  const long parts = depth * times, ahead_lines = (panel_bytes / 64 + 4 * parts - 1) / (4 * parts) * 4;
+  const long row_lines = std::min(8L, panel_bytes / 64 / 2 / rows);  // read ahead with a row, while nothing is multiplied
+  const long far = is_shared ? panel_bytes / blocks : AHEAD_BYTES;
+  const auto begin = [&](long b) { return b < blocks ? depth * b / blocks * TILE_ELEMENTS : w.k; };
+  alignas(64) float sums[BLOCK_ROWS * PANEL];
+  SummedRows summed;
+  for (long panel = first; panel < end; panel++) {
+    const bf16* const weights = w.panels + panel * size;
+    const bf16* const then = panel + 1 < end ? weights + size : next.weights->panels + next.panel * size;
+    ReadAhead ahead = ReadAhead::of(weights, panel_bytes, far, then);
+    const PanelBias bias(w.bias, w.n, panel);
+    for (long b = 0; b < blocks; b++) {
+      const long from = begin(b), k = begin(b + 1) - from;
+      for (long t = 0, row = 0, count = 0; t < times; t++, row += count) {
+        count = rows / times + (t < rows % times);
+        Tiles<bf16>::set_rows(count);
+        float* const own = sums + (blocks > 1 ? row : t % 2 * MOST_TILE_ROWS) * PANEL;
+        load_sums(b == 0 ? bias.values : own, b == 0 ? 0 : PANEL, count);
+        add_products(x + row * x_stride + from, x_stride, count, weights + from * PANEL, k, is_shared, ahead,
+                     ahead_lines, [&] { summed.pass_on(ROWS_AT_ONCE, store); });
+        summed.pass_on(MOST_TILE_ROWS, store);
+        store_sums(own, count);
+        if (b + 1 == blocks) summed = {own, row, row + count, panel * PANEL};
+        for (long r = 0; !is_shared && r < summed.end; r++) {
+          ahead.prefetch(row_lines);
+          summed.pass_on(1, store);
+        }
+      }
+    }
+  }
+  summed.pass_on(MOST_TILE_ROWS, store);
+}
+#endif
 
 // How a layer is cut into items: its rows into blocks, and its panels into groups. An item is the product of one
 // block and one group.
@@ -367,20 +414,15 @@ long linear_items(const Weights& w, long rows, int threads) {
 template <class Weights, class T, class Store>
 void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, long first, long end, Next<Weights> next,
                      Store&& store) {
+#if defined(WITH_BF16_TILES)
+  if constexpr (std::is_same_v<Weights, Linear<bf16>>)
+    return multiply_panels_in_tiles(w, x, x_stride, rows, first, end, next, store);
+#endif
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   const Tiles<T> tiles;
   for (long panel = first; panel < end; panel++) {
-    const Next<Weights> then = panel + 1 < end ? Next<Weights>{&w, panel + 1} : next;
-    ReadAhead ahead;
-    long lines = 0;
-    if constexpr (IS_TILED<T> && std::is_same_v<Weights, Linear<T>>) {
-      ahead = multiply_panel(w, x, x_stride, rows, panel, sums, then);
-      lines = lines_of_row(panel_size<T>(w.k) * long(sizeof(T)), rows);
-    } else {
-      multiply_panel(w, x, x_stride, rows, panel, sums, then);
-    }
+    multiply_panel(w, x, x_stride, rows, panel, sums, panel + 1 < end ? Next<Weights>{&w, panel + 1} : next);
     for (long row = 0; row < rows; row++) {
-      ahead.prefetch(lines);
       const float* from = sums + row * PANEL;
       store(row, panel * PANEL, load(from), load(from + LANES));
     }

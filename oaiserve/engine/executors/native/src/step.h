@@ -52,10 +52,11 @@ template <class E>
 class Buffer {
  public:
   explicit Buffer(long width, long rows_each = 1) : width_((width + 31) / 32 * 32), rows_each_(rows_each) {
-    // Rows that are whole pages apart compete for the same lines of the cache, which costs a matrix product 5 % from
-    // 64 rows on.
-    if (width_ * sizeof(E) % 4096 == 0) width_ += 32;
-    if constexpr (sizeof(E) == 64) width_ = width | 1;  // a line of the cache
+    // Rows that are whole pages apart, or a large part of one, compete for the same lines of the cache. If they are an odd
+    // number of lines apart, they do not.
+    constexpr long LINE = 64 / sizeof(E);
+    if constexpr (LINE == 1) width_ = width;
+    if (width_ / LINE % 2 == 0) width_ += LINE;
   }
   void reserve(long tokens) {
     if (tokens <= tokens_) return;
