@@ -49,12 +49,7 @@ struct alignas(64) QuantizedGroup {
 static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
 
 constexpr int MOST_SHIFT = 3;  // Sums of QuantizedSuper have no room for larger shifts.
-// Shifting pays from this sum of shifts in 256 numbers on. AMX tiles can't shift.
-#if defined(WITH_INTEGER_TILES)
-constexpr int LEAST_FINER = MOST_SHIFT * (SUPER / BLOCK_GROUP) + 1;
-#else
-constexpr int LEAST_FINER = 4;
-#endif
+constexpr int LEAST_FINER = 4;  // Shifting pays from this sum of shifts in 256 numbers on. AMX tiles can't shift.
 
 // 256 numbers: value[i] * 2^shifts[i / 32] * scale.
 struct alignas(64) QuantizedSuper {
@@ -141,9 +136,48 @@ void quantize_group(const T* x, QuantizedGroup& out) {
   out.scaled_sum = total * out.scale;
 }
 
+#if defined(WITH_INTEGER_TILES)
+// The rows of a matrix of 4 by 4 lanes, as its columns.
+inline __m512i turned(__m512i lanes) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), lanes);
+}
+
+// Sums of neighbouring lanes: in each quarter two of `a`, and two of `b`.
+inline __m512i sums_of_pairs(__m512i a, __m512i b) {
+  return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+}
+
 template <class T>
 void quantize_super(const T* x, QuantizedSuper& out) {
-  [[maybe_unused]] constexpr float PART = 64;  // A sum of 16 is at most 32 times this, plus a rest of less than this.
+  const float most = largest(x, SUPER), per_value = most > 0 ? 127 / most : 0;
+  __m512i of_four[4];
+  for (int i = 0; i < 4; i++, x += 4 * LANES) {
+    const auto values = [&](int j) {
+      return _mm512_sub_epi32((__m512i)(load(x + j * LANES) * per_value + MAGIC), (__m512i)splat(MAGIC));
+    };
+    const __m512i first = _mm512_packs_epi32(values(0), values(1)), second = _mm512_packs_epi32(values(2), values(3));
+    const __m512i bytes = turned(_mm512_packs_epi16(first, second));
+    _mm512_storeu_si512(out.values + i * 4 * LANES, bytes);
+    of_four[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+  }
+  const Integers sums =
+      (Integers)turned(sums_of_pairs(sums_of_pairs(of_four[0], of_four[1]), sums_of_pairs(of_four[2], of_four[3])));
+  const __m256i halves = _mm512_cvtepi32_epi16((__m512i)sums);
+  std::memcpy(out.half_sums, &halves, sizeof(halves));
+  const __m128i of_runs = _mm256_cvtepi32_epi16(_mm256_madd_epi16(halves, _mm256_set1_epi16(1)));
+  std::memcpy(out.sums, &of_runs, sizeof(of_runs));
+  // A sum is a multiple of 64, of which there are at most 32, and a rest of less than this.
+  const Integers first = (sums + (sums >> 31 & 63)) & -64;
+  const auto bits = [](Integers v) { return (VectorBits)convert<Vector>(v); };
+  const VectorBits parts = bits(first) >> 16 | (bits(sums - first) & 0xffff0000u);
+  std::memcpy((void*)out.parts, &parts, sizeof(parts));
+  std::memset(out.shifts, 0, sizeof(out.shifts));
+  out.is_shifted = false;
+  out.scale = most / 127 + (most - most);  // NaN unless all numbers are finite, and with it all results
+}
+#else
+template <class T>
+void quantize_super(const T* x, QuantizedSuper& out) {
   constexpr long GROUPS = SUPER / BLOCK_GROUP;
   float most[GROUPS], most_of_all = 0;
   for (long i = 0; i < GROUPS; i++) most_of_all = std::max(most_of_all, most[i] = largest(x + i * BLOCK_GROUP, BLOCK_GROUP));
@@ -168,19 +202,12 @@ void quantize_super(const T* x, QuantizedSuper& out) {
     int pairs[2] = {};
     for (long j = 0; j < LANES; j++) pairs[j / 2 % 2] -= out.values[i * LANES + j];
     for (int pair = 0; pair < 2; pair++) out.minus_pairs[i][pair] = int16_t(pairs[pair]);
-#elif defined(WITH_INTEGER_TILES)
-    const int first = out.half_sums[i] / int(PART);
-    const float parts[] = {PART * float(first), total - PART * float(first)};
-    for (int part = 0; part < 2; part++) {
-      uint32_t bits;
-      std::memcpy(&bits, &parts[part], 4);
-      out.parts[i][part].bits = uint16_t(bits >> 16);
-    }
 #endif
   }
   for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
   out.scale = most_of_all / float(127 << finest) + whole * 0.0f;
 }
+#endif
 
 template <class T>
 void quantize_long(const T* x, QuantizedLong& out) {

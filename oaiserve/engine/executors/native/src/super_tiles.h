@@ -162,7 +162,7 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
   }
 #pragma GCC unroll 4
   for (int depth = 0; depth < QUARTERS; depth++) {
-    LOAD_TILE(6, x.values + depth * TILE_BYTES, x_bytes);
+    STREAM_TILE(6, x.values + depth * TILE_BYTES, x_bytes);
     LOAD_TILE(7, chunk.weights[0][0][depth * TILE_HEIGHT], PLANE);
     MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 0, 6, 7);
     LOAD_TILE(7, chunk.weights[1][0][depth * TILE_HEIGHT], PLANE);
