@@ -55,7 +55,7 @@ class Product:
         return logits
 
 
-# Of a panel of 32 columns, all of 576 numbers are a block of weights that several tiles of rows share, and 592 are two.
+# Several tiles of rows share a block of weights: 576 numbers of 32 columns are one block, and 592 are two.
 @pytest.mark.parametrize("k", [16, 48, 576, 592, 1104])
 @pytest.mark.parametrize("n", [32, 33, 80])
 def test_products_are_those_of_the_reference_and_do_not_depend_on_other_rows(library: Library, n: int, k: int) -> None:
