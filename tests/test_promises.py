@@ -28,7 +28,6 @@ from oaiserve.facts.record import Outcome
 from oaiserve.runtime import THREADS
 from oaiserve.telemetry.metrics import Metrics
 from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
     TOKENIZER,
     BlockedTokenizer,
     Inbox,
@@ -71,7 +70,7 @@ def test_tokenize_workers_make_submit_a_light_enqueue() -> None:
     with make_engine(tokenizer=tokenizer, tokenize_workers=1, runtime=THREADS) as engine:
         engine.submit(text_request("a", "blocked"), inbox)  # would never return if it encoded
         engine.submit(text_request("b", "abc"), inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        tokenizer.entered.wait()
         tokenizer.release.set()
         assert inbox.wait_terminal("a", "b").keys() == {"a", "b"}
     assert len(tokenizer.threads) == 2
@@ -201,7 +200,7 @@ def test_finished_events_a_client_that_disconnects_leaves_no_queue_no_detokenize
             assert next(lines).startswith("data: ")
             (request_id,) = engine._loop.requests.all()
             assert {type(each) for each in _held(request_id)} == {Request, LoopStream, ChoiceOutput}
-        assert aborted.wait(TIMEOUT_SECONDS)
+        aborted.wait()
         runner.permit(100)
         assert telemetry.next_record().outcome == Outcome.CANCELLED
         wait_until_idle(engine)

@@ -3,14 +3,19 @@
     make test ARGS="-p tests.threads"
 
 Python's threads count, except for those that were there before the first test. Threads of native pools don't count.
+
+Polls and time limits in the code of tests are counted, too, also without a run:
+
+    python -m tests.threads
 """
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from threading import Thread
 
 import pytest
@@ -19,6 +24,15 @@ STARTED = "it or its fixtures started threads"
 BESIDE = "threads of earlier tests are still there"
 NONE = "there are no threads"
 KINDS = (STARTED, BESIDE, NONE)
+LIMITS = ("timeout", "timeout_seconds", "limit_seconds")  # parameters
+WAITS = (
+    "wait",
+    "join",
+    "result",
+    "settimeout",
+    "communicate",
+    "create_connection",
+)  # methods, with a limit by position
 
 
 class Threads:
@@ -74,6 +88,34 @@ class Threads:
         terminalreporter.write_line(f"{'started':>8} {'beside':>8} {'of':>8}")
         for folder, kinds in [*sorted(folders.items()), ("all", totals)]:
             terminalreporter.write_line(f"{kinds[STARTED]:8} {kinds[BESIDE]:8} {kinds.total():8} {folder}")
+        terminalreporter.write_line(polls_and_limits())
+
+
+def polls_and_limits() -> str:
+    """Return how often tests poll, and set a time limit, as text.
+
+    Limits are times of the real clock: a number, or a constant in seconds, that a call gets as `timeout`, or that
+    something is waited for.
+    """
+    texts = [path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    calls = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    num_polls = sum(isinstance(call.func, ast.Name) and call.func.id == "wait_until" for call in calls)
+    num_lines = sum(text.count("\n") for text in texts)
+    return f"{num_polls} polls, {sum(map(_has_limit, calls))} time limits, {num_lines:,} lines of tests"
+
+
+def _has_limit(call: ast.Call) -> bool:
+    if any(keyword.arg in LIMITS and _is_time(keyword.value) for keyword in call.keywords):
+        return True
+    return isinstance(call.func, ast.Attribute) and call.func.attr in WAITS and any(map(_is_time, call.args))
+
+
+def _is_time(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_time(node.left) and _is_time(node.right)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return (node.id if isinstance(node, ast.Name) else node.attr).endswith("SECONDS")
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 NUM_STARTED = pytest.StashKey[int]()
@@ -81,3 +123,7 @@ NUM_STARTED = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Threads())
+
+
+if __name__ == "__main__":
+    print(polls_and_limits())

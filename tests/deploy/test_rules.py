@@ -26,7 +26,7 @@ def rule_id(rule: dict[str, Any]) -> str:
 
 
 def promtool(*arguments: str) -> None:
-    result = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -31,7 +31,6 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
 from tests.engine.doubles import (
     EOS,
-    TIMEOUT_SECONDS,
     TOKENIZER,
     Gate,
     ScriptedRunner,
@@ -92,7 +91,7 @@ class FaultyTokenizer(Tokenizer):
                 raise Panic("a panic in the tokenizer")
             case TextPrompt(text) if text.endswith("blocks"):
                 self.entered.set()
-                assert self.release.wait(TIMEOUT_SECONDS)
+                self.release.wait()
         return super().encode_in_pieces(prompt, most_tokens)
 
 
@@ -226,7 +225,7 @@ class Harness:
         """Permit `number` steps, the held one first. The step after them is held."""
         for _ in range(number):
             self.runner.permit()
-            self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
+            self.step = self.runner.started.get()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
         """Permit steps until the condition holds."""
@@ -246,7 +245,7 @@ class Harness:
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=name, max_tokens=10_000, **fields)
         if self.step is None:
-            self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
+            self.step = self.runner.started.get()
         self.run_until_in_step(name)
         self.run_steps(1)  # now the snapshot counts it as running
 
@@ -254,7 +253,7 @@ class Harness:
         """Start a companion that stays in the tokenizer until `release`, and occupies its only worker."""
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=f"{name} blocks", max_tokens=10_000)
-        assert self.tokenizer.entered.wait(TIMEOUT_SECONDS)
+        self.tokenizer.entered.wait()
 
     def disconnect(self, client: WorldSocket) -> None:
         """Close the connection, and wait until the server has noticed."""
@@ -263,7 +262,7 @@ class Harness:
 
     def wait_for_abort(self) -> None:
         """Wait until the server has aborted one request."""
-        self.engine.aborted.get(timeout=TIMEOUT_SECONDS)
+        self.engine.aborted.get()
 
     def is_writing_paused(self) -> bool:
         return any(connection.flow.write_paused for connection in self.server.server_state.connections)
@@ -281,7 +280,7 @@ class Harness:
         assert not any(companion.done() for companion in self.companions.values())
         self.release()
         for name, companion in self.companions.items():
-            texts = texts_of(companion.result(TIMEOUT_SECONDS))
+            texts = texts_of(companion.result())
             assert all(text and text == alphabet(len(text)) for text in texts)
             record = self.record(name)
             assert (record.outcome, record.finish_reasons) == (Outcome.FINISHED, ("stop",) * len(texts))

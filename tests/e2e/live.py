@@ -34,6 +34,14 @@ class LiveServer(ServerProcess):
         checked(client._client)  # A client that is given to it would have to be closed.
         return client
 
+    def get(self, path: str) -> httpx.Response:
+        with self.http() as http:
+            return http.get(path)
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        with self.http() as http:
+            return http.post(path, json=body)
+
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {API_KEY}"}, timeout=60)
 

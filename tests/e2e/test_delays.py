@@ -25,7 +25,7 @@ from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.runtime import THREADS, Threads
 from oaiserve.telemetry import Measured, Telemetry
-from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
+from tests.engine.doubles import BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
 from tests.waiting import wait_until
 
 DELAY_NS = 100_000_000
@@ -186,9 +186,9 @@ def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, 
     inbox = Inbox()
     if with_a_step:
         engine.submit(Request(f"{OTHER}-0", (TokenPrompt([1] * 4),), SamplingParams(max_tokens=1)), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
     engine.submit(Request(f"{OTHER}-blocked", (TextPrompt("blocked"),)), inbox)
-    assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+    tokenizer.entered.wait()
     engine.abort(f"{OTHER}-blocked")
 
 

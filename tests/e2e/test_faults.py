@@ -16,7 +16,6 @@ from oaiserve.errors import APIError, InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import Outcome
 from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in
 from tests.e2e.raw_client import send_request
-from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.world.serving import Place
 
 CHAT = "/v1/chat/completions"
@@ -130,7 +129,7 @@ def while_it_waits_for_the_tokenizer(harness: Harness, **fields: Any) -> None:
 
 def while_it_is_tokenized(harness: Harness, **fields: Any) -> None:
     client = send_request(harness, prompt="victim blocks", **fields)
-    assert harness.tokenizer.entered.wait(TIMEOUT_SECONDS)
+    harness.tokenizer.entered.wait()
     harness.disconnect(client)
 
 
@@ -213,7 +212,7 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(place: Place,
         open_requests = harness.companions | {"queued": harness.ask("queued", prompt="queued", stream=True)}
         harness.run_until(lambda: harness.engine.snapshot().num_waiting == 1)
         open_requests["tokenized"] = harness.ask("tokenized", prompt="this blocks")
-        assert harness.tokenizer.entered.wait(TIMEOUT_SECONDS)
+        harness.tokenizer.entered.wait()
         harness.runner.error = error
         harness.runner.permit()
         streamed, *others = [future.result() for future in open_requests.values()]

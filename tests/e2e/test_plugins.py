@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from urllib.request import urlopen
 
-import httpx
-
 from oaiserve.plugin_loading import OURS
 from tests.e2e.live import serve_process
 from tests.missing_plugins import tree_without
@@ -19,7 +17,7 @@ def test_the_plugins_of_the_page_work_in_a_server(small_model: Path, tmp_path: P
     with serve_process(str(small_model), tmp_path / "log", "--kv-cache-memory", "12MiB", *flags) as server:
         with urlopen(f"{server.url}/v1/complete?text=Hello") as answer:  # not httpx, which knows published routes only
             completed = json.load(answer)
-        text = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+        text = server.post("/v1/completions", **BODY).json()["choices"][0]["text"]
         assert server.terminate() == 0
         assert [line for line in server.log() if line["level"] != "INFO"] == []
     messages = [line["message"] for line in server.log()]
@@ -40,7 +38,7 @@ def test_a_server_without_the_folder_of_plugins_answers(small_model: Path, tmp_p
         program=("-P", "-m", "oaiserve"),
     ) as server:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        answer = server.post("/v1/chat/completions", **body)
         messages = [line["message"] for line in server.log()]
     assert answer.status_code == 200
     for name in OURS:

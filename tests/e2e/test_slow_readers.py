@@ -129,7 +129,7 @@ def test_a_client_that_reads_nothing_is_disconnected(stream: bool, max_tokens: i
 
 def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=True) as client:
-        served.engine.done.get(timeout=TIMEOUT_SECONDS)
+        served.engine.done.get()
         served.wait_until_writing_pauses()
         (connection,) = served.server.server_state.connections
         assert 0 < connection.transport.get_write_buffer_size() <= PIECE_BYTES + 100
@@ -155,7 +155,7 @@ def test_a_client_that_falls_too_far_behind_gets_an_error(monkeypatch: pytest.Mo
 def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(stream: bool) -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=stream) as client:
         held = served.app.state.serving.streams.held
-        served.engine.done.get(timeout=TIMEOUT_SECONDS)
+        served.engine.done.get()
         served.wait_until_writing_pauses()
         assert held.number > 0
         held.limit = held.number

@@ -112,7 +112,6 @@ class ScriptedRunner:
         """Let steps wait in this runtime."""
         self.started = queue_in(runtime)
         self._permits = queue_in(runtime)
-        self._most_seconds = TIMEOUT_SECONDS if isinstance(runtime, Threads) else None  # An hour of a world is short.
 
     def permit(self, steps: int = 1) -> None:
         for _ in range(steps):
@@ -150,7 +149,7 @@ class ScriptedRunner:
         self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])
         self.started.put(step)
         if self.is_gated:
-            self._permits.get(timeout=self._most_seconds)
+            self._permits.get()
         self._computing(step)
         results = []
         for chunk in step.chunks:
@@ -204,7 +203,7 @@ class Gate:
     def is_set(self) -> bool:
         return self._is_open
 
-    def wait(self, timeout: float = 60) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         with suppress(Empty):
             self._opened.put(self._opened.get(timeout=timeout))  # for others who wait
         return self._is_open
@@ -229,7 +228,7 @@ class BlockedTokenizer:
     def encode(self, prompt: Prompt) -> list[int]:
         if prompt == TextPrompt("blocked"):
             self.entered.set()
-            assert self.release.wait(TIMEOUT_SECONDS)
+            self.release.wait()
         return TOKENIZER.encode(prompt)
 
     def encode_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
@@ -277,7 +276,7 @@ class Inbox:
 
     def wait(self) -> list[Event]:
         """Wait for the next hand-over, and return its events. In a world, the engine goes on as far as it can."""
-        events = self._queue.get(timeout=TIMEOUT_SECONDS)
+        events = self._queue.get()
         if isinstance(self._home, World):
             self._home.settle()
         self.hand_overs.append(events)
@@ -396,7 +395,7 @@ def stepping(
     inbox = Inbox()
     with make_engine(runner, **options) as engine:
         engine.submit(first, inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
         for other in others:
             engine.submit(other, inbox)
         yield engine, runner, inbox

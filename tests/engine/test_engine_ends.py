@@ -37,7 +37,7 @@ def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
     inbox = Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:
         engine.submit(text_request("stuck", "blocked"), inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)  # submit has returned, encode has not
+        tokenizer.entered.wait()  # submit has returned, encode has not
         for i in range(20):
             engine.submit(text_request(f"free-{i}", "hello"), inbox)
         ended = inbox.wait_terminal(*(f"free-{i}" for i in range(20)))
@@ -63,7 +63,7 @@ def test_request_that_the_tokenizer_drops_at_once_when_it_is_aborted_has_not_fin
 
         monkeypatch.setattr(stage, "abort", abort_and_wait_for_the_end)
         engine.submit(text_request("first", "blocked"), inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        tokenizer.entered.wait()
         engine.submit(text_request("waits", "hello"), inbox)
         engine.abort("waits")
         assert isinstance(inbox.wait_terminal("waits")["waits"], Aborted)
@@ -108,7 +108,7 @@ def test_account_of_a_request_that_ends_before_its_first_step_does_not_change_af
     runner = ScriptedRunner(gated=True)
     with make_engine(runner, clock_ns=clock.__next__, tokenize_workers=0) as engine:
         engine.submit(request("runs"), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
         engine.submit(request("leaves"), inbox)
         engine.abort("leaves")
         runner.permit(100)
@@ -126,7 +126,7 @@ def test_continued_request_without_a_step_has_waited_for_the_whole_phase_queue(e
     max_tokens = {"the client leaves": 200, "it is complete": 100, "it cannot be continued": 99}[end]
     with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:
         engine.submit(request("runs", max_tokens=30), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
         engine.submit(replace(request("rest", max_tokens=max_tokens), sent=sent), inbox)
         clock.now_ns += 1_000
         if end == "the client leaves":  # after some of the tokens have been taken up
@@ -170,7 +170,7 @@ def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: py
     inbox = Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
         engine.submit(replace(text_request("first", "blocked"), num_bytes=500), inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        tokenizer.entered.wait()
         with pytest.raises(Overloaded, match="too many bytes") as caught:
             engine.submit(replace(text_request("second", "hello"), num_bytes=1), inbox)
         with pytest.raises(Overloaded, match="too many bytes"):
@@ -214,7 +214,7 @@ def test_a_request_ends_at_a_deadline_of_its_own_whether_it_waits_or_runs(field:
     ]
     with stepping(*requests, clock_ns=clock, max_running=1, tokenize_workers=0) as (_, runner, inbox):
         runner.permit(1)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get()
         clock.move(6)
         runner.permit(200)
         ended = inbox.wait_terminal("runs", "waits", "last")
@@ -235,7 +235,7 @@ def test_stop_with_a_drain_timeout_refuses_new_requests_and_lets_open_ones_finis
         stopper = engine.world.begin(engine.stop, TIMEOUT_SECONDS)
         runner.permit(100)
         assert isinstance(inbox.wait_terminal("r")["r"], Finished)
-        assert stopper.join(TIMEOUT_SECONDS)
+        assert stopper.join()
 
 
 def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> None:
@@ -244,7 +244,7 @@ def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> Non
         engine.world.settle()  # Both commands of the stop wait for the end of the step.
         runner.permit(1)
         assert inbox.wait_terminal("r")["r"].error.status == 503
-        assert stopper.join(TIMEOUT_SECONDS)
+        assert stopper.join()
     assert engine.snapshot().blocks_used == 0
 
 
@@ -293,7 +293,7 @@ def test_as_many_requests_in_the_background_are_open_as_others_may_wait() -> Non
     requests = [replace(request(f"{number}"), is_background=True) for number in range(3)]
     with stepping(*requests[:2], max_waiting=2) as (engine, runner, inbox):
         runner.permit(1)
-        runner.started.get(timeout=TIMEOUT_SECONDS)  # The commands before this step have been taken.
+        runner.started.get()  # The commands before this step have been taken.
         with pytest.raises(Overloaded, match="2 requests in the background are open already"):
             engine.submit(requests[2], inbox)
         runner.permit(100)

@@ -35,7 +35,7 @@ def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_p
         engine.submit(replace(request("r", prompt_len=40), origin=ORIGIN), inbox)
         assert row_of(engine, "r").phase in ("tokenize_wait", "tokenize", "queue", "prefill")
         for computed in (0, 16, 32):
-            runner.started.get(timeout=60)
+            runner.started.get()
             row = row_of(engine, "r")
             assert (row.phase, row.prompt_tokens, row.computed_prompt_tokens) == ("prefill", 40, computed)
             engine.submit(request(f"next{computed}"), inbox)  # during a step, so the engine thread has not taken it
@@ -51,7 +51,7 @@ def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_p
         )
         assert [phase.name for phase in row.phases][-1] == "prefill"
         assert sum(phase.duration_ns for phase in row.phases) == row.elapsed_ns
-        runner.started.get(timeout=60)
+        runner.started.get()
         row = row_of(engine, "r")
         assert (row.phase, row.computed_prompt_tokens, row.completion_tokens) == ("decode", 40, 1)
         assert (row.waits_for, row.prompt_left_ns) == (None, None)
@@ -115,7 +115,7 @@ def test_a_request_that_is_tokenized_is_listed() -> None:
     inbox = Inbox()
     with make_engine(tokenizer=tokenizer) as engine:
         engine.submit(replace(request("r"), prompts=(TextPrompt("blocked"),)), inbox)
-        assert tokenizer.entered.wait(60)
+        tokenizer.entered.wait()
         engine.world.settle()
         row = row_of(engine, "r")
         assert (row.phase, row.prompt_tokens) == ("tokenize", 0)

@@ -17,7 +17,6 @@ from oaiserve.facts.step_record import StepRecord
 from tests.engine.answers import collect
 from tests.engine.doubles import (
     EOS,
-    TIMEOUT_SECONDS,
     Clock,
     Inbox,
     Launched,
@@ -157,7 +156,7 @@ def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits
             one_request = request(max_tokens=50, logprobs=1, **edits)
             events.append(list(engine.stream(one_request)))
             for _ in range(3 + overlap):
-                device.started.get(timeout=TIMEOUT_SECONDS)
+                device.started.get()
             snapshot = engine.snapshot()
         assert (len(device.steps), events[-1][-1].account.num_steps) == (3 + overlap, 3)
         assert (snapshot.blocks_used, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
@@ -256,7 +255,7 @@ def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> Non
         assert engine.snapshot().num_running == 1  # Two steps are under way, and the host waits for the first.
         engine.submit(gone, inbox)
         runner.permit(1)
-        runner.started.get(timeout=TIMEOUT_SECONDS)  # the third has been launched
+        runner.started.get()  # the third has been launched
         assert {chunk.sequence.request_id for chunk in runner.launched[2].chunks} == {"first", "gone"}
         engine.abort("gone")
         runner.permit(100)

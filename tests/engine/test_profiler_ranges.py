@@ -16,7 +16,6 @@ from oaiserve.engine.model.torch_ranges import NvtxRanges, ranges_on
 from oaiserve.engine.request import Aborted, Failed, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
 from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
     BlockedTokenizer,
     Clock,
     Inbox,
@@ -124,9 +123,7 @@ def test_a_tokenize_worker_begins_and_ends_its_phase_while_a_step_runs() -> None
     texts = Request("b", (TextPrompt("abc"),), SamplingParams(max_tokens=1))
     with stepping(request("a"), tokenize_workers=1, **in_world(ranges)) as (engine, runner, inbox):
         engine.submit(texts, inbox)
-        engine.run_in_turns(_nothing(), client="", num_bytes=0).result(
-            TIMEOUT_SECONDS
-        )  # takes its turn after the prompt
+        engine.run_in_turns(_nothing(), client="", num_bytes=0).result()  # It takes its turn after the prompt.
         assert [row[0] for row in ranges.phases if row[1] == "b"] == PHASES[:2]
         runner.permit(10)
         inbox.wait_terminal("b")
@@ -145,7 +142,7 @@ def test_a_range_of_a_request_ends_where_the_request_is_aborted() -> None:
     blocked = Request("r", (TextPrompt("blocked"),), SamplingParams(max_tokens=1))
     with make_engine(tokenizer=tokenizer, **in_world(ranges)) as engine:
         engine.submit(blocked, inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        tokenizer.entered.wait()
         engine.abort("r")
         assert isinstance(inbox.wait_terminal("r")["r"], Aborted)
         assert [row[0] for row in ranges.phases] == ["tokenize"]

@@ -14,7 +14,7 @@ from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.wire.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.wire.report import ReplicaReport
-from tests.engine.doubles import TIMEOUT_SECONDS, Clock, make_engine, request, stepping
+from tests.engine.doubles import Clock, make_engine, request, stepping
 
 
 def body(text: str, **more: object) -> bytes:
@@ -138,7 +138,7 @@ def test_open_requests_and_uncomputed_prompt_tokens_are_counted_while_they_are_t
     with stepping(request(prompt_len=100)) as (engine, runner, inbox):
         for _ in range(2):
             runner.permit()
-            assert runner.started.get(timeout=TIMEOUT_SECONDS).num_tokens == 16
+            assert runner.started.get().num_tokens == 16
         load = engine.snapshot().load
         assert (load.num_open, load.uncomputed_tokens) == (1, 100 - 32)
         runner.permit(10)

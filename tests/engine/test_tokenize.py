@@ -48,7 +48,7 @@ class Encoder:
         self.gate.set()
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int, expand: object) -> Generator[None, None, list[int]]:
-        self.gate.wait(60)
+        self.gate.wait()
         self.prompts.append(prompt)
         match prompt:
             case TokenPrompt():
@@ -71,7 +71,7 @@ class Encoder:
         return token_ids
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        self.gate.wait(60)
+        self.gate.wait()
         return [[ord(char) for char in word] for word in words]
 
 
@@ -88,7 +88,7 @@ class Stage:
 
     def _compile(self, grammar: Grammar, client: str) -> CompiledGrammar:
         """A compiled grammar only passes through here, so its text stands for it. It waits while `gate` is unset."""
-        self.encoder.gate.wait(60)
+        self.encoder.gate.wait()
         self.world.sleep(COMPILE_SECONDS)
         self.compiled.append(grammar)
         if grammar.text == "broken":
@@ -104,7 +104,7 @@ class Stage:
             self.posted.put(posted)
 
     def result(self) -> Tokenized | TokenizeFailed:
-        return self.posted.get(timeout=60)
+        return self.posted.get()
 
     def run(self, *prompts: Prompt, **params: Any) -> Tokenized | TokenizeFailed:
         self.stage.submit(Request("r", prompts, SamplingParams(**params)))
@@ -143,10 +143,10 @@ class Held:
     def _work(self) -> Generator[None, None, None]:
         yield from ()
         self.begun.set()
-        assert self.go.wait(60)
+        self.go.wait()
 
     def __enter__(self) -> None:
-        assert self.begun.wait(60)
+        self.begun.wait()
 
     def __exit__(self, *_: object) -> None:
         self.go.set()
@@ -337,14 +337,14 @@ def test_other_work_returns_its_result_or_its_error(num_workers: int) -> None:
         raise error
 
     with running(num_workers=num_workers) as stage:
-        assert stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(60) == "ab"
+        assert stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result() == "ab"
         with pytest.raises(InvalidRequest, match="wrong"):
-            stage.stage.run(fails(InvalidRequest("wrong")), client="", num_bytes=1).result(60)
+            stage.stage.run(fails(InvalidRequest("wrong")), client="", num_bytes=1).result()
         with pytest.raises(InternalError):
-            stage.stage.run(fails(BaseException("a panic")), client="", num_bytes=1).result(60)
+            stage.stage.run(fails(BaseException("a panic")), client="", num_bytes=1).result()
         assert stage.is_accepted(TextPrompt("abc"))
     with pytest.raises(Unavailable):
-        stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(60)
+        stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result()
 
 
 def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None:
@@ -370,7 +370,7 @@ def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
             dropped.cancel()
             assert ended == []
             assert stage.stage.num_waiting == 5
-        work.result(60)
+        work.result()
         for _ in range(3):
             stage.result()
         assert sorted(ended) == ["aborted", "dropped", "failed", "kept", "tokenized"]
@@ -434,7 +434,7 @@ class HeldMedia:
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         self.begun.set()
-        self.go.wait(60)
+        self.go.wait()
         self.prepared.append(file)
         return Prepared(Medium("image", b"key", 1), "<image>")
 
@@ -450,7 +450,7 @@ def test_texts_never_wait_for_images_and_images_of_aborted_requests_are_not_deco
         for number, num_bytes in enumerate([0, LARGE_BYTES + 1, 0, LARGE_BYTES + 1]):
             prompt = ChatPrompt([HELLO], media=(MediaFile("image", b"%d" % number),) * 2)
             stage.stage.submit(Request(f"image {number}", (prompt,), client=str(number), num_bytes=num_bytes))
-            media.begun.wait(60)
+            media.begun.wait()
         for num_bytes in (0, LARGE_BYTES + 1):
             stage.stage.submit(Request("text", (TextPrompt("abc"),), client="neighbour", num_bytes=num_bytes))
             assert stage.result().request.request_id == "text"

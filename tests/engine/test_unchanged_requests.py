@@ -15,7 +15,6 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
     BlockedTokenizer,
     Inbox,
     ScriptedRunner,
@@ -72,7 +71,7 @@ def serve(asked: list[Request]) -> None:
     with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:
         for request in asked:
             engine.submit(request, inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        tokenizer.entered.wait()
         engine.abort(BLOCKED)
         ended = inbox.wait_terminal(*(request.request_id for request in asked))
         tokenizer.release.set()
@@ -99,7 +98,7 @@ def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason:
     engine.start()
     blocked = requests()[-1]
     engine.submit(blocked, inbox)
-    assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+    tokenizer.entered.wait()
     if reason == "the step fails":
         engine.submit(request("fails"), inbox)
     else:

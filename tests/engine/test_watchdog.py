@@ -15,7 +15,7 @@ from oaiserve.errors import Unavailable
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 from oaiserve.facts.step_record import HostPart
 from oaiserve.runtime import THREADS
-from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 
 LEAST_SECONDS = 30
 
@@ -54,7 +54,7 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
     engine = make_engine(runner, runtime=THREADS, watchdog_seconds=LEAST_SECONDS, explain=False)
     engine.start()
     engine.submit(request("held"), inbox)
-    runner.started.get(timeout=TIMEOUT_SECONDS)
+    runner.started.get()
     (dog,) = dogs
     assert (looks(dog, watchdog.UNKNOWN_SECONDS), engine.is_ready) == ("", True)
     assert "1 sequence" in looks(dog, 2)
@@ -73,7 +73,7 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
 def test_numbers_have_the_request_of_a_first_step_that_hangs(engine: Engine, runner: ScriptedRunner) -> None:
     """The alert on a stalled engine asks for work, and for no steps."""
     engine.submit(request("held"), Inbox())
-    runner.started.get(timeout=TIMEOUT_SECONDS)
+    runner.started.get()
     numbers = engine.snapshot()
     assert (numbers.num_running, numbers.num_waiting, numbers.num_steps) == (1, 0, 0)
 

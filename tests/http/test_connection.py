@@ -211,8 +211,8 @@ def test_a_pipelining_client_that_leaves_has_its_running_request_aborted(served:
     served.engine.script = lambda request: ()
     with Client(served) as client:
         client.sendall(post() + get())
-        request = served.engine.submitted.get(timeout=TIMEOUT_SECONDS)
-    assert served.engine.aborted.get(timeout=TIMEOUT_SECONDS) == request.request_id
+        request = served.engine.submitted.get()
+    assert served.engine.aborted.get() == request.request_id
 
 
 # -- headers without end ----------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_no_timer_runs_while_an_answer_does(serve: Serve) -> None:
     served.engine.script = lambda request: ()
     with Client(served) as client:
         client.sendall(post())
-        request = served.engine.submitted.get(timeout=TIMEOUT_SECONDS)
+        request = served.engine.submitted.get()
         with Client(served) as silent:
             assert silent.recv(1) == b""  # the timeout is over
         served.engine.script = says("Hi")

@@ -13,7 +13,6 @@ from oaiserve.app import create_app
 from oaiserve.commands.listening import listen
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import Refusal
-from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import RunningServer, running_server
 from tests.waiting import wait_until
@@ -35,7 +34,7 @@ def ask(address: tuple[str, int]) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with socket.create_connection(address, TIMEOUT_SECONDS) as sock, context.wrap_socket(sock) as tls:
+    with socket.create_connection(address) as sock, context.wrap_socket(sock) as tls:
         tls.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         return tls.recv(12)
 
@@ -43,11 +42,11 @@ def ask(address: tuple[str, int]) -> bytes:
 def test_a_handshake_that_does_not_come_counts_and_ends(server: tuple[tuple[str, int], RunningServer]) -> None:
     address, running = server
     with (
-        socket.create_connection(address, TIMEOUT_SECONDS) as first,
-        socket.create_connection(address, TIMEOUT_SECONDS) as second,
+        socket.create_connection(address) as first,
+        socket.create_connection(address) as second,
     ):
         wait_until(lambda: running.connections.num_open == 2)
-        with socket.create_connection(address, TIMEOUT_SECONDS) as refused:
+        with socket.create_connection(address) as refused:
             assert refused.recv(1) == b""  # without a handshake it could not read an answer
         assert first.recv(1) == second.recv(1) == b""
     wait_until(lambda: running.connections.num_open == 0)
@@ -73,7 +72,7 @@ def test_http_without_tls_is_told_to_use_https_and_logged_once(
 def test_a_broken_handshake_leaves_nothing_open(server: tuple[tuple[str, int], RunningServer]) -> None:
     address, running = server
     for _ in range(5):
-        with socket.create_connection(address, TIMEOUT_SECONDS) as client:
+        with socket.create_connection(address) as client:
             client.sendall(b"\x16\x03\x01\x00\x05hello")
             while client.recv(1024):
                 pass

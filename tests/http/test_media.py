@@ -45,7 +45,7 @@ def text(text: str) -> dict[str, str]:
 
 def prompt_of(served: Served, answer: httpx.Response) -> ChatPrompt:
     assert answer.status_code == 200, answer.text
-    (prompt,) = served.engine.submitted.get(timeout=60).prompts
+    (prompt,) = served.engine.submitted.get().prompts
     assert isinstance(prompt, ChatPrompt)
     assert all(
         "file" not in part for message in prompt.messages for part in message["content"] if isinstance(part, dict)

@@ -197,7 +197,7 @@ def by_messages(server: LiveServer) -> list[tuple[str, str]]:
         def ask() -> list[dict[str, Any]]:
             body = {"model": "coder", "tools": [tool], "temperature": 0, "max_tokens": 80, "messages": messages}
             body["tool_choice"] = {"type": choices("auto", "any")[city]}
-            answer = http.post("/v1/messages", json=body, timeout=300)
+            answer = http.post("/v1/messages", json=body)
             assert answer.status_code == 200, answer.text
             messages.append({"role": "assistant", "content": answer.json()["content"]})
             return answer.json()["content"]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 
@@ -70,7 +69,7 @@ def asked(server: LiveServer, route: str, *, strict: bool, stream: bool) -> list
     results: list[Any] = []
     for prompt in PROMPTS:
         body = {**body_of(route, prompt, strict=strict), "temperature": 0, "stream": stream}
-        response = httpx.post(f"{server.url}{route}", json=body, timeout=120)
+        response = server.post(route, **body)
         assert response.status_code == 200, response.text
         if stream:
             lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]

@@ -78,7 +78,7 @@ def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> lis
 
 def submitted(served: Served) -> tuple[Request, ChatPrompt]:
     """Return the next request that has reached the engine, and its prompt."""
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get()
     (prompt,) = request.prompts
     assert isinstance(prompt, ChatPrompt)
     return request, prompt

@@ -410,7 +410,7 @@ class FakeTelemetry:
         pass
 
     def next_record(self) -> RequestRecord:
-        return self.records.get(timeout=60)
+        return self.records.get()
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         pass

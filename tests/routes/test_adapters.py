@@ -34,11 +34,11 @@ def test_a_request_names_an_adapter_as_its_model(served: Served) -> None:
     number = served.engine.load_adapter("sql", Path("/adapters/sql")).number
     for answer in (served.complete(model="sql"), served.chat(model="sql")):
         assert answer.json()["model"] == "sql"
-        assert served.engine.submitted.get(timeout=60).adapter == number > 0
+        assert served.engine.submitted.get().adapter == number > 0
         record = served.telemetry.next_record()
         assert (record.model, record.adapter) == ("sql", "sql")
     served.complete(model="org/demo")
-    assert served.engine.submitted.get(timeout=60).adapter == 0
+    assert served.engine.submitted.get().adapter == 0
     record = served.telemetry.next_record()
     assert (record.model, record.adapter) == ("org/demo", None)
 
@@ -116,7 +116,7 @@ def test_an_adapter_that_is_loaded_again_has_another_number(loading: Served) -> 
     for _ in range(2):
         loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql")
         loading.complete(model="sql")
-        numbers.append(loading.engine.submitted.get(timeout=60).adapter)
+        numbers.append(loading.engine.submitted.get().adapter)
         loading.post("/v1/unload_lora_adapter", lora_name="sql")
     assert numbers[0] != numbers[1]
 
@@ -135,7 +135,7 @@ def test_an_adapter_can_be_replaced_in_place(loading: Served, folder: Path) -> N
     assert (answer["id"], answer["root"]) == ("a", str(folder / "chat"))
     assert [model["id"] for model in loading.http.get("/v1/models").json()["data"]] == ["org/demo", "a"]
     loading.complete(model="a")
-    before, after = (loading.engine.submitted.get(timeout=60).adapter for _ in range(2))
+    before, after = (loading.engine.submitted.get().adapter for _ in range(2))
     assert before != after
 
 
@@ -175,7 +175,7 @@ def test_adapters_that_wait_to_be_loaded_hold_no_thread_that_others_need(folder:
     body = {"lora_path": "sql"}
     config = Config("org/demo", engine=EngineOptions(lora_dir=folder))
     with on_sockets.serving(config) as loading, ThreadPoolExecutor(50) as clients:
-        loading.engine.adapters = AdapterTable(lambda *_: go.wait(60))
+        loading.engine.adapters = AdapterTable(lambda *_: go.wait())
         loads = [
             clients.submit(loading.post, "/v1/load_lora_adapter", lora_name=f"{number}", **body) for number in range(50)
         ]

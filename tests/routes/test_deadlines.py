@@ -23,7 +23,7 @@ def ask(
 def test_the_earlier_one_of_header_and_body_counts_from_the_receipt(served: Served, path: str) -> None:
     headers = {"x-deadline-ms": "90000", "x-ttft-deadline-ms": "50000"}
     assert ask(served, path, headers, deadline_ms=80_000, ttft_deadline_ms=60_000.0).status_code == 200
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get()
     record = served.telemetry.next_record()
     assert (request.deadline_ns - request.received_ns, record.deadline_ns) == (80 * 10**9, 80 * 10**9)
     assert (request.first_token_deadline_ns - request.received_ns, record.ttft_deadline_ns) == (50 * 10**9, 50 * 10**9)
@@ -32,7 +32,7 @@ def test_the_earlier_one_of_header_and_body_counts_from_the_receipt(served: Serv
 
 def test_without_a_deadline_there_is_none(served: Served) -> None:
     assert ask(served).status_code == 200
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get()
     record = served.telemetry.next_record()
     assert (request.deadline_ns, request.first_token_deadline_ns, record.deadline) == (None, None, None)
 

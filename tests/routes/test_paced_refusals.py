@@ -130,7 +130,7 @@ def test_uploads_are_charged_while_other_clients_have_open_requests(
     upload(OTHER_KEY)
     with served.connect() as client:
         client.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        served.engine.submitted.get(timeout=60)
+        served.engine.submitted.get()
         upload(KEY)
         assert charges == []
         upload(OTHER_KEY)

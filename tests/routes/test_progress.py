@@ -50,7 +50,7 @@ def streaming(served: Served, path: str, headers: dict[str, str] | None = None, 
     )
     served.engine.script = lambda request: [[progress(request, 20)]]
     answer = served.http.send(request_sent, stream=True)
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get()
     try:
         yield request, answer, blocks(answer)
     finally:
@@ -90,7 +90,7 @@ def test_the_events_with_data_are_those_of_a_short_prompt(soon: Served, path: st
 
     soon.engine.script = script
     short = soon.post(path, **BODIES[path], stream=True).text.split("\n\n")
-    soon.engine.submitted.get(timeout=60)
+    soon.engine.submitted.get()
     with streaming(soon, path) as (request, _, events):
         next(events)  # it has begun
         soon.engine.deliver([*tokens(request), finished(request.request_id, Usage(100, 20, 1))])
@@ -231,12 +231,12 @@ def test_without_a_long_wait_a_stream_begins_with_its_first_token(serve: Serve, 
     text = served.chat(stream=True).text
     assert text.startswith("data: ")
     assert "prompt tokens" not in text
-    assert served.engine.submitted.get(timeout=60).reports_progress is (seconds > 0)
+    assert served.engine.submitted.get().reports_progress is (seconds > 0)
 
 
 def test_nothing_is_reported_of_an_answer_that_is_sent_whole(served: Served) -> None:
     served.chat()
-    assert not served.engine.submitted.get(timeout=60).reports_progress
+    assert not served.engine.submitted.get().reports_progress
 
 
 @pytest.mark.plugin("messages")

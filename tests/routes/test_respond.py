@@ -258,9 +258,9 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(place: Pla
     with place.threads() as threads:
         with place.running(app, options) as url:
             asking = threads.submit(ask, place.plain(url))
-            engine.submitted.get(timeout=60)
+            engine.submitted.get()
             place.world.wait_for(lambda: begun or not stream)
-        answer = asking.result(60)
+        answer = asking.result()
     assert answer.status_code == (200 if stream else 503)
     assert "The server is shutting down." in answer.text
     assert engine.aborted.qsize() == 1
@@ -329,7 +329,7 @@ def test_the_memory_of_a_large_answer_is_given_back_once_it_is_written(served: S
     assert served.complete(stream=stream).status_code == 200
     served.engine.script = says("x" * (MUCH_BYTES + 1))
     assert len(served.complete(stream=stream).content) > MUCH_BYTES
-    assert served.engine.gives_back.get(timeout=60)
+    assert served.engine.gives_back.get()
     assert served.engine.gives_back.empty()
 
 
@@ -360,7 +360,7 @@ def test_a_compressed_body_is_decoded(serve: Serve, coding: str, num_words: int)
 
     prompt = "word " * num_words
     assert post("/v1/completions", {"prompt": prompt}).status_code == 200
-    assert served.engine.submitted.get(timeout=60).prompts == (TextPrompt(prompt),)
+    assert served.engine.submitted.get().prompts == (TextPrompt(prompt),)
     messages = [{"role": "user", "content": prompt}]
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": messages},

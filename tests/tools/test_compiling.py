@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.waiting import LIMIT_SECONDS
-
 POOL = """
 import multiprocessing, time
 from concurrent.futures import ProcessPoolExecutor
@@ -26,4 +24,4 @@ def test_processes_of_a_pool_end_with_the_one_that_started_them(tmp_path: Path) 
         assert process.stdout.readline() == "1\n"
         process.kill()
         # The pool's processes have inherited this pipe, so its end is theirs.
-        assert process.communicate(timeout=LIMIT_SECONDS)[0] == ""
+        assert process.communicate()[0] == ""

@@ -58,13 +58,13 @@ def test_sound_inputs_are_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("option", "number"), [("--fixed", 30), ("--seconds=5", 1)])
 def test_a_fixed_number_of_inputs_does_not_depend_on_time(option: str, number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SLOW, option, "--into", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert f"codings: {number} inputs" in done.stdout
 
 
 def test_inputs_with_a_fault_or_without_an_end_stay(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FAULTY, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (1, "")
     assert "2 of 3 targets of seed 1 have a fault" in done.stdout
     assert f"codings: raised an error on {tmp_path / 'codings' / '1'}" in done.stdout

@@ -41,22 +41,22 @@ def test_starts_go_together_and_end_before_a_measurement(tmp_path: Path, pool: T
     first, second, third = (Turns(tmp_path, place) for place in range(3))
     starts = [Visit(pool, turns.starting) for turns in (first, second)]
     for start in starts:
-        assert start.is_in.wait(30)
+        start.is_in.wait()
     measurement = Visit(pool, third.measuring)
     starts[0].leave()
     assert not measurement.is_in.wait(0.1)
     starts[1].leave()
-    assert measurement.is_in.wait(30)
+    measurement.is_in.wait()
     late = Visit(pool, first.starting)
     assert not late.is_in.wait(0.1)
     measurement.leave()
-    assert late.is_in.wait(30)
+    late.is_in.wait()
     late.leave()
 
 
 def test_the_first_section_of_those_that_wait_measures_next(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     measuring = Visit(pool, Turns(tmp_path, 1).measuring)
-    assert measuring.is_in.wait(30)
+    measuring.is_in.wait()
     last = Visit(pool, Turns(tmp_path, 2).measuring)
     while not (tmp_path / "waits-02").exists():
         pass
@@ -65,10 +65,10 @@ def test_the_first_section_of_those_that_wait_measures_next(tmp_path: Path, pool
         pass
     assert not first.is_in.wait(0.1)
     measuring.leave()
-    assert first.is_in.wait(30)
+    first.is_in.wait()
     assert not last.is_in.wait(0.1)
     first.leave()
-    assert last.is_in.wait(30)
+    last.is_in.wait()
     last.leave()
 
 

@@ -7,7 +7,6 @@ from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.facts.step_record import HostPart
 from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
     Clock,
     Inbox,
     Launched,
@@ -129,7 +128,7 @@ def test_the_idle_time_in_snapshots_grows_and_never_goes_back() -> None:
             look()
             clock.move(5)
             engine.submit(request(name, max_tokens=1), inbox)
-            runner.started.get(timeout=TIMEOUT_SECONDS)
+            runner.started.get()
             clock.move(60)  # a step under way is no idle time, and nothing is published before it ends
             look()
             runner.permit()

@@ -10,7 +10,6 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import EngineAccount
 from tests.engine.doubles import (
     EOS,
-    TIMEOUT_SECONDS,
     Inbox,
     ScriptedRunner,
     letter_id,
@@ -89,7 +88,7 @@ def test_loop_of_an_aborted_request_is_noted() -> None:
         engine.submit(request(max_tokens=900), inbox)
         runner.permit(330)
         for _ in range(331):
-            runner.started.get(timeout=TIMEOUT_SECONDS)
+            runner.started.get()
         engine.abort("r")
         runner.permit(900)
         terminal = inbox.wait_terminal("r")["r"]

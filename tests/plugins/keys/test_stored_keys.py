@@ -298,14 +298,14 @@ def test_a_request_gets_no_better_priority_than_its_key(run: RunServer, table: K
         priorities = []
         for wanted in ({}, {"priority": 1}, {"priority": 9}):
             served.complete(**wanted)
-            priorities.append(served.engine.submitted.get(timeout=60).priority)
+            priorities.append(served.engine.submitted.get().priority)
     assert priorities == [5, 5, 9]
 
 
 def test_a_request_has_the_share_of_its_key(run: RunServer, table: KeyTable) -> None:
     with asking(run, table.add("alice", {"share": 3.0})) as served:
         served.complete()
-        assert served.engine.submitted.get(timeout=60).share == 3.0
+        assert served.engine.submitted.get().share == 3.0
 
 
 def test_metrics_name_clients_only_to_a_key_that_may_watch(run: RunServer, table: KeyTable) -> None:
@@ -387,7 +387,7 @@ def test_lines_of_a_batch_use_the_limits_of_its_key(
         counts = sdk.batches.retrieve(batch.id).request_counts
         assert (counts.completed, counts.failed) == (2, 1)
         assert used(table)["requests"] == 2
-        assert served.engine.submitted.get(timeout=60).priority == 7
+        assert served.engine.submitted.get().priority == 7
         table.change("alice", {"requests_per_day": 3})
         served.settle(RETRIED_SECONDS)
         assert sdk.batches.retrieve(batch.id).status == "completed"

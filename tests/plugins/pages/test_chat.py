@@ -10,7 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import jsonschema
 import pytest
 from PIL import Image
@@ -87,7 +86,7 @@ def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server:
     with page.expect_response("**/v1/chat/completions") as answer:
         send(page)
     request_id = answer.value.headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     line = page.inner_text(f"{LAST} .account .line")
     assert re.fullmatch(rf"[\d.]+ tok/s · {entry['completion_tokens']} tokens · [\d.]+ m?s", line)
     assert page.locator(f"{LAST} .bar i").count() == len(entry["phases"])
@@ -157,7 +156,7 @@ def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveS
     send(page)
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
     body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": schema}
-    error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+    error = server.post("/v1/chat/completions", **body).json()["error"]
     assert page.inner_text(f"{LAST} .error") == error["message"]
     assert page.inner_text(f"{LAST} .error + .note") == f"Parameter: {error['param']}" == "Parameter: response_format"
 
@@ -232,7 +231,7 @@ def read_picture(part: dict[str, Any]) -> Image.Image:
 def seeing(server: LiveServer, open_page: OpenPage) -> Page:
     """Give the page of a model that reads pictures, whose answers are made up here."""
     page = open_page(f"{server.url}/")
-    models = httpx.get(f"{server.url}/v1/models", timeout=60).json()
+    models = server.get("/v1/models").json()
     assert [model["input_modalities"] for model in models["data"]] == [["text"], ["text"]]
     models["data"][0]["input_modalities"] = ["image", "text"]
     page.route("**/v1/models", lambda route: route.fulfill(json=models))

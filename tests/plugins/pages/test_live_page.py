@@ -55,7 +55,7 @@ def page(server: LiveServer, open_page: OpenPage) -> Page:
 
 def complete(server: LiveServer, **body: Any) -> httpx.Response:
     body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True} | body
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return server.post("/v1/completions", **body)
 
 
 def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: LiveServer, page: Page) -> None:
@@ -65,7 +65,7 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
         page.wait_for_selector("tr[data-phase]")
         request_id = page.inner_text("#title")
         shown = page.locator("tr[data-phase]").evaluate_all("rows => rows.map((row) => ({...row.dataset}))")
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     assert [(row["phase"], int(row["durationNs"])) for row in shown] == [
         (phase["name"], phase["duration_ns"]) for phase in entry["phases"]
     ]
@@ -102,7 +102,7 @@ def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -
     page.wait_for_selector("#requests a >> nth=20")
     page.wait_for_selector("#open-requests:empty", state="attached")
     page.click("#pause")
-    requests = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
+    requests = server.get("/debug/requests").json()["requests"]
     shown = page.locator("#requests a").evaluate_all(BARS)
     assert len(shown) > 20
     entries = {entry["request_id"]: entry for entry in requests}
@@ -154,9 +154,9 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
     shown = []
     for max_tokens in (100, 1):  # In 100 steps, drafts are probed however slow they are.
         request_id = complete(server, **always, max_tokens=max_tokens).headers["x-request-id"]
-        url = f"{server.url}/debug/requests/{request_id}"
-        wait_until(lambda url=url: httpx.get(url, timeout=60).status_code == 200)
-        entry = httpx.get(url, timeout=60).json()
+        path = f"/debug/requests/{request_id}"
+        wait_until(lambda path=path: server.get(path).status_code == 200)
+        entry = server.get(path).json()
         page = open_page(f"{server.url}/requests?id={request_id}")
         page.click("#requests a")
         page.wait_for_selector("tr[data-phase]")
@@ -169,7 +169,7 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
 
 def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     entry |= {"num_draft_tokens": 10_976, "num_accepted_tokens": 7_378, "mean_event_tokens": 9.3}
     entry["token_gaps"] = {"p50_ns": 166_000_000, "p99_ns": 200_000_000, "max_ns": 300_000_000}
     entry["cost"] |= {"machine_ns": 84 * 10**9, "core_ns": 10**9, "alone_ns": 207 * 10**9, "alone_core_ns": 10**9}
@@ -183,7 +183,7 @@ def test_figures_of_a_drafted_request_fit_together(server: LiveServer, open_page
 
 def test_numbers_of_an_account_have_commas_but_for_its_seed(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     entry["params"] = {"max_tokens": 10_976, "temperature": 0.75, "seed": 446_121}
     entry["events"] = [{"name": "prefill_chunk", "at_ns": 1000, "details": {"start": 2048, "tokens": 512}}]
     page = open_account(open_page, server, entry)
@@ -213,7 +213,7 @@ def test_numbers_of_tiles_and_charts_have_commas_like_counts(page: Page) -> None
 
 def test_details_have_the_time_alone_of_the_causes(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     entry |= {"num_draft_tokens": 0, "num_accepted_tokens": 0, "media": None}
     for phase in entry["phases"]:
         phase["causes_ns"] = {"alone": 600_000_000} if phase["name"] in ("prefill", "decode") else {}
@@ -235,7 +235,7 @@ def test_machine_and_unexplained_have_shades_of_their_own_in_bar_legend_and_tabl
     server: LiveServer, open_page: OpenPage
 ) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     for phase in entry["phases"]:
         phase["causes_ns"] = {}
     causes_ns = {"alone": 100, "neighbour_decodes": 100, "machine": 500, "unexplained": 200, "host": 100}
@@ -265,7 +265,7 @@ FIRST_WORDS = "nodes => nodes.map((node) => node.innerText.split(/\\s/)[0])"
 
 def test_bar_shows_the_machine_where_the_time_alone_is_not_known_yet(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     for phase in entry["phases"]:
         phase["causes_ns"] = {}
     entry["phases"][-2] |= {"duration_ns": 1000, "causes_ns": {"machine": 400, "not_known_yet": 600}}
@@ -278,7 +278,7 @@ def test_bar_shows_the_machine_where_the_time_alone_is_not_known_yet(server: Liv
 
 def test_tip_of_a_row_says_what_others_the_machine_and_the_rest_added(server: LiveServer, open_page: OpenPage) -> None:
     complete(server)
-    entries = httpx.get(f"{server.url}/debug/requests?form=row&limit=1", timeout=60).json()
+    entries = server.get("/debug/requests?form=row&limit=1").json()
     ns = 1_000_000_000
     entries["requests"][0] |= {
         "duration_ns": 11 * ns,
@@ -296,7 +296,7 @@ def test_tip_of_a_row_says_what_others_the_machine_and_the_rest_added(server: Li
 
 def test_bar_of_the_time_in_which_a_model_was_loaded_has_a_shade(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
-    entry = httpx.get(f"{server.url}/debug/requests/{request_id}", timeout=60).json()
+    entry = server.get(f"/debug/requests/{request_id}").json()
     entry["phases"][0] |= {"duration_ns": 1000, "causes_ns": {"model_load": 1000}}
     page = open_account(open_page, server, entry)
     bar = page.locator("tr[data-phase=receive] .track i")

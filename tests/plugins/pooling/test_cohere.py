@@ -29,7 +29,7 @@ def embed(served: Served, **body: Any) -> Any:
 
 
 def texts_read(served: Served) -> list[str]:
-    prompts = served.engine.submitted.get(timeout=60).prompts
+    prompts = served.engine.submitted.get().prompts
     return [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
 
 

@@ -31,7 +31,7 @@ def features(served: Served, texts: str | list[str], **options: Any) -> np.ndarr
 
 
 def prompts_read(served: Served) -> list[TextPrompt]:
-    prompts = served.engine.submitted.get(timeout=60).prompts
+    prompts = served.engine.submitted.get().prompts
     return [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
 
 

@@ -165,7 +165,7 @@ def test_a_response_is_cancelled_with_what_it_has(served: Served, texts: tuple[s
     assert [part["text"] for item in answer["output"] for part in item["content"]] == list(texts)
     assert read(served, response_id) == answer
     assert served.post(f"{RESPONSES}/{response_id}/cancel").json() == answer
-    assert served.engine.aborted.get(timeout=60) == response_id
+    assert served.engine.aborted.get() == response_id
     assert served.telemetry.next_record().outcome == Outcome.CANCELLED
     refused(served.post(RESPONSES, input="Hi", previous_response_id=response_id), "previous_response_id")
 
@@ -298,7 +298,7 @@ def test_it_waits_for_other_work_as_long_as_its_completion_window_allows(
     served: Served, options: dict[str, str] | None, seconds: int
 ) -> None:
     begin(served, background_options=options)
-    assert served.engine.submitted.get(timeout=60).background_wait_ns == seconds * 10**9
+    assert served.engine.submitted.get().background_wait_ns == seconds * 10**9
 
 
 def test_a_completion_window_needs_a_response_in_the_background(served: Served) -> None:
@@ -317,11 +317,11 @@ def test_it_has_its_turn_within_half_a_minute_on_a_busy_server(place: Place) -> 
     app = create_app(config, engine, telemetry, runtime=world)
     with place.running(app, config.server) as url, place.client_of(url) as http:
         engine.submit(first, inbox)
-        runner.started.get(timeout=60)
+        runner.started.get()
         served = WorldServed(url, engine, telemetry, http, place=place)
         response_id = begin(served, max_output_tokens=3)
         runner.permit()
-        runner.started.get(timeout=60)
+        runner.started.get()
         assert any(row.phase == "queue" for row in engine.open_requests(0).values())
         for other in others:
             engine.submit(other, inbox)

@@ -94,14 +94,14 @@ def status_of(served: Served, response_id: str) -> int:
 def test_response_of_a_killed_server_is_found_and_made_again(path: Store, script: Script) -> None:
     with server(path, script) as first:
         response_id = begin(first, metadata={"a": "b"}, background_options={"completion_window": "8h"})
-        if any(script(first.engine.submitted.get(timeout=60))):
+        if any(script(first.engine.submitted.get())):
             read_later(first, response_id, "in_progress")
         before = read(first, response_id)
         left = left_behind(path)
     with server(left, starts()) as second:
         found = read(second, response_id)
         assert (found["status"] in ("queued", "in_progress"), found["metadata"]) == (True, {"a": "b"})
-        request = second.engine.submitted.get(timeout=60)
+        request = second.engine.submitted.get()
         assert (request.is_background, request.request_id) == (True, response_id)
         items = second.http.get(f"{RESPONSES}/{response_id}/input_items").json()["data"]
         assert items[0]["content"][0]["text"] == "Hi"
@@ -126,7 +126,7 @@ def test_response_is_made_again_with_the_seed_that_it_had(path: Store) -> None:
 
 
 def taken(served: Served, number: int) -> list[Any]:
-    return [served.engine.submitted.get(timeout=60) for _ in range(number)]
+    return [served.engine.submitted.get() for _ in range(number)]
 
 
 def test_response_that_was_made_again_waits_for_other_work_no_longer_than_it_would_have(path: Store) -> None:
@@ -134,7 +134,7 @@ def test_response_that_was_made_again_waits_for_other_work_no_longer_than_it_wou
         begin(first, background_options={"completion_window": "2h"})
         left = left_behind(path, "stream_ids = replace(stream_ids, ' 1', ' 0')")  # accepted long ago
     with server(left, starts()) as second:
-        assert second.engine.submitted.get(timeout=60).background_wait_ns == 0
+        assert second.engine.submitted.get().background_wait_ns == 0
 
 
 def test_stream_of_a_response_goes_on_after_its_server_was_killed(path: Store) -> None:
@@ -179,7 +179,7 @@ def test_response_during_which_servers_died_is_made_alone_after_the_others(path:
     with server(left, starts()) as second:
         order = []
         for _ in ids:
-            order.append(second.engine.submitted.get(timeout=60).request_id)
+            order.append(second.engine.submitted.get().request_id)
             second.settle()
             assert [*second.engine.open] == order[-1:]
             go_on(second, "Hello")
@@ -338,7 +338,7 @@ def test_response_that_another_server_makes_ends_there_too(
         response_id = begin(one)
         read_later(two, response_id, "in_progress")
         assert end(two, response_id).status_code == 200
-        assert one.engine.aborted.get(timeout=60) == response_id
+        assert one.engine.aborted.get() == response_id
         one.settle(LATER_SECONDS)
         assert not one.engine.open
         if status is None:

@@ -295,7 +295,7 @@ def test_a_client_that_leaves_stores_nothing(served: Served) -> None:
         lines = response.iter_lines()
         assert next(lines) == "event: response.created"
         response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
-    served.engine.aborted.get(timeout=60)
+    served.engine.aborted.get()
     assert served.telemetry.next_record().outcome == Outcome.CANCELLED
     assert served.http.get(f"{RESPONSES}/{response_id}").status_code == 404
 

@@ -108,7 +108,7 @@ def test_lanes_run_side_by_side_and_a_lane_in_order(served: Served) -> None:
         client.create(stream_id="c")
         (*_, last) = client.until("response.completed")
         assert last["stream_id"] == "c"
-    assert {served.engine.aborted.get(timeout=60) for _ in range(2)}  # The client has left.
+    assert {served.engine.aborted.get() for _ in range(2)}  # The client has left.
 
 
 def test_errors_are_events_and_nothing_is_lost(serve: Serve) -> None:
@@ -390,7 +390,7 @@ def test_a_shutdown_waits_for_responses_and_closes_sockets(place: Place) -> None
     with place.server(app, options) as server, WebSocket(server) as idle, WebSocket(server) as busy:
         busy.create()
         busy.until("response.output_text.delta")
-        request = engine.submitted.get(timeout=60)
+        request = engine.submitted.get()
         server.should_exit = True
         assert idle.closed()[0] == CloseCode.GOING_AWAY
         busy.create()

@@ -220,11 +220,11 @@ def test_codex_reads_only_what_a_shell_pipes_into_its_task(server: ScriptedServe
     stub = stubs.home.parent / "bin" / "codex"
     stub.write_text(f"#!{sys.executable}\nimport sys\nprint('read:', sys.stdin.read())\n")
     command = [sys.executable, "-m", "oaiserve", "launch", "codex", "--url", server.url, "--", "exec", "Fix the test"]
-    piped = subprocess.run(command, input="a log", capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    piped = subprocess.run(command, input="a log", capture_output=True, text=True)
     assert piped.stdout == "read: a log\n"
     ours, open_end = socket.socketpair()
     with ours, open_end:
-        left_open = subprocess.run(command, stdin=ours, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        left_open = subprocess.run(command, stdin=ours, capture_output=True, text=True)
     assert left_open.stdout == "read: \n"
 
 
