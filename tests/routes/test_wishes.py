@@ -8,6 +8,7 @@ object of each is sent with and without each field.
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -50,6 +51,16 @@ def sdk_type(dotted: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@cache
+def hints_of(typed_dict: Any) -> dict[str, Any]:
+    return get_type_hints(typed_dict)
+
+
+@cache
+def information_of(kind: type[msgspec.Struct]) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(kind)
+
+
 def inner(hint: Any) -> list[Any]:
     return [each for each in get_args(hint) if not isinstance(each, str | int | None)]
 
@@ -60,7 +71,7 @@ def parameters(hint: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for each in inner(hint):
             yield from parameters(each, prefix)
         return
-    for name, type_of_field in get_type_hints(hint).items():
+    for name, type_of_field in hints_of(hint).items():
         yield prefix + name, type_of_field
         if prefix or name not in OPEN:
             yield from parameters(type_of_field, f"{prefix}{name}.")
@@ -68,7 +79,7 @@ def parameters(hint: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def types_within(hint: Any, found: dict[Any, set[str]]) -> dict[Any, set[str]]:
     if is_typeddict(hint) and hint not in found:
-        fields = get_type_hints(hint)
+        fields = hints_of(hint)
         found[hint] = set(fields)
         for field in fields.values():
             types_within(field, found)
@@ -80,7 +91,7 @@ def types_within(hint: Any, found: dict[Any, set[str]]) -> dict[Any, set[str]]:
 def has(kind: type[msgspec.Struct], path: str) -> bool:
     """Return whether the type of a body has a field, in one of several forms, or in the entries of a list. An object of
     any form has every field, and so has a body that another route reads."""
-    nodes: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+    nodes: list[msgspec.inspect.Type] = [information_of(kind)]
     for step in path.split("."):
         nodes += [
             entry for node in nodes if isinstance(node, msgspec.inspect.ListType) for entry in members(node.item_type)
@@ -316,7 +327,7 @@ def reaction(served: Served, sent: Sent, fields: Fields) -> tuple[object, ...]:
     answer = served.post(sent.route, **{**BODIES[sent.route], **sent.body(fields)})
     if answer.status_code != 200:
         return answer.status_code, answer.json()["error"]["message"]
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get()
     num_calls = answer.text.count('"call_id"') + answer.text.count('"tool_use"')
     return answer.headers.get(HEADER), str(request.prompts), str(request.params), num_calls
 

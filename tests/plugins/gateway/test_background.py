@@ -1,6 +1,5 @@
 """Responses in the background through a gateway, whose replica ends and comes back."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.e2e.live import API_KEY, LiveServer, serve_process
 from tests.plugins.gateway.doubles import OPTIONS, QUICK, fleet
 from tests.routes.asking import RESPONSES, answered, refused
 from tests.serving import RunningServer
-from tests.waiting import LIMIT_SECONDS, wait_until
+from tests.waiting import wait_until
 from tests.world.serving import Place
 
 
@@ -77,10 +76,8 @@ def gateway_to(servers: list[LiveServer]) -> Iterator[OpenAI]:
 
 
 def ended(sdk: OpenAI, name: str) -> Response:
-    give_up = time.monotonic() + LIMIT_SECONDS
-    while (response := sdk.responses.retrieve(name)).status in ("queued", "in_progress"):
-        assert time.monotonic() < give_up
-    return response
+    wait_until(lambda: sdk.responses.retrieve(name).status not in ("queued", "in_progress"))
+    return sdk.responses.retrieve(name)
 
 
 def test_responses_in_the_background_survive_a_kill_with_the_same_bytes(small_model: Path, tmp_path: Path) -> None:

@@ -58,16 +58,22 @@ def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
     return backend, LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size()), ids
 
 
-def grammar(family: CallFamily, *, only_one: bool, special_ids: dict[str, int]) -> str:
+@cache
+def compiled(family: CallFamily, *special: str, only_one: bool) -> LLMatcher:
+    """Return a matcher of the grammar of forced calls, which is to be copied."""
+    _, guidance, special_ids = tokenizer(*special)
     text = family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids)
-    return translate("lark_with_schemas", text).text
+    matcher = LLMatcher(guidance, translate("lark_with_schemas", text).text)
+    assert not matcher.get_error()
+    return matcher
 
 
 def accepts(family: CallFamily, text: str, *, only_one: bool = False, special: tuple[str, ...] = ()) -> bool:
     """Return whether the grammar of forced calls takes the whole text, and may end there."""
-    backend, guidance, special_ids = tokenizer(*special)
-    matcher = LLMatcher(guidance, grammar(family, only_one=only_one, special_ids=special_ids))
-    assert not matcher.get_error()
+    return takes(compiled(family, *special, only_one=only_one).deep_copy(), tokenizer(*special)[0], text)
+
+
+def takes(matcher: LLMatcher, backend: Tokenizer, text: str) -> bool:
     ids = backend.encode(text, add_special_tokens=False).ids
     return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
@@ -97,7 +103,7 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
 def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFamily, seed: int) -> None:
     draw = random.Random(seed)
     backend, guidance, _ = tokenizer()
-    matcher = LLMatcher(guidance, grammar(family, only_one=False, special_ids={}))
+    matcher = compiled(family, only_one=False).deep_copy()
     token_ids: list[int] = []
     while not (matcher.is_accepting() and draw.random() < 0.5):
         bits = matcher.compute_bitmask()
@@ -146,12 +152,11 @@ BY_VALUES = [family for family in FAMILIES if family.parser.form is not None]
 def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_special: bool) -> None:
     backend, guidance, ids = tokenizer(*family.parser.tags if is_special else ())
     text = translate("lark_with_schemas", family.grammar(FLAT, only_one=True, special_ids=ids)).text
+    matcher = LLMatcher(guidance, text)
+    assert not matcher.get_error()
 
     def is_allowed(call: str) -> bool:
-        matcher = LLMatcher(guidance, text)
-        assert not matcher.get_error()
-        ids = backend.encode(call, add_special_tokens=False).ids
-        return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
+        return takes(matcher.deep_copy(), backend, call)
 
     rome = {"city": "<b>\nRome", "nights": 2}
     for good in (rome, {**rome, "class": "b c"}):
@@ -217,9 +222,8 @@ def test_the_grammar_refuses_what_is_no_call_of_these_tools(family: CallFamily) 
 def test_marks_that_are_special_tokens_are_forced_as_these(family: CallFamily, special: tuple[str, ...]) -> None:
     text = written(family, [("get_time", {"zone": "utc"}), ("add-2", {})])
     assert accepts(family, text, special=special)
-    _, guidance, special_ids = tokenizer(*special)
-    matcher = LLMatcher(guidance, grammar(family, only_one=True, special_ids=special_ids))
-    assert matcher.consume_token(special_ids[special[0]])
+    special_ids = tokenizer(*special)[2]
+    assert compiled(family, *special, only_one=True).deep_copy().consume_token(special_ids[special[0]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
