@@ -67,6 +67,7 @@ def check(value: object, *schemas: str) -> None:
     assert not all(problems.values()), problems
 
 
+@cache
 def operation(method: str, path: str) -> Mapping[str, Any] | None:
     """Return the published description of a route, or None if it has none."""
     tidy = re.sub("/{2,}", "/", path).rstrip("/") or "/"
