@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -208,6 +209,7 @@ class NoMedia:
         raise InvalidRequest(f"{where} is not read", param=param)
 
 
+@cache
 def loaded(path: Path) -> tuple[ChatTemplate, Dialect]:
     template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
     return template, dialect_of("auto", "auto", template, {})
