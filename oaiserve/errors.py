@@ -1,7 +1,8 @@
 """All errors that a client can cause or see, and the error that stops a start. No module of oaiserve is imported.
 
 Routes and engine raise these errors. The middleware `Errors` renders them with `APIError.body`, and a stream that has
-begun writes the same object as its last event. On the routes of Anthropic's API the object has Anthropic's form, too.
+begun writes the same object as its last event. On the routes of Anthropic's API the object has Anthropic's form, too,
+and on those of Ollama's API only Ollama's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 _MOST_NAMED = 20  # models that an error names
 ANTHROPIC_PATH = "/v1/messages"  # and all below it
+_OF_OLLAMA = ("chat", "generate", "embed", "embeddings", "tags", "ps", "show", "version")
+_OF_OLLAMAS_MODELS = ("pull", "push", "create", "copy", "delete")
+OLLAMA_PATHS = frozenset(f"/api/{name}" for name in _OF_OLLAMA + _OF_OLLAMAS_MODELS)
 MODELS_PATH = "/v1/models"
 FILES_PATH = "/v1/files"
 REASON_HEADER = "x-oaiserve-reason"  # header of a 503 that says nothing about whether the server takes other requests
@@ -60,6 +64,8 @@ class APIError(Exception):
             "code": self.code,
             **ids,
         }
+        if path in OLLAMA_PATHS:
+            return {"error": error["message"]}
         if not path.startswith(ANTHROPIC_PATH):
             return {"error": error}
         error["type"] = _ANTHROPIC_TYPES.get(

@@ -53,6 +53,7 @@ OURS = (
     "keys",
     "media",
     "messages",
+    "ollama",
     "pages",
     "pooling",
     "ray",

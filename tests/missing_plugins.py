@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from oaiserve.errors import OLLAMA_PATHS
+
 FOLDER = Path(__file__).parents[1] / "oaiserve" / "plugins"
 PATHS = {  # of the routes of each plug-in
     "batches": ("/v1/files", "/v1/batches", "/v1/messages/batches"),
     "inspector": ("/debug/requests/{request_id}/tokens",),
     "keys": ("/admin/keys",),
     "messages": ("/v1/messages",),
+    "ollama": tuple(OLLAMA_PATHS),
     "pages": ("/dashboard", "/requests", "/clients", "/runs", "/docs", "/favicon.ico"),
     "pooling": ("/v1/embeddings", "/v2/embed", "/embed", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
@@ -28,6 +31,7 @@ TOGETHER = {
     "plugins/gateway/test_background.py": ("responses",),
     "plugins/gateway/test_runs.py": ("runs",),
     "plugins/gateway/test_sockets.py": ("responses",),
+    "plugins/ollama/test_gateway.py": ("gateway",),
     "plugins/responses/test_ways_in.py": ("batches", "gateway", "messages"),
 }
 

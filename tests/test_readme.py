@@ -97,7 +97,7 @@ def test_flags_exist(page: str) -> None:
 
 def test_the_table_of_routes_has_every_route() -> None:
     table = (ROOT / "docs/reference/api.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
-    named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
+    named = set(re.findall(r"`(?:GET|POST|DELETE) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
     assert {path for path in named if is_served(path)} == served
 

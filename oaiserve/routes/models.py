@@ -41,9 +41,9 @@ class Model(msgspec.Struct):
     `input_modalities` are text and any of image and audio. If the model generates text, `default_sampling` has the
     parameters for requests that set none, `default_sampling_source` is the address where its publisher recommends them
     if the model's files name none, `default_max_tokens` is the most tokens of their answers if they have such a limit,
-    and `has_chat_template` says whether it can chat. `device` runs the model.
-    `description` says what the demo model is for, or how a model without a chat template gets one. Clients of
-    Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
+    `has_chat_template` says whether it can chat, and `has_reasoning` whether answers may begin with reasoning. `device`
+    runs the model. `description` says what the demo model is for, or how a model without a chat template gets one.
+    Clients of Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -59,6 +59,7 @@ class Model(msgspec.Struct):
     default_sampling_source: str | UnsetType = UNSET
     default_max_tokens: int | UnsetType = UNSET
     has_chat_template: bool | UnsetType = UNSET
+    has_reasoning: bool | UnsetType = UNSET
     description: str | UnsetType = UNSET
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
@@ -161,6 +162,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
         default_sampling_source=recommendation.source if generates and recommendation else UNSET,
         default_max_tokens=limits.get("default_max_tokens", UNSET) if generates else UNSET,
         has_chat_template=serving.engine.tokenizer.chat_template is not None if generates else UNSET,
+        has_reasoning=serving.dialect.reasoning is not None if generates else UNSET,
         description=_description(serving),
     )
 

@@ -60,8 +60,8 @@ def document(
     answers: list[type[msgspec.Struct]] = [ErrorAnswer]
     for operation in operations:
         kinds = (operation.answer, operation.answer_of_anthropic, operation.event)
-        answers += [kind for kind in kinds if isinstance(kind, type)]
-    statuses = {error.status for operation in operations for error in operation.all_errors}
+        answers += [kind for kind in (*kinds, operation.error) if isinstance(kind, type)]
+    errors = {name: each for operation in operations for name, each in _errors(operation).items()}
     paths: dict[str, Any] = {}
     for route, operation in described:
         key: dict[str, list[str]] = {"api_key": []}
@@ -84,7 +84,7 @@ def document(
         "paths": paths,
         "components": {
             "schemas": _schemas([*bodies, Message, InputItem], is_answer=False) | _schemas(answers, is_answer=True),
-            "responses": {str(status): _error(status) for status in sorted(statuses)},
+            "responses": {name: errors[name] for name in sorted(errors)},
             "securitySchemes": {
                 "api_key": {"type": "http", "scheme": "bearer", "description": "A key of `--api-key`, if there is one."}
             },
@@ -98,6 +98,7 @@ _GROUPS = {
     "Completions": "/v1/completions",
     "Responses": "/v1/responses",
     "Messages": "/v1/messages",
+    "Ollama": "/api/",
     "Conversations": "/v1/conversations",
     "Embeddings and scores": None,
     "Batches": None,
@@ -122,13 +123,12 @@ def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
     for parameter in operation.query:
         text = {"description": parameter.meaning, "schema": parameter.schema()}
         parameters.append({"name": parameter.name, "in": "query", **text})
-    statuses = sorted({error.status for error in operation.all_errors})
     described: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
         "summary": operation.summary,
         "tags": [_group(path, operation)],
         "responses": {"200": _answer(operation)}
-        | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+        | {name[:3]: {"$ref": f"#/components/responses/{name}"} for name in _errors(operation)},
     }
     if parameters:
         described["parameters"] = parameters
@@ -168,12 +168,21 @@ def _answer(operation: Operation) -> dict[str, Any]:
     return {"description": "The answer."} | ({"content": content} if content else {})
 
 
-def _error(status: int) -> dict[str, Any]:
+def _errors(operation: Operation) -> dict[str, Any]:
+    """Return the errors of a route by their names in the document, which begin with the status."""
+    form = operation.error or ErrorAnswer
+    more = "" if form is ErrorAnswer else f"_{form.__name__}"
+    return {
+        f"{status}{more}": _error(status, form) for status in sorted({each.status for each in operation.all_errors})
+    }
+
+
+def _error(status: int, form: type[msgspec.Struct]) -> dict[str, Any]:
     described: dict[str, Any] = {"description": STATUSES[status]}
     if status in (429, 503):
         seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer"}}
         described["headers"] = {"retry-after": seconds}
-    return described | {"content": {"application/json": {"schema": _reference(ErrorAnswer)}}}
+    return described | {"content": {"application/json": {"schema": _reference(form)}}}
 
 
 def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:

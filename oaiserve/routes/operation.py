@@ -90,6 +90,7 @@ class Operation:
     query: tuple[Parameter, ...] = ()
     form: tuple[Parameter, ...] = ()  # the fields of a multipart/form-data body
     errors: tuple[type[APIError], ...] = ()  # further errors
+    error: type[msgspec.Struct] | None = None  # JSON of errors, if its form is not that of ErrorAnswer
     example: Mapping[str, Any] | None = None  # example of a body
 
     @property

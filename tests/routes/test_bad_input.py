@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from oaiserve.routes.door.foreign_paths import ours_for
 from tests.missing_plugins import is_served
 from tests.serving import Served
 
@@ -232,9 +233,6 @@ def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path:
 @pytest.mark.parametrize(
     ("path", "whose", "ours"),
     [
-        ("/api/chat", "Ollama", "POST /v1/chat/completions"),
-        ("/api/generate", "Ollama", "POST /v1/completions"),
-        ("/api/tags", "Ollama", "GET /v1/models"),
         ("/completion", "llama.cpp", "POST /v1/completions"),
         ("/generate_stream", "Text Generation Inference", "POST /v1/completions"),
         ("/v1beta/models/gemini-2.5-pro:streamGenerateContent", "Gemini", "POST /v1/chat/completions"),
@@ -246,6 +244,18 @@ def test_path_of_another_server_is_answered_with_ours_for_the_same_task(
 ) -> None:
     message = served.post(path).json()["error"]["message"]
     assert f"That is a path of {whose}. Did you mean {ours}? " in message
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/generate", "/v1/completions"),
+        ("/api/tags", "/v1/models"),
+    ],
+)
+def test_path_of_ollama_is_answered_with_ours_without_its_plug_in(path: str, ours: str) -> None:
+    assert ours_for(path, {ours}) == ("Ollama", ours)
 
 
 def test_path_of_a_probe_elsewhere_is_answered_with_ours(served: Served) -> None:
@@ -270,7 +280,7 @@ def test_unknown_route_without_a_similar_one_names_the_list_of_routes(served: Se
 
 def test_a_route_for_models_of_another_kind_is_not_suggested(served: Served) -> None:
     assert "Did you mean" not in served.post("/v1/embedding").json()["error"]["message"]
-    assert "Did you mean" not in served.post("/api/embed").json()["error"]["message"]
+    assert "Did you mean" not in served.post("/embedding").json()["error"]["message"]
 
 
 def test_a_byte_order_mark_before_the_body_is_no_part_of_it(served: Served) -> None:
