@@ -23,6 +23,7 @@ WRITTEN = {  # by a user, and in a script
     '"http://127.0.0.1:8000/v1"': "BASE_URL",
     '"http://127.0.0.1:8000"': "ROOT_URL",
     '"http://127.0.0.1:8001/v1"': "EMBEDDINGS_URL",
+    '"http://127.0.0.1:8001"': "EMBEDDER_URL",
     '"none"': "API_KEY",
     '"demo"': "MODEL",
     '"embedder"': "EMBEDDER",

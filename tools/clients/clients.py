@@ -53,6 +53,7 @@ const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" 
 
 # This package installs the program node, which then runs the client. That of the machine may be too old.
 NODE = "node@22"
+NO_CHOICE = "Ollama's API requires no calls, so a small model may make none."
 NEEDS_NODE = "It needs node 22, which its environment takes from npm's package `node`."
 
 CLIENTS = {
@@ -91,6 +92,47 @@ client = anthropic.Anthropic(base_url="http://127.0.0.1:8000", api_key="none")""
 import Anthropic from "@anthropic-ai/sdk";
 const client = new Anthropic({ baseURL: "http://127.0.0.1:8000", apiKey: "none" });""",
         language="js",
+    ),
+    "ollama": Client(
+        "ollama (Python)",
+        ("ollama",),
+        "use_ollama.py",
+        """\
+import ollama
+
+client = ollama.Client(host="http://127.0.0.1:8000")""",
+        note=f"{NO_CHOICE} With `--port 11434` it needs no `host`.",
+    ),
+    "ollama-js": Client(
+        "ollama (JavaScript)",
+        ("ollama",),
+        "use_ollama.mjs",
+        """\
+import { Ollama } from "ollama";
+const client = new Ollama({ host: "http://127.0.0.1:8000" });""",
+        language="js",
+    ),
+    "langchain-ollama": Client(
+        "LangChain, ChatOllama",
+        ("langchain-ollama",),
+        "use_langchain_ollama.py",
+        """\
+from langchain_ollama import ChatOllama, OllamaEmbeddings
+
+model = ChatOllama(model="demo", base_url="http://127.0.0.1:8000")
+embedder = OllamaEmbeddings(model="embedder", base_url="http://127.0.0.1:8001")""",
+        note='`method="json_schema"` of `with_structured_output` enforces a type.',
+    ),
+    "llama-index-ollama": Client(
+        "LlamaIndex, Ollama",
+        ("llama-index-llms-ollama", "llama-index-embeddings-ollama", "llama-index-core"),
+        "use_llama_index_ollama.py",
+        """\
+from llama_index.embeddings.ollama import OllamaEmbedding
+from llama_index.llms.ollama import Ollama
+
+llm = Ollama(model="demo", base_url="http://127.0.0.1:8000")
+embedder = OllamaEmbedding(model_name="embedder", base_url="http://127.0.0.1:8001")""",
     ),
     "langchain": Client(
         "LangChain",

@@ -125,6 +125,17 @@ def reaction(served: Served, path: str, body: dict[str, Any]) -> tuple[object, .
     return answer.headers.get(HEADER), answer.headers["content-type"], sent, vectors
 
 
+def bodies(kind: str, field: str, sample: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a body with a field, and one without it."""
+    if kind == "Options":
+        return {"options": {field: sample}}, {}
+    if kind.startswith("Message"):
+        return {"messages": sample}, {"messages": WITHOUT[field]} if field in WITHOUT else {}
+    if field == "top_logprobs":
+        return sample, {"logprobs": True}
+    return {field: sample}, {}
+
+
 @pytest.mark.plugin("pooling")
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in FIELDS.items() for field in fields])
 def test_every_field_of_the_package_makes_a_difference(serve: Serve, kind: str, field: str) -> None:
@@ -136,14 +147,7 @@ def test_every_field_of_the_package_makes_a_difference(serve: Serve, kind: str, 
     if "Embed" in kind:
         served.engine.pooling = Pooling("embed", 4, dimensions=())
         served.engine.script = pools([3.0, 0.0, 4.0, 0.0])
-    sample = SAMPLES[kind][field]
-    body, without = {field: sample}, {}
-    if kind == "Options":
-        body = {"options": {field: sample}}
-    elif kind.startswith("Message"):
-        body, without = {"messages": sample}, {"messages": WITHOUT[field]} if field in WITHOUT else {}
-    elif field == "top_logprobs":
-        body, without = sample, {"logprobs": True}
+    body, without = bodies(kind, field, SAMPLES[kind][field])
     assert reaction(served, path, body) != reaction(served, path, without)
 
 

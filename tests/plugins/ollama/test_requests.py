@@ -191,6 +191,49 @@ def test_a_model_may_really_be_called_latest(serve: Serve) -> None:
     assert ask(served, model="llama3.2:latest")["message"]["content"] == "Hello world"
 
 
+# The requests of programs, by their sources: what they send, and the roles of the messages that the model reads.
+CALLED = {"name": "HassTurnOn", "arguments": {"name": "lamp"}}
+OF_HASS = {"type": "function", "function": {"name": "HassTurnOn", "parameters": {"type": "object", "properties": {}}}}
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "Home Assistant": {
+        "messages": [
+            {"role": "system", "content": "You are a voice assistant."},
+            {"role": "user", "content": "Turn on the lamp"},
+            {"role": "assistant", "content": None, "tool_calls": [{"function": CALLED}]},
+            {"role": "tool", "content": '{"data": {"success": []}, "error": null}'},
+        ],
+        "tools": [OF_HASS],
+        "stream": True,
+        "keep_alive": -1,
+        "options": {"num_ctx": 8192},
+        "think": False,
+    },
+    "Open WebUI": {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "", "tool_calls": [{"index": 0, "id": "call_1", "function": CALLED}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+        ],
+        "stream": True,
+        "options": {"temperature": 0.8, "stop": ["END"], "num_predict": 128, "new_topic_penalty": 0.0},
+        "keep_alive": "10m",
+        "format": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
+    },
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_requests_of_programs_are_answered(serve: Serve, program: str) -> None:
+    served = serve(template=HYBRID)
+    (model,) = answered(served.http.get("/api/tags"))["models"]
+    response = served.post(CHAT, model=model["name"], **PROGRAMS[program])
+    assert response.status_code == 200, response.text
+    _, prompt = submitted_to(served)
+    assert [each["role"] for each in prompt.messages] == ["system", "user", "assistant", "tool"]
+    assert prompt.messages[2]["tool_calls"][0]["function"]["name"] == "HassTurnOn"
+
+
 # Vectors.
 
 
