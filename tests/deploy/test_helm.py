@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from oaiserve import __version__
-from tests.deploy.manifests import FOLDER, KUBERNETES, NO_SCHEMA, NOT_MANIFESTS
+from tests.deploy.manifests import FOLDER, KUBERNETES, NO_SCHEMA, NOT_MANIFESTS, OF_KEDA
 from tests.deploy.paths import DEPLOY
 
 CHART = DEPLOY / "helm"
 OPTIONAL = ("autoscaling", "gateway", "inferencePool", "prometheusOperator")
 ALL = {name: {"enabled": True} for name in OPTIONAL}
-KINDS_WITHOUT_SCHEMA = {"ServiceMonitor", "PrometheusRule", "InferencePool"}
-MANIFESTS = sorted(at for at in FOLDER.rglob("*.yaml") if at.name not in NOT_MANIFESTS)
+KINDS_WITHOUT_SCHEMA = {"ServiceMonitor", "PrometheusRule", "InferencePool", "ScaledObject", "InterceptorRoute"}
+MANIFESTS = sorted(at for at in FOLDER.rglob("*.yaml") if at.name not in NOT_MANIFESTS | OF_KEDA)
+TO_ZERO = {"gateway": {"enabled": True}, "scaleToZero": {"enabled": True}}
 KEYS = {"oaiserve": "OAISERVE_API_KEY", "oaiserve-gateway": "OAISERVE_REPLICA_KEY"}  # of each deployment
 Objects = dict[tuple[str, str], dict[str, Any]]  # by kind and name
 
@@ -168,6 +169,38 @@ def test_zero_replicas_are_not_those_of_the_manifests() -> None:
     objects = rendered({"replicas": 0, "gateway": {"enabled": True, "replicas": 0}})
     for name in ("oaiserve", "oaiserve-gateway"):
         assert objects["Deployment", name]["spec"]["replicas"] == 0
+
+
+def test_a_chart_that_scales_to_zero_renders_the_manifest_of_keda() -> None:
+    objects = without_release(rendered(TO_ZERO))
+    expected = yaml.safe_load((FOLDER / "keda/scaledobject.yaml").read_text())
+    scaled = objects["ScaledObject", "oaiserve"]
+    assert scaled == expected
+    assert ("HorizontalPodAutoscaler", "oaiserve") not in objects
+    assert "replicas" not in objects["Deployment", "oaiserve"]["spec"]
+
+
+def test_values_of_a_chart_that_scales_to_zero() -> None:
+    values = {"enabled": True, "maxReplicas": 9, "cooldownSeconds": 60, "prometheus": "http://p:9090"}
+    spec = rendered({**TO_ZERO, "replicas": 2, "scaleToZero": values}, "second")["ScaledObject", "second"]["spec"]
+    assert (spec["scaleTargetRef"], spec["maxReplicaCount"], spec["cooldownPeriod"]) == ({"name": "second"}, 9, 60)
+    waiting, asked = (trigger["metadata"] for trigger in spec["triggers"])
+    assert waiting["serverAddress"] == asked["serverAddress"] == "http://p:9090"
+    assert waiting["query"] == 'sum(avg_over_time(oaiserve_requests_waiting{service="second"}[1m]))'
+    assert 'oaiserve_gateway_requests_total{service="second-gateway"}' in asked["query"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"gateway": {"enabled": False}}, "scaleToZero needs the gateway"),
+        ({"autoscaling": {"enabled": True}}, "autoscaling and scaleToZero"),
+    ],
+)
+def test_scaling_to_zero_is_refused_where_it_cannot_work(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        rendered({**TO_ZERO, **values})
+    assert reason in error.value.stderr
 
 
 def test_the_objects_are_valid_by_the_schema_of_kubernetes() -> None:
