@@ -29,6 +29,11 @@ DETOKENIZE = "/detokenize"
 FILES = "/v1/files"
 BATCHES = "/v1/batches"
 MESSAGE_BATCHES = f"{MESSAGES}/batches"
+OLLAMA_CHAT = "/api/chat"
+OLLAMA_GENERATE = "/api/generate"
+OLLAMA_EMBED = "/api/embed"
+OLLAMA_EMBED_ONE = "/api/embeddings"
+OLLAMA_NAMED = tuple(f"/api/{name}" for name in ("show", "pull", "create", "copy", "push"))
 SCORES = ("/score", "/v1/score")
 RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
 BARE = (
@@ -39,6 +44,7 @@ BARE = (
     "/v1/unload_lora_adapter",
     *SCORES[1:],
     *RERANKS[1:],
+    *OLLAMA_NAMED,
 )  # fmt: skip  without forms of their own
 BOUNDARY = "growing"
 MULTIPART = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -296,6 +302,20 @@ HI = '{"role":"user","content":"Hi"}'
 CHAT_BODY = '"max_tokens":2,"messages":[HERE]'
 RESPONSES_BODY = '"max_output_tokens":16,"input":[HERE]'
 CLAUDE_BODY = '"model":"demo","max_tokens":2,"messages":[HERE]'
+OLLAMA_BODY = '"model":"demo","options":{"num_predict":2},"messages":[HERE]'
+OLLAMA_CALL = '{"role":"assistant","tool_calls":[HERE]},'
+OLLAMA_HISTORIES = {
+    "messages of one letter": f"«{USER}»",
+    "turns of one letter": f"«{USER}{ASSISTANT}»",
+    "calls": OLLAMA_CALL.replace("HERE", '«{"function":{"name":"f","arguments":{}}},»') + USER[:-1],
+    "a call and its result, again": "«"
+    + OLLAMA_CALL.replace("HERE", '{"function":{"name":"f","arguments":{}}}')
+    + '{"role":"tool","tool_name":"f","content":"r"},»',
+    "results without calls": '«{"role":"tool","tool_name":"f","content":"r"},»',
+    "thoughts": '«{"role":"assistant","content":"b","thinking":"a"},»' + USER[:-1],
+    "images": '{"role":"user","content":"a","images":[«"AAAA",»]}',
+    "options": '{"role":"user","content":"a"}],"options":{«"o#":1,»},"tools":[',
+}
 CHAT_SCHEMA = '"response_format":{"type":"json_schema","json_schema":{"name":"s","schema":HERE}}'
 LOOSE_SCHEMA = CHAT_SCHEMA.replace('"name"', '"strict":false,"name"')
 ITEM_SCHEMA = '"text":{"format":{"type":"json_schema","name":"s","schema":HERE}}'
@@ -363,6 +383,16 @@ def _fields() -> Iterator[tuple[str, Forms]]:
     parts = '«{"content":[{"type":"text","text":"a"}]},»'
     yield FEATURES, within('"inputs":[HERE]', texts)
     yield EMBED, {**within('"texts":[HERE]', texts), **within('"inputs":[HERE]', {"texts in parts": parts})}
+    hi = OLLAMA_BODY.replace("HERE", HI)
+    yield OLLAMA_CHAT, {**within(OLLAMA_BODY, OLLAMA_HISTORIES), **_texts(OLLAMA_BODY.replace("HERE", user))}
+    yield (
+        OLLAMA_CHAT,
+        {**within(f'{hi},"tools":[HERE]', CHAT_TOOLS), **within(f"{hi},HERE", _constraints('"format":HERE'))},
+    )
+    yield OLLAMA_GENERATE, _texts(*(f'"model":"demo","{field}":"HERE"' for field in ("prompt", "suffix", "system")))
+    yield OLLAMA_GENERATE, within('"model":"demo","prompt":"a",HERE', _constraints('"format":HERE'))
+    yield OLLAMA_EMBED, {**within('"model":"demo","input":[HERE]', texts), **_texts('"model":"demo","input":"HERE"')}
+    yield OLLAMA_EMBED_ONE, _texts('"model":"demo","prompt":"HERE"')
     yield MESSAGE_BATCHES, within('"requests":[HERE]', {"requests": '«{"custom_id":"#","params":{}},»'})
     yield SCORES[0], {**within('"text_1":"a","text_2":[HERE]', texts), "both": '"text_1":[«"a",»],"text_2":[«"a",»]'}
     yield RERANKS[0], {**within('"query":"a","documents":[HERE]', texts), **_texts('"query":"HERE","documents":["a"]')}
