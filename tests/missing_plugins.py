@@ -25,6 +25,7 @@ COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "te
 TOGETHER = {
     "world": ("gateway", "responses"),
     "commands/test_exposure.py": ("gateway",),
+    "deploy/test_keda.py": ("gateway",),
     "e2e/test_prometheus.py": ("gateway", "media"),
     "plugins/batches/test_message_batches.py": ("messages",),
     "tools/test_clients.py": ("terminal",),

@@ -68,10 +68,15 @@ def check(value: object, *schemas: str) -> None:
     assert not all(problems.values()), problems
 
 
+def tidied(path: str) -> str:
+    """Return a path as routes are found by it."""
+    return re.sub("/{2,}", "/", path).rstrip("/") or "/"
+
+
 @cache
 def operation(method: str, path: str) -> Mapping[str, Any] | None:
     """Return the published description of a route, or None if it has none."""
-    tidy = re.sub("/{2,}", "/", path).rstrip("/") or "/"
+    tidy = tidied(path)
     for template, methods in published()["paths"].items():
         pattern = re.sub(r"\\{(\w+)\\}", lambda name: ".+" if name[1] == "model_id" else "[^/]+", re.escape(template))
         if re.fullmatch(pattern, tidy) and method.lower() in methods:
@@ -109,7 +114,7 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
 
 def check_error(path: str, error: dict[str, Any]) -> None:
     """Fail if an error has not the form of its route. Those of Ollama's API have one field."""
-    if path in OLLAMA_PATHS:
+    if tidied(path) in OLLAMA_PATHS:
         assert {name: type(value) for name, value in error.items()} == {"error": str}
     else:
         check(error, "ErrorAnswer")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from urllib.parse import urlsplit
 
 from loadtest.intervals import percentile
+from oaiserve.errors import OLLAMA_PATHS
 from tools.attack.attack import Attack
 from tools.attack.measure import Result
 from tools.attack.wire import Answer
@@ -66,6 +69,18 @@ def failures(attack: Attack, result: Result) -> list[str]:
     return faults
 
 
+def has_ollamas_error(answer: Answer) -> bool:
+    """Return whether the answer of a route of Ollama's API has its error, a message."""
+    _, _, target = answer.sent.partition(b" ")
+    if urlsplit(target.split(b" ")[0]).path.decode(errors="replace") not in OLLAMA_PATHS:
+        return False
+    try:
+        body = json.loads(answer.body)
+    except ValueError:
+        return False
+    return isinstance(body, dict) and isinstance(body.get("error"), str)
+
+
 def wrong(attack: Attack, answer: Answer) -> str | None:
     """Return the fault of the answer, or None."""
     if answer.outcome == "timeout":
@@ -82,6 +97,8 @@ def wrong(attack: Attack, answer: Answer) -> str | None:
     if status == 503 and "retry-after" not in answer.headers:
         return "got a 503 without retry-after"
     error = answer.error
+    if error is None and has_ollamas_error(answer):
+        return None
     if error is None or not error.keys() >= ERROR_KEYS:
         has_none = answer.sent.startswith(b"HEAD ") or (attack.bare and status in (400, 408, 431, 503))
         return None if has_none else f"got a {status} without OpenAI's error object{_excerpt(answer)}"
