@@ -1,5 +1,6 @@
 """The pauses of `make chaos` find a race between threads, and come again with their seed."""
 
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ def test_two_additions_make_two(number):
         Event().set()
         total = before + 1
 
-    threads = [Thread(target=add) for _ in range(2)]
+    threads = [Thread(target=add, name=f"{number} {place}") for place in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -33,8 +34,33 @@ def test_two_additions_make_two(number):
 """
 
 
-def failed(folder: Path, seed: int) -> tuple[set[str], str]:
-    """Run the tests of a folder with the pauses of a seed. Return the names of those that failed, and the output."""
+TOLD_PAUSES = """
+import json
+import threading
+
+from tests import chaos
+
+pauses = {}
+sleep = chaos.sleep
+
+
+def told_sleep(seconds):
+    pauses.setdefault(threading.current_thread().name, []).append(seconds)
+    sleep(seconds)
+
+
+chaos.sleep = told_sleep
+
+
+def pytest_terminal_summary(terminalreporter):
+    del pauses["MainThread"]  # It also pauses where it waits for the others, which it does not always.
+    terminalreporter.write_line(f"PAUSES {json.dumps(pauses, sort_keys=True)}")
+"""
+
+
+def run_with_pauses(folder: Path, seed: int) -> tuple[set[str], dict[str, list[float]], str]:
+    """Run the tests of a folder with the pauses of a seed. Return the names of those that failed, the pauses of their
+    threads by name, in seconds, and the output."""
     flags = ["--config-file", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider", "-r", "f"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.chaos", *flags, str(folder)],
@@ -44,23 +70,22 @@ def failed(folder: Path, seed: int) -> tuple[set[str], str]:
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     names = re.findall(r"^FAILED .*::(\S+)", done.stdout, re.MULTILINE)
-    return set(names), done.stdout
+    pauses = re.search(r"^PAUSES (.*)", done.stdout, re.MULTILINE)
+    assert pauses is not None
+    return set(names), json.loads(pauses[1]), done.stdout
 
 
-def test_a_race_fails_under_some_seed_and_again_under_that_seed(tmp_path: Path) -> None:
+def test_a_race_fails_and_its_threads_pause_as_the_seed_says(tmp_path: Path) -> None:
     (tmp_path / "test_race.py").write_text(RACE)
-    first, output = failed(tmp_path, 1)
-    assert first
-    assert len(first) < 20
+    (tmp_path / "conftest.py").write_text(TOLD_PAUSES)
+    names, pauses, output = run_with_pauses(tmp_path, 1)
+    assert names
     assert "chaos: CHAOS_SEED=1" in output
     assert "CHAOS_SEED=1 repeats these pauses." in output
-    # On a busy machine a thread may sleep for much longer than it should, so some tests may end differently.
-    assert any(are_alike(first, failed(tmp_path, 1)[0]) for _ in range(5))
-    assert not are_alike(first, failed(tmp_path, 2)[0])
-
-
-def are_alike(names: set[str], others: set[str]) -> bool:
-    return len(names & others) > len(names ^ others)
+    assert len(pauses) > 5
+    # How long a thread really sleeps, and so which tests fail, is also the machine's choice.
+    assert run_with_pauses(tmp_path, 1)[1] == pauses
+    assert run_with_pauses(tmp_path, 2)[1] != pauses
 
 
 def drawn(seed: str) -> list[float | None]:
