@@ -3,11 +3,11 @@ text of prompts or answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from oaiserve.facts.record import Origin
+from oaiserve.facts.record import Origin, OthersTime
 from oaiserve.facts.times import Phase, RequestTimes
 
 MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
@@ -21,11 +21,23 @@ class PhaseSoFar(msgspec.Struct):
     duration_ns: int
 
 
+class OthersSoFar(msgspec.Struct):
+    """The time of a phase that went to requests of one client, for the server's operator. Its name is None without a
+    key."""
+
+    whose: str
+    client: str | None
+    prompts_ns: int
+    decodes_ns: int
+    media_ns: int
+
+
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
     `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. In `queue`, it `waits_for` a
     reason. In `prefill` and `decode`, `causes_ns` are those of this phase up to the last step, the largest first.
+    `others` are those whose requests this phase, or the queue, went to, the largest first.
     `prompt_left_ns` is the time until the first token, and `answer_left_ns` the time until the last one if the answer
     becomes as long as it may. Both are by the pace of the phase so far; None while there is none.
     """
@@ -45,6 +57,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
     completion_tokens: int = 0
     waits_for: str | None = None
     causes_ns: dict[str, int] = {}
+    others: list[OthersSoFar] = []
     prompt_left_ns: int | None = None
     answer_left_ns: int | None = None
 
@@ -64,6 +77,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
         most_tokens: int = 0,
         waits_for: str | None = None,
         causes_ns: dict[str, int] | None = None,
+        others: Sequence[OthersTime] = (),
     ) -> OpenRow:
         """Return the current row. Other threads may still write into `times`, in which `received` is set.
 
@@ -87,6 +101,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
             completion_tokens=completion_tokens,
             waits_for=waits_for if phases[-1].name == "queue" else None,
             causes_ns=causes_ns or {},
+            others=[OthersSoFar(*one) for one in others],
             prompt_left_ns=_left_ns(
                 phases[-1], "prefill", computed_prompt_tokens - cached_tokens, prompt_tokens - cached_tokens
             ),

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TextPrompt
+from oaiserve.engine.request import Request, TextPrompt
 from oaiserve.engine.sequences.step import Step
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import Cause, EventKind, Origin, WaitReason
+from oaiserve.facts.record import Cause, EventKind, Origin, WaitReason, Whose
 from oaiserve.wire.continuation import Piece
 from tests.engine.accounts.lab import Lab
 from tests.engine.doubles import (
@@ -90,6 +90,34 @@ def test_an_open_request_has_its_causes_so_far_and_its_time_left() -> None:
     reading = next(row for row in by_phase["prefill"] if row.computed_prompt_tokens)
     assert reading.prompt_left_ns > 0
     assert reading.answer_left_ns is None
+
+
+@pytest.mark.parametrize(("phase", "policy"), [("queue", "fcfs"), ("prefill", "fair"), ("decode", "fair")])
+def test_an_open_request_says_whose_requests_its_phase_went_to(phase: str, policy: str) -> None:
+    rows: list[OpenRow] = []
+
+    class Watched(Lab):
+        def _compute(self, step: Step) -> None:
+            rows.extend(row for name, row in self.engine.open_requests(0).items() if name == "light")
+            super()._compute(step)
+
+    def of(client: str, sent: Request) -> Request:
+        return replace(sent, client=client, origin=Origin(client=client))
+
+    lab = Watched(policy=policy, max_running=1 if phase == "queue" else 8)
+    with lab.engine:
+        lab.learn()
+        light = of("alice", request("light", prompt_len=600, max_tokens=40))
+        heavy = of("batchjob", request("heavy", prompt_len=2000, max_tokens=60))
+        sent = (light, heavy) if phase == "decode" else (heavy, light)
+        ended = lab.run(*sent, after=2)
+    last = [row for row in rows if row.phase == phase and row.others][-1]
+    (so_far,) = last.others
+    (whole,) = ended["light"].account.others_ns[phase]
+    assert (so_far.whose, so_far.client) == (Whose.OTHER_CLIENT, "batchjob")
+    for kind in ("prompts_ns", "decodes_ns"):
+        assert getattr(so_far, kind) <= getattr(whole, kind)
+    assert so_far.prompts_ns + so_far.decodes_ns > whole.total_ns / 2
 
 
 def test_the_pace_of_a_continued_stream_is_that_of_its_own_tokens() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time_ns
@@ -17,9 +17,9 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.causes import RequestCauses
-from oaiserve.explain.client_work import WorkBefore, beside, while_waiting
+from oaiserve.explain.client_work import ClientWork, WorkBefore, beside, while_waiting
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, EventKind
+from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, EventKind, OthersTime
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
@@ -69,23 +69,47 @@ class RequestNotes:
         if steps is None or self._causes is None or before is None:
             return
         account = self._account
-        client = self._causes.client
-        rows = len(account.inter_token_ns) - account.num_accepted_tokens + account.num_draft_tokens
-        own = (self._computed_tokens, rows)
-        tokens, rows = (now - past for now, past in zip(own, self._own_before, strict=True))
-        work = steps.clients.since(before, client, tokens, rows)
-        self._own_before = own
-        self._work_before = steps.clients.before(client)
-        if phase == "queue":
-            others_ns = while_waiting(work, client, waited_ns)
-        else:
-            causes_ns = account.prefill_causes_ns if phase == "prefill" else account.decode_causes_ns
-            if Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns:
-                others_ns = beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
-            else:
-                others_ns = while_waiting(work, client, causes_ns[Cause.NOT_KNOWN_YET])
+        causes_ns = account.prefill_causes_ns if phase == "prefill" else account.decode_causes_ns
+        others_ns = self._others(steps, before, self._causes.client, None if phase == "queue" else causes_ns, waited_ns)
+        self._own_before = self._own_now()
+        self._work_before = steps.clients.before(self._causes.client)
         if others_ns:
             account.others_ns[phase] = others_ns
+
+    def others_so_far(self, causes_ns: Mapping[Cause, int], now_ns: int) -> list[OthersTime]:
+        """Return whose requests the request's current phase went to so far: what it waited for in the queue, or what is
+        in these causes of a later phase. Any thread may ask, so they may be a step old."""
+        steps = self._steps
+        before = self._work_before
+        if steps is None or self._causes is None or before is None:
+            return []
+        queued_ns = self._times.media_encoded or self._times.tokenized
+        is_waiting = self._times.scheduled is None and queued_ns is not None
+        waited_ns = now_ns - queued_ns if queued_ns is not None else 0
+        return self._others(steps, before, self._causes.client, None if is_waiting else causes_ns, waited_ns)
+
+    def _own_now(self) -> tuple[int, int]:
+        """Return the tokens of its prompts and the rows of its decodes so far."""
+        account = self._account
+        rows = len(account.inter_token_ns) - account.num_accepted_tokens + account.num_draft_tokens
+        return self._computed_tokens, rows
+
+    def _others(
+        self,
+        steps: StepCauses,
+        before: WorkBefore,
+        client: ClientWork,
+        causes_ns: Mapping[Cause, int] | None,
+        waited_ns: int,
+    ) -> list[OthersTime]:
+        """Divide the time since then among clients: that of a phase with these causes, or else that of the queue."""
+        tokens, rows = (now - past for now, past in zip(self._own_now(), self._own_before, strict=True))
+        work = steps.clients.since(before, client, tokens, rows)
+        if causes_ns is None:
+            return while_waiting(work, client, waited_ns)
+        if Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns:
+            return beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
+        return while_waiting(work, client, causes_ns[Cause.NOT_KNOWN_YET])
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns

@@ -47,7 +47,7 @@ class OpenRows:
             return OpenRow.of(origin, times, self.clock_ns, epoch_offset_ns)
         causes_ns = {}
         if self.causes is not None and entry.causes is not None:
-            causes_ns = {str(cause): ns for cause, ns in self.causes.so_far(entry.causes).items()}
+            causes_ns = self.causes.so_far(entry.causes)
         sequences = [*entry.outputs.copy()]
         most_tokens = 0
         if len(sequences) == entry.account.num_choices:  # none has ended
@@ -57,7 +57,8 @@ class OpenRows:
             entry.times,
             self.clock_ns,
             epoch_offset_ns,
-            causes_ns=causes_ns,
+            causes_ns={str(cause): ns for cause, ns in causes_ns.items()},
+            others=entry.notes.others_so_far(causes_ns, self.clock_ns()),
             waits_for=self.requests.reason_of(sequences[0]) if sequences else None,
             most_tokens=most_tokens,
             prompt_tokens=entry.usage.prompt_tokens,

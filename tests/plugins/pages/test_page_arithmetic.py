@@ -46,6 +46,24 @@ def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float
     raise AssertionError("no bucket has this rank")
 
 
+@pytest.mark.parametrize(
+    ("whose", "client", "expected"),
+    [
+        ("other_client", "batchjob", "1.5 s in prefill went to prompts of batchjob."),
+        ("other_client", None, "1.5 s in prefill went to prompts of other clients."),
+        ("same_client", "alice", "1.5 s in prefill went to prompts of other requests of the same client."),
+    ],
+)
+def test_an_open_request_says_whose_requests_took_its_time(
+    scripted_page: Page, whose: str, client: str | None, expected: str
+) -> None:
+    most = {"whose": whose, "client": client, "prompts_ns": 1_200_000_000, "decodes_ns": 300_000_000, "media_ns": 0}
+    entry = {"phase": "prefill", "causes_ns": {"alone": 10**9}, "others": [most, {**most, "client": "carol"}]}
+    ask = 'async (entry) => (await import("/dashboard/static/open.js")).sentencesOf(entry)'
+    assert scripted_page.evaluate(ask, entry)[-1] == expected
+    assert len(scripted_page.evaluate(ask, {**entry, "others": []})) == 1
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

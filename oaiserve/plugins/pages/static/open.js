@@ -22,8 +22,20 @@ const REASONS = {
   foreground: "others, because it is background work",
 };
 
+const KINDS = { prompts_ns: "prompts", decodes_ns: "answers", media_ns: "images and sounds" };
+
+// Returns whose requests most of a phase went to, and the time that they took.
+function othersSoFar(phase, [largest]) {
+  if (!largest) return [];
+  const { whose, client, ...times } = largest;
+  const kind = Object.keys(KINDS).reduce((most, name) => (times[name] > times[most] ? name : most));
+  const owner = whose === "same_client" ? "other requests of the same client" : (client ?? "other clients");
+  const ns = Object.values(times).reduce((sum, each) => sum + each, 0);
+  return [`${duration(ns / 1e9)} in ${words(phase)} went to ${KINDS[kind]} of ${owner}.`];
+}
+
 // Returns sentences on what an open request waits for, how long it will still take, and what took its time so far.
-export function sentencesOf({ phase, waits_for: reason, causes_ns: causes = {}, prompt_left_ns: promptNs, answer_left_ns: answerNs }) {
+export function sentencesOf({ phase, waits_for: reason, causes_ns: causes = {}, others = [], prompt_left_ns: promptNs, answer_left_ns: answerNs }) {
   const left = promptNs ? [`Its first token comes in about ${duration(promptNs / 1e9)}.`] : answerNs ? [`It ends in ${duration(answerNs / 1e9)} or earlier.`] : [];
   const parts = Object.entries(causes).map(([name, ns]) => `${words(name)} ${duration(ns / 1e9)}`);
   const alone = isAloneUnknown(causes) ? ["what it takes alone is not known yet"] : [];
@@ -31,6 +43,7 @@ export function sentencesOf({ phase, waits_for: reason, causes_ns: causes = {}, 
     ...(reason ? [`It waits for ${REASONS[reason] ?? words(reason)}.`] : []),
     ...left,
     ...(parts.length ? [`So far in ${words(phase)}: ${[...parts, ...alone].join(", ")}.`] : []),
+    ...othersSoFar(phase, others),
   ];
 }
 
