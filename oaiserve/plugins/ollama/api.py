@@ -173,13 +173,13 @@ async def embeddings(scope: Scope, receive: Receive, send: Send) -> None:
     await answer_by(request, send, older_embed_request(body, adapted.note), adapted, older_embed_answer)
 
 
-@Described(summary="The models, as Ollama's API lists them.", group="Models", answer=OllamaModels)
+@Described(summary="The models, as Ollama's API lists them.", group="Ollama", answer=OllamaModels)
 async def tags(scope: Scope, receive: Receive, send: Send) -> None:
     models = [listed(model) for model in await all_models(Request(scope, receive))]
     await json_response(OllamaModels(models))(scope, receive, send)
 
 
-@Described(summary="The models that are loaded, as Ollama's API lists them.", group="Models", answer=OllamaModels)
+@Described(summary="The models that are loaded, as Ollama's API lists them.", group="Ollama", answer=OllamaModels)
 async def ps(scope: Scope, receive: Receive, send: Send) -> None:
     loaded = [model for model in await all_models(Request(scope, receive)) if model.get("is_loaded", True)]
     models = [listed(model, is_running=True) for model in loaded]
@@ -188,7 +188,7 @@ async def ps(scope: Scope, receive: Receive, send: Send) -> None:
 
 @Described(
     summary="A model, as Ollama's API shows it.",
-    group="Models",
+    group="Ollama",
     body=NamedBody,
     answer=ShownModel,
     example={"model": "demo"},
@@ -202,7 +202,7 @@ async def show(scope: Scope, receive: Receive, send: Send) -> None:
 
 @Described(
     summary="Whether a model is here. Others are not downloaded.",
-    group="Models",
+    group="Ollama",
     body=NamedBody,
     answer=PullStatus,
     alternative=NDJSON,
@@ -220,13 +220,13 @@ async def pull(scope: Scope, receive: Receive, send: Send) -> None:
     await _send_json(request, send, encode(PullStatus()), is_line=body.stream is not False)
 
 
-@Described(summary="The version of Ollama whose API this is.", group="Server", answer=OllamaVersion)
+@Described(summary="The version of Ollama whose API this is.", group="Ollama", answer=OllamaVersion)
 async def version(scope: Scope, receive: Receive, send: Send) -> None:
     own = msgspec.json.decode(await asked(Request(scope, receive), "/version"))["version"]
     await json_response(OllamaVersion(API_VERSION, f"oaiserve {own}"))(scope, receive, send)
 
 
-@Described(summary="Refused, with what does it instead.", group="Models", errors=(NotFound,))
+@Described(summary="Refused, with what does it instead.", group="Ollama", errors=(NotFound,))
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFound(f"This server {_REFUSED[scope['path'].removeprefix('/api/')]}.")
 
