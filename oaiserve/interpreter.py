@@ -1,8 +1,9 @@
-"""How Python shares its lock and collects garbage in a process with an engine. Stdlib only."""
+"""How Python shares its lock, collects garbage and starts another one, in a process with an engine. Stdlib only."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,11 @@ SWITCH_SECONDS = 0.0005
 # New objects that may live before the collector looks at them. Python's own 700 are less than a step of 256 sequences
 # makes, so the collector would run in each step. 10,000 objects take some megabytes.
 MOST_NEW_OBJECTS = 10_000
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment for another Python that finds the same modules as this one."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def switch_often() -> None:

@@ -18,6 +18,7 @@ COMMANDS = {
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
     "bench.host_step": "what a GPU's step costs the engine's thread, on such a device: docs/measurements.md",
+    "bench.prompts": "a lone prompt by its length: docs/measurements.md",
     "bench.shares": "a short prompt beside long ones of other clients: docs/measurements.md",
     "bench.sockets": "turns of an agent on a WebSocket and over HTTP: docs/benchmarks.md",
     "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
+from oaiserve.interpreter import child_environment
 from oaiserve.plugin_loading import Found, find, tables_in
 from oaiserve.wire.address import Address
 
@@ -59,7 +60,7 @@ class ServerProcess:
             files = (its_link.fileno(), listening.fileno(), settings.fileno())
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "oaiserve", "model-process", *map(str, files), config.model_name),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=child_environment(),
                 pass_fds=files,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C then reaches only this process.

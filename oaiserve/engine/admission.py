@@ -16,7 +16,7 @@ class Admission:
     """The room for waiting requests. Any thread may ask for some."""
 
     def __init__(self, max_waiting: int, retry_after_seconds: Callable[[int], int], *, has_media: bool) -> None:
-        """`retry_after_seconds` returns when so many waiting choices will have been begun."""
+        """`retry_after_seconds` returns how long it will take to begin with this many waiting choices."""
         self._max_waiting = max_waiting
         self._retry_after_seconds = retry_after_seconds
         self.waiting = SharedLimit(max_waiting)  # choices, and other work for the tokenizer

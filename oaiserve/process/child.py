@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 from signal import Signals
 
+from oaiserve.interpreter import child_environment
 from oaiserve.process.link import SocketLink
 from oaiserve.process.messages import Start, ToFront
 from oaiserve.process.plain_data import decoder
@@ -28,7 +28,7 @@ class ChildProcess:
             self._process = subprocess.Popen(
                 # The model's name is for `ps`.
                 [sys.executable, *PROGRAM, COMMAND, str(its_own.fileno()), start.model],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=child_environment(),
                 pass_fds=(its_own.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C then reaches only this process.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from random import getrandbits
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ from oaiserve.engine.request import (
 )
 from oaiserve.facts.record import Cause, EngineAccount, WaitReason
 from oaiserve.facts.times import RequestTimes
-from oaiserve.process.plain_data import encode
 from oaiserve.wire.continuation import Piece
 
 # Tokens per event of an answer that its client gets whole, so that a new engine has only these to compute again.
@@ -186,8 +184,3 @@ class OpenAnswer:
             causes_ns[Cause.UNEXPLAINED] = causes_ns.get(Cause.UNEXPLAINED, 0) + lost_ns
             account.decode_causes_ns = causes_ns
             account.prefill_causes_ns = {Cause.UNEXPLAINED: first.first_token - (first.scheduled or 0)}
-
-
-def key_of(request: Request) -> bytes:
-    """Return a hash of a request's prompts, by which one that ends engine processes is known again."""
-    return blake2b(encode(request.prompts), digest_size=16).digest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +44,6 @@ from oaiserve.errors import (
     APIError,
     InternalError,
     NotFound,
-    RequestQuarantined,
     StartupError,
     Unavailable,
     invalid,
@@ -56,7 +55,6 @@ from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.fair_turns import LONG, TurnWorkers, Work
-from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.process.link import Link
 from oaiserve.process.messages import (
     Abort,
@@ -76,7 +74,10 @@ from oaiserve.process.messages import (
     ToFront,
     UnloadAdapter,
 )
-from oaiserve.process.open_answer import OpenAnswer, key_of
+from oaiserve.process.open_answer import OpenAnswer
+from oaiserve.process.passed_room import PassedRoom
+from oaiserve.process.remote_adapters import RemoteAdapters
+from oaiserve.process.suspects import MOST_DEATHS, Suspects, refusal
 from oaiserve.runtime import AT_ONCE, ENDED, Empty, Queue, Runtime, When, Worker
 from oaiserve.wire.report import ReplicaReport
 
@@ -86,8 +87,6 @@ Result = TypeVar("Result")
 LOOK_NS = 1_000_000_000
 MOST_ENDS = 3  # ends of engine processes within ENDS_NS, with which the server ends
 ENDS_NS = 60 * 10**9
-MOST_DEATHS = 2  # engine processes that one request may end
-MOST_QUARANTINED = 1024  # hashes of prompts
 MOST_STEPS = 100_000  # records of steps that nobody has taken
 STOP_SECONDS = 10.0  # for a process to end after its open requests
 
@@ -111,26 +110,6 @@ class EngineGone(Exception):
     """The engine has ended too often."""
 
 
-class Adapters:
-    """The adapters of the engine process, by the numbers that its first start or a load has given them."""
-
-    def __init__(self, served: Iterable[ServedAdapter]) -> None:
-        self._by_name = {adapter.name: adapter for adapter in served}
-
-    @property
-    def served(self) -> list[ServedAdapter]:
-        return list(self._by_name.values())
-
-    def get(self, name: str) -> ServedAdapter | None:
-        return self._by_name.get(name)
-
-    def put(self, adapter: ServedAdapter) -> None:
-        self._by_name = self._by_name | {adapter.name: adapter}
-
-    def remove(self, name: str) -> None:
-        self._by_name = {other: adapter for other, adapter in self._by_name.items() if other != name}
-
-
 class RemoteEngine:
     """An engine in another process. All of its methods may be called from any thread."""
 
@@ -152,13 +131,8 @@ class RemoteEngine:
         self._lock = Lock()  # of what follows, up to the empty line
         self._open: dict[str, OpenAnswer] = {}
         self._is_up = False  # The process has reported that it is ready, and it has not ended.
-        self._passed_on: dict[str, list[int]] = {}  # by client: waiting choices and bytes of bodies that are there
         self._asked: dict[int, Future[Any]] = {}
-        self._quarantined: dict[bytes, None] = {}
-
-        self._adapter_numbers: dict[int, int] = {}  # numbers of adapters in the process, by their first ones
-        self._suspects: deque[OpenAnswer] = deque()  # those that wait for the one before
-        self._suspect: OpenAnswer | None = None  # the one that the process has
+        self._suspects = Suspects()
 
         # Those of the engine are its own. These are for requests that wait until another process is there.
         bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)
@@ -196,7 +170,7 @@ class RemoteEngine:
         self.tokenizer = load_tokenizer(ready.path)
         self.pooling = ready.pooling
         self.media = ready.media
-        self.adapters = Adapters(ready.adapters)
+        self.adapters = RemoteAdapters(ready.adapters)
         self.max_model_len = ready.max_model_len
         self.vocab_size = ready.vocab_size
         self.default_params: Mapping[str, Any] = ready.default_params
@@ -212,8 +186,8 @@ class RemoteEngine:
             lambda num_waiting: drain_seconds(self._numbers.drain_rate, num_waiting),
             has_media=bool(ready.media),
         )
+        self._room = PassedRoom(self.admission)  # under the lock
         self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=bool(ready.media), runtime=runtime)
-        self._adapter_numbers = {adapter.number: adapter.number for adapter in ready.adapters}
         self._is_up = True
 
     # What routes see of it.
@@ -286,13 +260,7 @@ class RemoteEngine:
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
         """As of `Engine`."""
         loaded = self._ask(LoadAdapter(next(self._numbers_of_questions), name, path, in_place)).result()
-        adapter: ServedAdapter = loaded.adapter
-        number = adapter.number
-        if number in self._adapter_numbers:  # A process that was started again counts from the beginning.
-            adapter = replace(adapter, number=1 + max(self._adapter_numbers))
-        self._adapter_numbers[adapter.number] = number
-        self.adapters.put(adapter)
-        return adapter
+        return self.adapters.add(loaded.adapter)
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """As of `Engine`."""
@@ -310,8 +278,8 @@ class RemoteEngine:
     def submit(self, request: Request, deliver: Deliver) -> None:
         """As of `Engine`. While an engine process is started again, requests wait for it."""
         self._check_open()
-        if self._quarantined and key_of(request) in self._quarantined:
-            raise _refusal()
+        if self._suspects.has_quarantined(request):
+            raise refusal()
         if request.is_background:
             num_open = sum(answer.request.is_background for answer in self._open.copy().values())
             self.admission.take_in_background(request.client, request.num_bytes, num_open)
@@ -321,7 +289,7 @@ class RemoteEngine:
         with self._lock:
             self._open[request.request_id] = answer
             self._limits.begin(request, answer.submitted_ns)
-            self._note_passed(request)
+            self._room.note(request)
             if self._is_up:
                 self._send(answer)
 
@@ -428,8 +396,7 @@ class RemoteEngine:
         self._steps.extend(step.steps)
         if step.left_waiting or step.tokenized_bytes:
             with self._lock:
-                self._take_back(0, self.admission.waiting, step.left_waiting)
-                self._take_back(1, self.admission.body_bytes, step.tokenized_bytes)
+                self._room.left(step.left_waiting, step.tokenized_bytes)
         of_consumers: dict[Deliver, list[Event]] = {}
         for event in step.events():
             answer = self._open.get(event.request_id)
@@ -500,8 +467,7 @@ class RemoteEngine:
             for answer in self._open.values():
                 answer.process_ended()
             self._suspects.clear()
-            self._suspect = None
-            self._count_again()
+            self._room.count_again(answer.request for answer in self._open.values())
         if self._is_stopping:
             self._fail_all(Unavailable("The server is shutting down.", retry_after_seconds=5))
             return ENDED
@@ -529,10 +495,8 @@ class RemoteEngine:
         guilty = [answer for answer in self._open.copy().values() if answer.num_deaths >= MOST_DEATHS]
         for answer in guilty:
             log.error("The request %s has ended %d engine processes", answer.request.request_id, MOST_DEATHS)
-            self._quarantined[key_of(answer.request)] = None
-            if len(self._quarantined) > MOST_QUARANTINED:
-                del self._quarantined[next(iter(self._quarantined))]
-            self._fail_one(answer, _refusal())
+            self._suspects.quarantine(answer.request)
+            self._fail_one(answer, refusal())
 
     def _go_on_with(self, ready: Ready) -> None:
         """Let a process that is ready go on with the open requests."""
@@ -542,10 +506,10 @@ class RemoteEngine:
             log.debug("The process has ended: %s", error)
             return
         with self._lock:
-            self._adapter_numbers = numbers
+            self.adapters.renumber(numbers)
             self._numbers = ready.numbers
             answers = [*self._open.values()]
-            self._suspects.extend(answer for answer in answers if answer.num_deaths)
+            self._suspects.wait(answers)
             for answer in answers:
                 if not answer.num_deaths and not answer.is_sent:
                     self._send(answer)
@@ -577,24 +541,17 @@ class RemoteEngine:
         return numbers
 
     def _send_next_suspect(self) -> None:
-        """Send the next request that may have ended a process, once the one before has got further than it did."""
-        before = self._suspect
-        if before is not None and before.request.request_id in self._open and not before.has_progressed:
-            return
-        self._suspect = None
-        while self._suspects:
-            answer = self._suspects.popleft()
-            if answer.request.request_id in self._open:
-                self._suspect = answer
-                self._send(answer)
-                return
+        """Send the next request that may have ended a process, if it is its turn."""
+        if (answer := self._suspects.next(self._open)) is not None:
+            self._send(answer)
 
     def _send(self, answer: OpenAnswer) -> None:
         request = answer.to_send()
         if request.adapter:
-            if request.adapter not in self._adapter_numbers:
+            number = self.adapters.number_of(request.adapter)
+            if number is None:
                 return
-            request = replace(request, adapter=self._adapter_numbers[request.adapter])
+            request = replace(request, adapter=number)
         self._process.link.send(Submit.of(request, answer.submitted_ns))
 
     # Small parts.
@@ -604,39 +561,6 @@ class RemoteEngine:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         if self._failure is not None:
             raise _unavailable()
-
-    def _note_passed(self, request: Request) -> None:
-        counts = self._passed_on.setdefault(request.client, [0, 0])
-        counts[0] += 0 if request.is_background else request.num_choices
-        counts[1] += request.num_bytes
-
-    def _give_back(self, request: Request) -> None:
-        """Give back the room of a request that no process has."""
-        num_choices = 0 if request.is_background else request.num_choices
-        self._take_back(0, self.admission.waiting, [(request.client, num_choices)])
-        self._take_back(1, self.admission.body_bytes, [(request.client, request.num_bytes)])
-
-    def _take_back(self, index: int, limit: SharedLimit, left: Iterable[tuple[str, int]]) -> None:
-        """Give back room of one of the two limits, by client."""
-        for client, number in left:
-            counts = self._passed_on.get(client, [0, 0])
-            number = min(number, counts[index])
-            counts[index] -= number
-            limit.give_back(client, number)
-            if counts == [0, 0]:
-                self._passed_on.pop(client, None)
-
-    def _count_again(self) -> None:
-        """Count all open requests as waiting, because no process has begun with them."""
-        for client, (num_choices, num_bytes) in self._passed_on.items():
-            self.admission.waiting.give_back(client, num_choices)
-            self.admission.body_bytes.give_back(client, num_bytes)
-        self._passed_on.clear()
-        for answer in self._open.values():
-            request = answer.request
-            self.admission.waiting.add(request.client, 0 if request.is_background else request.num_choices)
-            self.admission.body_bytes.add(request.client, request.num_bytes)
-            self._note_passed(request)
 
     def _abort(self, answer: OpenAnswer) -> None:
         """Abort a request that no process has."""
@@ -654,7 +578,7 @@ class RemoteEngine:
         with self._lock:
             if self._open.pop(answer.request.request_id, None) is None:
                 return
-            self._give_back(answer.request)
+            self._room.give_back(answer.request)
         end = terminal(*answer.so_far())
         answer.take(end)
         try:
@@ -675,12 +599,6 @@ class RemoteEngine:
 
 def _unavailable() -> Unavailable:
     return Unavailable("The engine is started again; try again later.", retry_after_seconds=5)
-
-
-def _refusal() -> RequestQuarantined:
-    return RequestQuarantined(
-        f"The engine has ended {MOST_DEATHS} times while it computed this request, so this server refuses its prompt."
-    )
 
 
 def _settle(asked: Future[Any], answer: Answer) -> None:

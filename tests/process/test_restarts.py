@@ -32,7 +32,6 @@ from oaiserve.errors import (
     invalid,
 )
 from oaiserve.facts.record import Cause
-from oaiserve.process.open_answer import key_of
 from oaiserve.process.remote_engine import RemoteEngine
 from tests.engine.doubles import LETTERS, TOKENIZER
 from tests.engine.test_schedules import KINDS, Client, check_ended
@@ -75,7 +74,7 @@ class Front:
         self.world.run_until(lambda: all(client.ended_ns for client in self.clients), most_seconds=600)
         self.world.run_until(most_seconds=5)
         assert not [client for client in self.clients if client.ended_ns is None]
-        left = (self.engine._open, self.engine._passed_on, self.engine._asked)
+        left = (self.engine._open, self.engine._room.by_client, self.engine._asked)
         assert not any(left), left
         assert not self.engine.admission.waiting.total
         assert not self.engine.admission.body_bytes.total
@@ -191,7 +190,7 @@ def test_prompts_of_a_refused_request_are_refused_at_once() -> None:
     with in_world(2, is_late=False) as world:
         front = Front(world)
         deadly = front.client(6)
-        front.engine._quarantined[key_of(deadly.request)] = None
+        front.engine._suspects.quarantine(deadly.request)
         deadly.submit(front.engine)
         assert isinstance(deadly.refusal, RequestQuarantined)
         front.clients.clear()

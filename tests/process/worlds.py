@@ -68,7 +68,7 @@ class WorldLink:
             self._pass(b"")
 
     def cut(self) -> None:
-        """End as that of a process that is killed does: what has not arrived is lost, but for some bytes."""
+        """End as if its process were killed: what has not arrived is lost, except for some bytes."""
         self._is_closed = True
         self.other._is_cut = True
         self._pass(b"")

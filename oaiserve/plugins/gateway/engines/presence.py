@@ -27,7 +27,7 @@ FADING = 0.98  # weight of a request that was alone, compared with the next one
 class Presence:
     """A request at an engine."""
 
-    client: str  # the name of its key, or its address: by these, clients are told apart
+    client: str  # the name of its key, or its address if it has none
     name: str | None  # that of its key, which operators may see
     times: PassedTimes = field(default_factory=PassedTimes)
 

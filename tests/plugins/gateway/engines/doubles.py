@@ -1,4 +1,4 @@
-"""Engines of other kinds, which answer exactly the bytes that they are told, and a gateway in front of them.
+"""Engines of other kinds, which answer with the bytes that a test gives them, and a gateway in front of them.
 
 The answers of Ollama and SGLang are made from their documentation, those of vLLM and llama.cpp from running servers.
 """

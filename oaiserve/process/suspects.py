@@ -1,0 +1,70 @@
+"""`Suspects`: requests that may have ended an engine process, and the prompts that are refused because they did."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable
+from hashlib import blake2b
+
+from oaiserve.engine.request import Request
+from oaiserve.errors import RequestQuarantined
+from oaiserve.process.open_answer import OpenAnswer
+from oaiserve.process.plain_data import encode
+
+MOST_DEATHS = 2  # engine processes that one request may end
+MOST_QUARANTINED = 1024  # hashes of prompts
+
+
+class Suspects:
+    """A process gets them one after the other, each once the one before has got further than it did. It has no lock of
+    its own."""
+
+    def __init__(self) -> None:
+        self._quarantined: dict[bytes, None] = {}
+        self._waiting: deque[OpenAnswer] = deque()
+        self._current: OpenAnswer | None = None  # the one that the process has
+
+    def __bool__(self) -> bool:
+        """Return whether some wait."""
+        return bool(self._waiting)
+
+    def clear(self) -> None:
+        """Forget which ones wait, because the process has ended."""
+        self._waiting.clear()
+        self._current = None
+
+    def wait(self, answers: Iterable[OpenAnswer]) -> None:
+        self._waiting.extend(answer for answer in answers if answer.num_deaths)
+
+    def next(self, open_ids: Container[str]) -> OpenAnswer | None:
+        """Return the next one for the process, or None if none is left or the one before has not got further."""
+        before = self._current
+        if before is not None and before.request.request_id in open_ids and not before.has_progressed:
+            return None
+        self._current = None
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if answer.request.request_id in open_ids:
+                self._current = answer
+                return answer
+        return None
+
+    def quarantine(self, request: Request) -> None:
+        """Refuse the request's prompts from now on."""
+        self._quarantined[key_of(request)] = None
+        if len(self._quarantined) > MOST_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
+
+    def has_quarantined(self, request: Request) -> bool:
+        return bool(self._quarantined) and key_of(request) in self._quarantined
+
+
+def key_of(request: Request) -> bytes:
+    """Return a hash of a request's prompts, by which one that ends engine processes is known again."""
+    return blake2b(encode(request.prompts), digest_size=16).digest()
+
+
+def refusal() -> RequestQuarantined:
+    return RequestQuarantined(
+        f"The engine has ended {MOST_DEATHS} times while it computed this request, so this server refuses its prompt."
+    )
