@@ -2,7 +2,7 @@
 read them.
 
 A recording is JSON lines. The first line has the version, the size of blocks and the server's settings. The others are
-prompts, with the fields that docs/planning.md lists, and now and then the estimated cost of steps.
+prompts, with the fields that docs/loadtest.md lists, and now and then the estimated cost of steps.
 """
 
 from __future__ import annotations
