@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 # What a link, an image or a <source> names, unless it is an address of its own: before it, the file, the heading.
 TARGET = re.compile(r"(\]\(|\b(?:src|srcset|href)=\")(?![a-z]+:|#)([^)#\"\s]+)(?:#([^)\"\s]*))?")
+CHANGELOG_BOOST = 0.2  # Search shows the list of changes after the pages that say how things are now.
 FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
 
 
@@ -95,6 +96,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from mkdocs.exceptions import PluginError
 
+    if page.file.src_uri == "changelog.md":
+        page.meta["search"] = {"boost": CHANGELOG_BOOST}
     try:
         return with_site_links(markdown, page.file.src_uri, config.extra["outside"])
     except ValueError as error:
