@@ -124,7 +124,7 @@ def create_app(
         )
         thread = runtime.executor("end")
         in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
-        async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
+        async with AsyncExitStack() as ends:  # Closes all in reverse order, even if some fail.
             ends.callback(thread.shutdown, wait=False)
             if serving.adapter_loads is not None:
                 ends.callback(serving.adapter_loads.shutdown, wait=False)
@@ -166,7 +166,7 @@ def create_app(
 def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:
     if not allowed:
         return None
-    from oaiserve.http.fetch import Fetcher  # with an HTTP client, which few servers need
+    from oaiserve.http.fetch import Fetcher  # Imports an HTTP client, which few servers need.
 
     return Fetcher(allowed)
 

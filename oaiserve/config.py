@@ -551,11 +551,11 @@ class TelemetryOptions:
 class Config:
     """All settings of a server."""
 
-    model: str  # as the user gave it: "demo", a folder, a hub id, or a .gguf file
+    model: str  # what the user typed: "demo", a folder, a hub id, or a .gguf file
     server: ServerOptions = field(default_factory=ServerOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
-    file: Path | None = None  # where some of these settings came from
+    file: Path | None = None  # the config file that some of these settings came from
     of_plugins: tuple[object, ...] = ()  # settings of plug-ins that are not all defaults
 
     def __post_init__(self) -> None:

@@ -218,8 +218,8 @@ class _ThreadWorker(Generic[Item]):
 
 def _give_priority(priority: Priority) -> None:
     """Give the calling thread a priority."""
-    if sys.platform == "linux":  # Elsewhere, this would be the whole process.
-        with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
+    if sys.platform == "linux":  # On other systems, this would change the whole process.
+        with suppress(OSError):  # A sandbox may forbid it; the worker then keeps its priority.
             if priority is Priority.LOW:
                 os.nice(NICENESS)
             elif priority is Priority.IDLE:

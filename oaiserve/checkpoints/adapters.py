@@ -59,7 +59,7 @@ class StoredTensor:
     name: str
     dtype: str  # a key of _DTYPE_BYTES
     shape: tuple[int, int]
-    offset: int  # in the file
+    offset: int  # byte offset in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StoredModule:
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     weights: Path
-    modules: Mapping[str, StoredModule]  # by the name of the module in the model
+    modules: Mapping[str, StoredModule]  # keyed by the module's name in the model
 
     @property
     def num_numbers(self) -> int:
@@ -92,7 +92,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
         raise BadAdapter(f"'{folder}' is a file, but an adapter is a folder in PEFT's format, with {_CONFIG}")
     if not folder.exists():
         reason = f"there is no folder '{folder}'"
-        if len(folder.parts) == 2:  # as in the ids of the hub
+        if len(folder.parts) == 2:  # A hub id has two parts.
             reason += f". If it is on the hub, fetch it with 'hf download {folder} --local-dir FOLDER'"
         raise BadAdapter(reason)
     if not path.exists() and (inner := sorted(folder.glob(f"*/{_CONFIG}"))):

@@ -16,18 +16,18 @@ _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
 _NO_SIZE = re.compile(r"(position|context|seq|window|max|chunk|sample|original|block_size|group_size)")
 _ID = re.compile(r"(^|_)(id|index)(s|es)?$")
-MOST_INTEGER = 2**63 - 1  # what libraries can compute with
+MOST_INTEGER = 2**63 - 1  # Libraries compute with 64-bit integers.
 _AT_LEAST_ONE = _LAYERS | {
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
     *("max_position_embeddings", "n_positions", "context_length"),
 }
-# Numbers whose product is the size of one matrix, or of one in each layer. Each number has one of these names.
+# For each number whose product with others is the size of a matrix (in each layer): its possible names.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS = ("num_attention_heads", "head_count", "n_head")
 _HEAD_WIDTH = ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
-# The start of a file, in lower case, that has something else than a model, and what that means
+# How files begin that are no models, in lower case, and what such a file is
 _OTHER_CONTENTS = (
     (
         b"version https://git-lfs.github.com/spec/",

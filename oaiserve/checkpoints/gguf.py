@@ -35,7 +35,7 @@ _ALIGNMENT = "general.alignment"
 _ARCHITECTURE = "general.architecture"
 BLOCK_COUNT = ".block_count"  # ends the name of the number of a model's layers
 _NUM_SHARDS = "split.count"
-SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # matches the end of a shard's name
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES = 2**16
 _MOST_TENSORS = 2**18

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-MOST_PATTERNS = 1024  # Mixtral, with a rank for each of its experts, has 896.
+MOST_PATTERNS = 1024  # An adapter of Mixtral with a rank for each expert has 896.
 MOST_CHARACTERS = 500  # characters of an expression
-MOST_STEPS = 2_000_000  # for all expressions and names together: one or two seconds
+MOST_STEPS = 2_000_000  # limit for all expressions and names together: one or two seconds
 _MOST_DEPTH = 20  # groups within groups
 _MOST_REPEATS = 100
 _PLAIN = re.compile(r"[\w.-]*")
@@ -26,12 +26,12 @@ _ATOM = re.compile(
 _GROUP = re.compile(r"\((?:\?:)?(?!\?)")
 _QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d{1,3})(,?)(\d{0,3})\})\??")
 
-# Turns the places before a part of an expression into those after it.
+# Turns the positions before a part of an expression, as bits, into those after it.
 Part = Callable[["Name", int], int]
 
 
 class BadPattern(Exception):
-    """An expression cannot be used. The message continues a sentence after it."""
+    """An expression cannot be used. The message continues a sentence whose subject is the expression."""
 
 
 class TooMuchWork(Exception):
@@ -57,21 +57,21 @@ class Name:
         self.text = text
         self.steps = steps
         self.end = 1 << len(text)
-        self._places: dict[str, int] = {}  # by character
-        for place, character in enumerate(text):
-            self._places[character] = self._places.get(character, 0) | 1 << place
+        self._positions: dict[str, int] = {}  # for each character, its positions as bits
+        for position, character in enumerate(text):
+            self._positions[character] = self._positions.get(character, 0) | 1 << position
         # An expression may begin at the beginning of the name and after each dot.
-        self.begins = 1 | self._places.get(".", 0) << 1
+        self.begins = 1 | self._positions.get(".", 0) << 1
         self._of_atoms: dict[str, int] = {}
 
-    def places(self, atom: str) -> int:
-        """Return the places of the characters that a class, an escape or a character of an expression matches."""
-        places = self._of_atoms.get(atom)
-        if places is None:
-            self.steps.take(len(self._places))
-            matching = (places for character, places in self._places.items() if _is_match(atom, character))
-            places = self._of_atoms[atom] = sum(matching)
-        return places
+    def matching_positions(self, atom: str) -> int:
+        """Return the positions, as bits, of the characters that an atom matches: a class, an escape or a character."""
+        mask = self._of_atoms.get(atom)
+        if mask is None:
+            self.steps.take(len(self._positions))
+            matching = (bits for character, bits in self._positions.items() if _is_match(atom, character))
+            mask = self._of_atoms[atom] = sum(matching)
+        return mask
 
 
 @lru_cache(4096)
@@ -184,48 +184,48 @@ class _Parser:
         )
 
 
-def _at_begin(name: Name, places: int) -> int:
+def _at_begin(name: Name, positions: int) -> int:
     name.steps.take()
-    return places & 1
+    return positions & 1
 
 
-def _at_end(name: Name, places: int) -> int:
+def _at_end(name: Name, positions: int) -> int:
     name.steps.take()
-    return places & name.end
+    return positions & name.end
 
 
 def _all_of(parts: list[Part]) -> Part:
-    def part(name: Name, places: int) -> int:
+    def part(name: Name, positions: int) -> int:
         for each in parts:
-            places = each(name, places)
-            if not places:
+            positions = each(name, positions)
+            if not positions:
                 break
-        return places
+        return positions
 
     return part
 
 
 def _any_of(parts: list[Part]) -> Part:
-    def part(name: Name, places: int) -> int:
+    def part(name: Name, positions: int) -> int:
         after = 0
         for each in parts:
-            after |= each(name, places)
+            after |= each(name, positions)
         return after
 
     return part
 
 
 def _repeated(atom: str, least: int, most: int | None) -> Part:
-    def part(name: Name, places: int) -> int:
-        matched = name.places(atom)
+    def part(name: Name, positions: int) -> int:
+        matched = name.matching_positions(atom)
         name.steps.take(1 + (least if most is None else most))
         for _ in range(least):
-            places = (places & matched) << 1
+            positions = (positions & matched) << 1
         if most is None:
-            # The carry of an addition runs from each place through all characters after it that match.
-            return places | ((places & matched) + matched) ^ matched
+            # The carry of an addition runs from each position through all characters after it that match.
+            return positions | ((positions & matched) + matched) ^ matched
         for _ in range(most - least):
-            places |= (places & matched) << 1
-        return places
+            positions |= (positions & matched) << 1
+        return positions
 
     return part

@@ -114,7 +114,7 @@ class Doing:
         self._say = say
         self._clock = clock
         self._began = clock()
-        self._due = SILENT_SECONDS  # of the next line, since the beginning
+        self._due = SILENT_SECONDS  # when the next line is due, in seconds since the beginning
         self._bar: Progress | None = None
         if has_bar and sys.stderr.isatty():
             bar = Progress(desc=what, bar_format="{desc} ... {elapsed}")

@@ -16,7 +16,7 @@ class Proxy(NamedTuple):
     """The proxy for an address, as the environment names it."""
 
     variable: str
-    shown: str  # its own address, without a password
+    shown: str  # the proxy's address without a password
     host: str
     port: int
 

@@ -20,7 +20,7 @@ _NAMES = {
     "fp8": "FP8",
     "fbgemm_fp8": "FP8 (fbgemm)",
 }
-_MOST_NAMES = 512  # as many expressions as Python keeps compiled
+_MOST_NAMES = 512  # Python caches this many compiled expressions.
 _NAME = re.compile(r"(?:[\w.^$-]|\\\.|\\d\+?|\.\*)*")
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 _INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")

@@ -18,7 +18,7 @@ _HUB = "https://huggingface.co/"
 class Recommendation:
     """The sampling parameters that a publisher recommends for some of its models."""
 
-    models: str  # for people
+    models: str  # the models' name in documentation
     names: str  # regular expression of the beginning of a name: lowercase, and words joined by "-"
     publisher: str
     source: str  # address of the page or file

@@ -20,7 +20,7 @@ _SHOWN = {
     "list[str]": "a list of texts",
     "NoneType": "null",
 }
-_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON has them
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # Python's names and JSON's
 
 
 def wrong_setting(error: BaseException) -> str | None:

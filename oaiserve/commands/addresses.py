@@ -15,7 +15,7 @@ from oaiserve.errors import StartupError
 
 _SIOCGIFCONF = 0x8912  # Linux: list the IPv4 addresses of all interfaces
 _MOST_INTERFACES = 256
-_INTERFACE = struct.Struct("16s4x4s16x")  # its name, and its address as a sockaddr_in in a union of 24 bytes
+_INTERFACE = struct.Struct("16s4x4s16x")  # an ifreq: the name, and the address as a sockaddr_in in a union of 24 bytes
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 

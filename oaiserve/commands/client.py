@@ -14,7 +14,7 @@ from oaiserve.commands import servers
 from oaiserve.errors import StartupError
 from oaiserve.hosts import is_loopback
 
-SHORT_SECONDS = 2.0  # for answers without computation
+SHORT_SECONDS = 2.0  # time limit of answers that need no computation
 KEY_VARIABLE = "OPENAI_API_KEY"
 CONTEXT = 32_768  # tokens, if a server does not report it
 
@@ -27,7 +27,7 @@ class ListedModel(NamedTuple):
     name: str
     context: int  # tokens
     task: str  # generate, or a task that writes no text
-    names: tuple[str, ...]  # its own name, and that of its folder or on the hub
+    names: tuple[str, ...]  # the served name, and that of the folder or on the hub
     device: str  # cpu or cuda; "" if the server doesn't report it
 
 

@@ -39,8 +39,8 @@ class Finding(NamedTuple):
 
     part: str
     sentences: str
-    fails: bool = False  # whether no server would start
-    stores_nothing: bool = False  # whether no model could be downloaded, so that only those on the disk are served
+    fails: bool = False  # A server would not start.
+    stores_nothing: bool = False  # No model could be downloaded; only those on the disk can be served.
 
 
 def command(model: str | None = None, /) -> int:

@@ -24,7 +24,7 @@ CERTIFICATE_EXPIRED = 10
 def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
     given_defaults(server.default_params)
     if server.tool_call_parser not in ("auto", "none"):
-        from oaiserve.routes.dialects.families import check_name  # with their parsers, which take a while
+        from oaiserve.routes.dialects.families import check_name  # Imports all parsers, which takes a while.
 
         check_name(server.tool_call_parser)
     if server.response_template is not None:

@@ -58,7 +58,7 @@ def ended_by_interrupts() -> Iterator[None]:
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
-    os._exit(128 + number)  # as shells report it; an exception could be ignored
+    os._exit(128 + number)  # the exit code that shells report; an exception could be ignored
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -100,7 +100,7 @@ def run_until_signal(
     """
     from oaiserve.http.server import Server
 
-    trusts_peers = sock.family == socket.AF_UNIX  # in a private folder, where only the gateway can connect
+    trusts_peers = sock.family == socket.AF_UNIX  # The socket is in a private folder, so only the gateway can connect.
     server = Server(app, config.server, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.

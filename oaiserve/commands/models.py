@@ -65,7 +65,7 @@ GGUF_FORMS: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    name: str  # as `serve` accepts it
+    name: str  # a name that `serve` accepts
     path: Path  # a folder, or the first GGUF file
     num_bytes: int
     records: list[start_cache.Record] = field(default_factory=list)

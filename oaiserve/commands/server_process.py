@@ -31,8 +31,8 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Activity(NamedTuple):
     """What a process does, according to the kernel."""
 
-    is_stopped: bool = False  # by a signal
-    is_traced: bool = False  # by a debugger
+    is_stopped: bool = False  # A signal stopped the process.
+    is_traced: bool = False  # A debugger holds the process.
     is_runnable: bool = False  # Its main thread, which has the event loop, computes or waits for a CPU.
     main_seconds: float = 0.0  # CPU time of that thread
     cpu_seconds: float = 0.0  # CPU time of all threads, and of child processes that have ended

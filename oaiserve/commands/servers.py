@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     url: str
-    model: str  # as clients name it
+    model: str  # the name that clients use
     pid: int
     since: float  # Unix time
     host: str  # Only processes of this host reach the address: homes and caches may be shared.
@@ -48,7 +48,7 @@ def announced(url: str, model: str) -> Iterator[None]:
             json.dump(asdict(server), file)
             file.flush()
             path = _folder() / Path(file.name).name.removeprefix(".")
-            os.replace(file.name, path)  # from now on, others see it
+            os.replace(file.name, path)  # Readers see the complete file from now on.
             stack.callback(path.unlink, missing_ok=True)
         except OSError as error:
             log.debug("'oaiserve ps' will not find this server: %s", error)

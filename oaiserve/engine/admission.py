@@ -9,7 +9,7 @@ from oaiserve.http.shared_limit import SharedLimit
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
-MAX_MEDIA_BYTES = 256 * 2**20  # the same where these are mostly images, which are not parsed
+MAX_MEDIA_BYTES = 256 * 2**20  # limit for bodies that are mostly images, which are not parsed
 
 
 class Admission:

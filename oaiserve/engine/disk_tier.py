@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 LEAST_READ = 64  # tokens: fewer are computed sooner than read
 PIECE_BYTES = 4 << 20  # bytes copied to the cache in one go: some milliseconds between two steps
-MOST_PIECES = 2  # on their way from the reader to the engine thread
-STOP_SECONDS = 5.0  # to write what waits for it at the end
+MOST_PIECES = 2  # maximum pieces between the reader and the engine thread
+STOP_SECONDS = 5.0  # time to write pending blocks at the end
 
 
 class KeptBlocks(NamedTuple):
@@ -46,7 +46,7 @@ class Reading:
 
     before: list[BlockHash]
     hashes: list[BlockHash]
-    num_sent: int = 0  # how many of the hashes the reader has done with
+    num_sent: int = 0  # number of hashes that the reader has finished
     is_over: bool = False  # set by the engine thread
 
 

@@ -81,12 +81,12 @@ class Encoder:
         self._numbers = numbers
         self._accounted = accounted
         self._waiting = EncoderTurns[Encoding](by_client=by_client)
-        self._whole: deque[Encoding] = deque()  # those of them with all of their vectors
-        self._missing: dict[bytes, list[Encoding]] = {}  # those of them that wait for a medium, by its key
+        self._whole: deque[Encoding] = deque()  # encodings whose vectors are complete
+        self._missing: dict[bytes, list[Encoding]] = {}  # encodings that wait for a medium, keyed by the medium
         self._under_way: Iterator[Encoded | None] | None = None
         self._medium: Medium | None = None  # the medium that is being encoded
         self._credit_ns = 0.0
-        self._seen_ns = 0  # when credit was last given
+        self._seen_ns = 0  # when credit was last added
 
     @property
     def has_work(self) -> bool:

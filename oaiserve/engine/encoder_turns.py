@@ -1,8 +1,9 @@
-"""The turns of clients at the encoder: the request that it works on next. Engine thread only, no torch.
+"""Chooses the request that the encoder works on next, by turns of clients. Engine thread only, no torch.
 
-As for steps (`engine/scheduling/waiting.py`), a client has a counter of what was encoded for it, divided by its share.
-The one with the lowest counter is next, and a client that comes back is lifted to the lowest of those that wait. So a
-client with many images makes another one wait for one of them, and for those of that client before it.
+As for steps (`engine/scheduling/waiting.py`), each client has a counter of what was encoded for it, divided by its
+share. The client with the lowest counter is next. The counter of a client that comes back is raised to the lowest
+counter of those that wait. So however many images a client has, another client waits for one of them at most, besides
+its own earlier ones.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Engine:
                 self._loop.post(DropAdapter(replaced.number))
         else:
             adapter = self.adapters.load(name, path, created)
-        self._tokenize.give_back_later()  # what the files were read into
+        self._tokenize.give_back_later()  # Free the memory that the files were read into.
         return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:

@@ -60,7 +60,7 @@ class LoopStream:
         self._num_gathered_tokens = 0  # tokens of all _events, prompts included
         self.num_held_tokens = 0  # these, and those that the reader has taken and not written
         self._has_reader = True
-        self._busy_since_ns = 0  # when the reader took events, or wrote a part of them
+        self._busy_since_ns = 0  # when the reader last took events, or wrote some of them
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
         self.on_cut: Callable[[], object] = lambda: None
@@ -242,7 +242,7 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
 
 
 def num_tokens(event: TokenChunk | PromptDone | Pooled) -> int:
-    """Return the number of tokens of an event, each with its alternatives. Eight numbers of a vector count as one."""
+    """Return the size of an event in tokens, including alternatives. Eight numbers of a vector count as one token."""
     if isinstance(event, Pooled):
         return -(-len(event.vector) // 8)
     if event.logprobs is None:

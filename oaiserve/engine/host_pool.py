@@ -24,7 +24,7 @@ from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
 LEAST_RESTORED = 64  # tokens: fewer are computed sooner than restored
 # To begin a copy takes the host as long for many blocks as for one. So the next ones to be evicted are saved as well.
 SAVED_TOGETHER = 16
-STOP_SECONDS = 5.0  # for the copies under way at the end
+STOP_SECONDS = 5.0  # time limit for copies in progress at the end
 
 
 class Done(Protocol):
@@ -57,7 +57,7 @@ class Restoring:
 
     hashes: list[BlockHash]
     slots: list[int]
-    blocks: list[int]  # with the cached blocks before, so that nobody takes these meanwhile
+    blocks: list[int]  # includes the cached blocks before them, so that nobody evicts these meanwhile
     error: Exception | None = field(default=None)
 
     @property
@@ -87,7 +87,7 @@ class HostPool:
         # them does not wait for a later step.
         self._launched = copies.launched()
         self._fresh: set[int] = set()  # blocks published since then
-        self._restoring: dict[BlockHash, Restoring] = {}  # by each of their hashes
+        self._restoring: dict[BlockHash, Restoring] = {}  # Each of their hashes is a key.
         self._waiter: Worker[tuple[Restoring, Done] | None] = runtime.worker("restore blocks", self._wait)
         self._num_saved = self._num_restored = self._num_hits = 0
         pool.on_eviction = self._save
@@ -128,7 +128,7 @@ class HostPool:
         if len(found) * pool.block_size < LEAST_RESTORED:
             return None
         before = [block for one in hashes[:num_in_memory] if (block := pool.find(one)) is not None]
-        slots = [self._slots.pop(one) for one in found]  # so that no eviction takes them
+        slots = [self._slots.pop(one) for one in found]  # Taken out, so that no eviction reuses them.
         blocks = pool.allocate(len(found), before, taker=sequence.request_id)
         if blocks is None:
             self._slots.update(zip(reversed(found), reversed(slots), strict=True))

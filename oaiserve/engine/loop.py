@@ -64,7 +64,7 @@ class EngineLoop:
         self._worker: Worker[Command] = parts.runtime.worker("engine", self.turn, self._begin)
         # owned by the engine thread
         self._draining = False
-        self._is_resting = True  # also before the first turn
+        self._is_resting = True  # True before the first turn, too
         self._dropping: list[int] = []  # adapters that are dropped when their last request has ended
         self._host = HostTime(clock_ns)
         self.phases: PhaseRanges | None = None
@@ -149,7 +149,7 @@ class EngineLoop:
         self.watchdog.start()
 
     def post(self, command: Command) -> None:
-        """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
+        """Put a command into the inbox, from any thread. After the end of the loop, the calling thread refuses it."""
         if isinstance(command, Submitted):
             self.arriving[command.request.request_id] = command
         self._worker.post(command)
@@ -169,7 +169,7 @@ class EngineLoop:
             self._fail(error)
 
     def turn(self) -> When:
-        """Take all commands, and then let go on what can go on. Return when the next turn is due."""
+        """Take all commands, then advance everything that can advance. Return when the next turn is due."""
         if self.is_stopped:
             return ENDED
         try:
@@ -187,7 +187,7 @@ class EngineLoop:
                     self._rest()
                     return next_ns
             self._go_on()
-        except BaseException as error:  # a panic in Rust code is no Exception
+        except BaseException as error:  # A panic in Rust code is not an Exception.
             self._fail(error)
             return ENDED
         return AT_ONCE
@@ -199,7 +199,7 @@ class EngineLoop:
         return not (self._stepper.has_step or self._scheduler.has_work or self.requests.has_events)
 
     def _rest(self) -> None:
-        """Show the numbers of an engine without work, until the next turn."""
+        """Publish the numbers of an idle engine, which hold until the next turn."""
         self._is_resting = True
         self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
 

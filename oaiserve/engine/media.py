@@ -48,7 +48,7 @@ class MediaFile:
     content: Content  # a text is base64, as `data_url.base64_decoded` reads it
     detail: Detail = "auto"
     param: str = "messages"  # the field of the request that it came from, for errors
-    where: str = ""  # its place in that, such as messages[0].content[1]
+    where: str = ""  # JSON path within the parameter, such as messages[0].content[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class Medium:
     key: bytes  # 16 bytes: the hash of its content, of the options that it is prepared with, and of the salt
     num_rows: int  # vectors, each in the place of one token
     inputs: Any = None  # the tower's arguments; None if `encoded` was there
-    encoded: Encoded | None = None  # from the cache
+    encoded: Encoded | None = None  # vectors found in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

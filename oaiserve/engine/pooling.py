@@ -21,7 +21,7 @@ class Pooling:
     # Sizes to which its vectors can be cut, because it was trained for that: these, or any if there are none.
     # None: it was not.
     dimensions: tuple[int, ...] | None = None
-    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: texts to put before a client's text
+    prompts: Mapping[str, str] = field(default_factory=dict)  # keyed by name: prefixes of a client's text
     default_prompt: str = ""  # the text of the one that is used if a request names none
     # The text that a reranker reads for a pair, with {query} and {document} in it. "": it reads the two texts.
     pair_template: str = ""

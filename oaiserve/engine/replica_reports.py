@@ -19,7 +19,7 @@ from oaiserve.wire.report import HeldPrefixes, ReplicaReport
 LEAST_NS = 500_000_000
 MOST_PROMPTS_KEPT = 4096  # prompts whose prefix keys wait for a report
 
-ComputedPrompt = list[tuple[int, BlockHash]]  # its prefix keys, and the block in which each prefix ends
+ComputedPrompt = list[tuple[int, BlockHash]]  # (prefix key, block in which the prefix ends) pairs
 
 
 class Reports:
@@ -45,7 +45,7 @@ class Reports:
         self._lock = Lock()
         self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
         self._incarnation = incarnation
-        self._before = snapshot()  # at the report before
+        self._before = snapshot()  # the numbers at the previous report
         self._load = self._before.load
         self._last: ReplicaReport | None = None
 

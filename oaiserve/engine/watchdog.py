@@ -1,6 +1,7 @@
-"""The watchdog tells that the engine hangs: its thread stays in one part of its work for longer than that can take.
+"""Reports a hang: the engine thread has been in one part of its work for longer than that part can take.
 
-It is a worker of its own, which counts its own looks. So a process that was stopped as a whole has not hung.
+The watchdog runs as a separate worker and counts its own looks instead of reading the time, so a process that was
+stopped as a whole does not count as hung.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EXIT_CODE = 70
 
 
 class Watchdog:
-    """Looks once a second whether the engine thread goes on. `hang` says what holds it, or is empty.
+    """Checks once a second whether the engine thread makes progress. `hang` names what blocks it, or is empty.
 
     A part of its work may take `least_seconds`, or MULTIPLE times the expected time of its step. With `exits`, a hang
     ends the process. `each_second` is called after each look.
@@ -49,8 +50,8 @@ class Watchdog:
         self._least_seconds = least_seconds
         self._exits = exits
         self._each_second = each_second
-        self._seen_ns = 0  # when the part began that was seen last
-        self._num_seen = 0  # times that it was seen
+        self._seen_ns = 0  # start of the part that the last look saw
+        self._num_seen = 0  # looks in a row that saw it
         self._clock_ns = runtime.clock_ns
         self._worker: Worker[None] = runtime.worker("watchdog", self._turn)
         self._is_over = False

@@ -280,7 +280,7 @@ class EngineAccount:
         log=True,
         log_when="num_media",
     )
-    media_core_ns: int = 0  # time of cores during that
+    media_core_ns: int = 0  # CPU time of the encoding
     # The next five describe the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",

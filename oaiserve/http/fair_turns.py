@@ -110,17 +110,17 @@ class Turns(Generic[Item]):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Work in turns. It has exactly one of three ends, which are called on a worker's thread."""
+    """Work that is done in turns. At its end, a worker's thread calls exactly one of `done`, `failed` and `dropped`."""
 
     client: str
     num_bytes: int  # bytes of the body that it comes from
     work: Work[Any]
-    done: Callable[[Any], None]  # takes the work's result
+    done: Callable[[Any], None]  # called with the result
     failed: Callable[[APIError], None]
     dropped: Callable[[], None]  # called when the work is no longer wanted
     is_unwanted: Callable[[], bool]
     name: str  # for the log
-    rest: float = 0  # if it is large: how long the thread rests after a piece, in multiples of the piece's CPU time
+    rest: float = 0  # pause of the thread after each piece of a large body, in multiples of the piece's CPU time
     is_begun: bool = False
     is_long: bool = False  # its next piece
     has_been_long: bool = False

@@ -15,9 +15,9 @@ HOPS = HOPS_HEADER.encode()
 class TrustedProxies:
     """Takes the client's address from `x-forwarded-for` of a trusted peer.
 
-    From all other peers, the headers of gateways (x-oaiserve-*) are dropped, because clients must choose neither the
-    ids of their answers nor which part of them was sent. The count of gateways stays, since a gateway need not trust
-    itself.
+    Drops the headers of gateways (x-oaiserve-*) from all other peers, because clients may choose neither the ids of
+    their answers nor which part of them was sent. The count of gateways stays, because it must also reveal a loop of
+    gateways that don't trust each other.
     """
 
     def __init__(self, app: ASGIApp, trusted: Iterable[str]) -> None:

@@ -62,7 +62,7 @@ class ReplicaReport:
 
 
 class Report(msgspec.Struct):
-    """A replica's report over HTTP: its load, and the prefix keys of its cached prompts. docs/gateway.md explains it."""
+    """A replica's report over HTTP: its load, and the prefix keys of its cached prompts (docs/gateway.md)."""
 
     incarnation: Annotated[str, msgspec.Meta(max_length=128)]
     number: Count

@@ -21,7 +21,7 @@ from oaiserve.engine.decoder.description import MLP, Decoder
 from oaiserve.engine.model.padded_head import aligned
 from tools.gpu.timing import graph_of, median_seconds
 
-# Their weights take many times the L2 cache, so the products of more layers can use them again.
+# The weights of four layers already exceed the L2 cache several times, so further layers may reuse them.
 DISTINCT_LAYERS = 4
 COPIED_BYTES = 1 << 30  # at a time
 MOST_IN_GRAPH = 256  # rows; more keep the device busy for longer than the host launches

@@ -65,7 +65,7 @@ class Blocks:
     kind: int  # the number of the format
     rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
     file: mmap.mmap | None = None  # the mapped file
-    offset: int = 0  # where the data begins in the file
+    offset: int = 0  # byte offset of the data in the file
     # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
     scales: NDArray[np.uint8] | None = None
     columns: NDArray[np.int32] | None = None  # [k], which column of the matrix each one of the data is; None: the same

@@ -111,7 +111,7 @@ class LatentProjection:
     query_down: Matrix | None  # None: `query` multiplies the hidden state
     query_norm: Norm | None  # norm of the output of `query_down`
     query: Matrix
-    down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
+    down: Matrix  # rows: first those of the latent vector, then the part of keys that all heads share
     norm: Norm  # norm of the latent vector
     up: Matrix  # The rows of each head make the other numbers of the key, and then the value.
 
@@ -127,9 +127,9 @@ class Attention:
     out: Matrix
     heads: int
     shape: KVShape
-    query_norm: Norm | None = None  # as wide as one head, which it norms separately, or as all heads together
+    query_norm: Norm | None = None  # width: one head, normed separately, or all heads together
     key_norm: Norm | None = None
-    value_norm: Norm | None = None  # as wide as one head
+    value_norm: Norm | None = None  # width: one head
     rotary: RotaryTable | None = None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int = 0  # first number of each head that is rotated
     rotates_before_norms: bool = False  # queries and keys are rotated before their norms
@@ -164,7 +164,7 @@ class DeltaNet:
     # Their rows follow each other: queries and keys of all key heads, values of all value heads, and their gates.
     projections: list[Matrix]
     gates: LowRank | None = None  # makes the gates of values, if the projections don't
-    has_sigmoid_gates: bool = False  # else their activation is silu
+    has_sigmoid_gates: bool = False  # False: their activation is silu
     rates: list[Matrix]  # rate at which each value head learns, and then the input of its decay
     rate_factor: float = 1.0
     decays: LowRank | None = None  # makes the input of the decay of each row of a state; None: a head has one
@@ -175,7 +175,7 @@ class DeltaNet:
     value_dim: int
     speeds: Tensor  # float32 [decays], of each decay
     biases: Tensor  # float32 [decays], of its input
-    norm: Norm  # as wide as one value head
+    norm: Norm  # width: one value head
     out: Matrix
 
 
@@ -234,7 +234,7 @@ class Router:
     top_k: int
     groups: int  # experts are chosen within the best groups
     top_groups: int
-    is_sigmoid: bool = False  # else softmax
+    is_sigmoid: bool = False  # False: softmax
     adds_best_two: bool = False  # a group is as good as its two best experts together, else as the best one
     renormalizes: bool = False
     scale: float
@@ -394,7 +394,7 @@ class Layer:
     factor: float = 1.0  # factor of the hidden state after the layer
     scales: Scales | None = None  # None: all are 1
     laurel: Laurel | None = None
-    altup: AltUp | None = None  # in all layers of a decoder with several hidden states
+    altup: AltUp | None = None  # set in every layer, if the decoder has several hidden states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

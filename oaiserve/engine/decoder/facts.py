@@ -41,7 +41,7 @@ class Mixture:
     is_router_adaptable: bool = False
     has_shared: bool = False  # an MLP for all tokens
     has_shared_gate: bool = False
-    has_gates: bool = True  # else experts are the activation of ups alone
+    has_gates: bool = True  # False: an expert has no gate, and activates its up projection
     is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
     activation: str | ClampedGate | None = None  # None: that of an MLP
     scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
@@ -83,15 +83,15 @@ class Facts:
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
     first_position: int = 0  # row of the embedded positions for the first token
     qkv_parts: int = 0  # parts of each key head, which sort the rows of `qkv`; 0: sorted by queries, keys and values
-    has_attention_gates: bool = False  # in `q`, where that of each head follows its query
+    has_attention_gates: bool = False  # The gates are rows of `q`: each head's gate follows its query.
     with_mixer: frozenset[int] = frozenset()  # the numbers of layers
     without_attention: frozenset[int] = frozenset()
     without_mlp: frozenset[int] = frozenset()
     is_parallel: bool = False  # attention and MLP read the same hidden state
     gate_sparsity: tuple[float, ...] | None = None  # for each layer, the share of its MLP's gates that are 0
-    is_tied: bool = False  # the head is the embedding
+    is_tied: bool = False  # The output head shares the embedding's weights.
     embedding_scale: float = 1.0
-    rounds_embedding_scale: bool = False  # to the dtype of the model
+    rounds_embedding_scale: bool = False  # rounded to the model's dtype
     vector_scale: float = 1.0  # factor of the vectors that replace embeddings
     residual_scale: float = 1.0
     logits_scale: float = 1.0

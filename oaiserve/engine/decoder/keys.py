@@ -68,9 +68,9 @@ _OF_ALL_TYPES = frozenset(
         *("tokenizer_class", "torch_dtype", "transformers_version"),
     }
 )
-# Values without an effect, though they are not 0, 1, false or null.
+# Values that have no effect, in addition to 0, 1, false and null.
 _NEUTRAL = {"do_layer_norm_before": True, "rope_theta": 10_000, "scale_attn_weights": True}
-# Names of the same setting. Files state several of them, and each family reads one.
+# Synonyms: a file may have several names of a setting, and each family reads one of them.
 _SYNONYMS = (
     {"activation_function", "hidden_act", "hidden_activation"},
     {"first_k_dense_replace", "mlp_layer_types"},

@@ -25,7 +25,7 @@ from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 
-MAX_TAPS = 8  # as in src/states.h
+MAX_TAPS = 8  # must match src/states.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # activations of convolutions, by their names in settings
 # The keys of heads, numbers of a head, groups of B and C, and numbers of a state.
 MAMBA_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")

@@ -67,7 +67,7 @@ class NormKind:
 
     epsilon: float
     subtracts_mean: bool = False
-    adds_one: bool = False  # to the weight, which files on the hub have minus 1
+    adds_one: bool = False  # Add 1 to the weight: files on the hub store it minus 1.
     width_without_weights: int = 0  # width of norms in place of those in WEIGHTLESS; 0: all norms have weights
 
     def __post_init__(self) -> None:

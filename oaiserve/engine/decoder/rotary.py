@@ -140,7 +140,7 @@ def _unchanged_length(kind: str, settings: Settings, rope: Values) -> int | None
 
 
 def _axes(settings: Settings, rope: Values, pairs: int) -> Tensor | None:
-    axes = settings.get("rope_axes")  # in GGUF files
+    axes = settings.get("rope_axes")  # Only GGUF files have this key.
     if (section := rope.get("mrope_section")) is not None:
         if settings["model_type"].startswith("qwen3"):
             axes = [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(pairs)]

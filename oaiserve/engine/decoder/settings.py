@@ -85,7 +85,7 @@ WITHOUT_USE = frozenset(
     }
 )
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
-ALIKE: dict[str, str] = {}  # by the type of a family: the known type that it is `like`
+ALIKE: dict[str, str] = {}  # for each family's type, the known type that it is `like`
 _FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
 
 
@@ -141,7 +141,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     if "rope_parameters" in row["keys"] or "rope_theta" in row["keys"]:
         values["rope_parameters"] = _rope(name, values, row)
         read |= _OF_ROPE
-    if "layer_rope_theta" in values:  # by layer, 0 where it does not rotate
+    if "layer_rope_theta" in values:  # one base per layer, 0 for layers that do not rotate
         of_all = [values["rope_parameters"]["rope_theta"]] * values["num_hidden_layers"]
         if values["layer_rope_theta"] is None:
             values["layer_rope_theta"] = of_all

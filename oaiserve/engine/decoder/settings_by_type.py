@@ -11,8 +11,8 @@ Values = dict[str, Any]
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
-LAYER_TYPES = {"attention": FULL, "mamba": LINEAR}  # by the names that older files have
-_NEMOTRON_H_LAYERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}  # by their letters in a pattern
+LAYER_TYPES = {"attention": FULL, "mamba": LINEAR}  # keyed by the names in older files
+_NEMOTRON_H_LAYERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}  # keyed by their letters in a pattern
 _NEMOTRON_H_KEYS = {
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
@@ -110,7 +110,7 @@ def _gemma4(values: Values) -> None:
         own = values.get("num_global_key_value_heads")
     else:
         own = None
-    if values.get("per_layer_config"):  # by number of the layer, as newer versions write it in place of both
+    if values.get("per_layer_config"):  # newer versions: one entry per layer number instead of both lists
         of_layer = values["per_layer_config"].get(str(values["layer_types"].index(FULL)), {})
         values["global_head_dim"] = of_layer.get("head_dim", values["head_dim"])
         own = of_layer.get("num_key_value_heads")

@@ -21,7 +21,7 @@ class KVShape:
     kv_heads: int
     key_dim: int
     value_dim: int
-    is_int8: bool = False  # else in the model's dtype, or with scales
+    is_int8: bool = False  # False: stored in the model's dtype, or with scales
     # Of keys and of values that a GPU keeps as floats of eight bits: what these are multiplied by when they are read.
     scales: tuple[float, float] | None = None
     latent_dim: int = 0  # the numbers that are kept in place of keys and values, which all heads make of them; 0: none
@@ -73,7 +73,7 @@ class ModelSpec:
     vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
     max_model_len: int  # the most tokens of a sequence, prompt and answer together
     eos_token_ids: frozenset[int]
-    kv_shapes: dict[int, KVShape]  # by layer index
+    kv_shapes: dict[int, KVShape]  # keyed by layer index
     state_shapes: dict[int, LayerStateShapes] = field(default_factory=dict)  # shapes for the layers that keep a state
 
     @property

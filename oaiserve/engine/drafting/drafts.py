@@ -22,7 +22,7 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 
 MOST_DRAFT_TOKENS = 15  # limit for one sequence
-LEAST_GAIN = 0.12  # in expected tokens per second: neither chances nor times are known more exactly
+LEAST_GAIN = 0.12  # relative gain in tokens per second; the estimates are no more exact than that
 # Steps in a row that had drafts, or had none though they might have been worth their time. The next step is made the
 # other way, so that the times of both stay known.
 PROBE_STEPS = 64
@@ -47,7 +47,7 @@ class Drafts:
         self.only_if_exact = only_if_exact
         self._times = StepTimes()
         self._chances = [*FIRST_CHANCES]  # chances of drafts for any sequence, by the length of the match
-        self._drafted: list[Sequence] = []  # those that have a draft
+        self._drafted: list[Sequence] = []  # sequences that have a draft
         self._num_alike = 0  # steps in a row with drafts, or without
 
     def need_results(self, running: list[Sequence], *, others_wait: bool) -> bool:

@@ -24,11 +24,11 @@ class StepTimes:
     SPEED_WEIGHT = 0.2  # weight of the newest step in the speed of the machine
     ASSUMED_STEPS = 4  # The assumed ratio weighs as much as this many measured steps.
     MOST_STEPS = 128  # over which a mean is taken, about
-    MOST_GROWTH = 2  # as much as one step may take longer than expected; the rest has other reasons
+    MOST_GROWTH = 2  # cap of measured / expected time of one step; anything above has other causes
 
     def __init__(self) -> None:
         self._unit_ns = 0.0  # the time of a step with one token, by the newest steps
-        self._ratios = [1.0] * len(SIZES)  # to the assumed times
+        self._ratios = [1.0] * len(SIZES)  # measured / assumed time, for each size
         self._num_measured = [0] * len(SIZES)  # steps that each ratio is the mean of
 
     def observe(self, num_tokens: int, step_ns: int) -> None:

@@ -105,7 +105,7 @@ class FallbackExecutor:
         num_predicted = {chunk: number for chunk, _, number in batch.prompt_rows}
         texts = self._texts(batch).split(batch.query_lens)
         draws: list[Tensor] = []
-        predictions: list[Tensor] = []  # for the tokens of prompts
+        predictions: list[Tensor] = []  # logits of prompt tokens
         for chunk, (text, end, place) in enumerate(zip(texts, batch.context_lens, batch.states.places, strict=True)):
             number = num_predicted.get(chunk, 0)
             last = [len(text) - 1] if chunk in drawing else []

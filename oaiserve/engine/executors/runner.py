@@ -34,9 +34,9 @@ _LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 class Launched:
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch
-    sample_chunks: list[int]  # as in Batch: the chunk that row i belongs to
+    sample_chunks: list[int]  # the chunk of row i, see Batch
     draws: list[Chunk]  # the chunk of row i, cut after the token that the row follows
-    prompt_rows: list[tuple[int, int, int]]  # as in Batch
+    prompt_rows: list[tuple[int, int, int]]  # see Batch
     waiting_rows: list[int]  # rows that `draw` draws
     waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
     # On a CUDA device: when the device had this step's inputs, and when the previous step ended.
@@ -44,7 +44,7 @@ class Launched:
     ended_before: torch.cuda.Event | None
     samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # each with its rows
     rows_without_memory: list[int] = field(default_factory=list)
-    ended: torch.cuda.Event | None = None  # on a CUDA device: when the results of all draws so far were on the host
+    ended: torch.cuda.Event | None = None  # on CUDA: recorded when the results of all draws so far are on the host
 
 
 class ModelRunner:
@@ -74,7 +74,7 @@ class ModelRunner:
         self._graphs = graphs
         self._tables = tables
         self._states = states
-        self._adapters: dict[int, Adapter] = {}  # by their numbers
+        self._adapters: dict[int, Adapter] = {}  # keyed by adapter number
         # The next fields belong to the last launched step: the ids that it draws, the row of each sequence among them,
         # and the event of its end.
         self._drawn_ids: torch.Tensor | None = None

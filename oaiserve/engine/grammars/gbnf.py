@@ -26,7 +26,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-_Token = tuple[str, str]  # its kind, which is the name of a group in _TOKEN, and its text
+_Token = tuple[str, str]  # (kind, text); a kind is the name of a group in _TOKEN
 
 
 def as_lark(text: str) -> str:

@@ -67,7 +67,7 @@ class _Original:
     # `matcher` allows both layouts.
     in_one_line: Callable[[], llguidance.LLMatcher] | None = None
     is_spent: bool = False  # One of the copies has failed, so others may fail, too.
-    left_out: Sequence[str] = ()  # keywords that llguidance cannot obey, where these may be left out; "" for a schema
+    left_out: Sequence[str] = ()  # omitted keywords, which llguidance cannot obey; "" stands for a whole schema
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Grammars:
             try:
                 future.set_result(_original(tokens, grammar))
             except Refused as refused:
-                future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
+                future.set_result(Refused(refused.reason))  # a new error: the frames of the old traceback hold the text
             except BaseException as error:  # a bug, or a panic in Rust: other threads may wait for it
                 future.set_exception(error)
         outcome = future.result()
@@ -255,7 +255,7 @@ class CompiledGrammar:
     _original: _Original
     _tokens: Tokens
     _excess: Excess
-    compile_ns: int  # for this request
+    compile_ns: int  # what this request waited for
     was_cached: bool  # It was compiled before, for another request.
 
     @property

@@ -70,11 +70,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Translated:
     text: str
     subschemas: Iterable[tuple[str, str]] = ()  # (place, grammar) pairs, innermost first
-    # The same with line breaks, if the model may choose between the two: it allows all that `text` does.
+    # A grammar that allows line breaks, too, and everything that `text` allows. Empty: the model has no choice.
     in_lines: str = ""
-    narrower: Callable[[], Translated] | None = None  # for a grammar that llguidance can't compile
+    narrower: Callable[[], Translated] | None = None  # makes a narrower grammar, if llguidance can't compile this one
     may_leave_out: bool = False  # Keywords of a schema may be left out if llguidance can't compile it otherwise.
-    left_out: Sequence[str] = ()  # those left out for this reason; "" for all of a schema
+    left_out: Sequence[str] = ()  # the omitted keywords; "" stands for a whole schema
 
 
 ErrorOf = Callable[[str], str]  # takes a grammar, and returns llguidance's error, or ""

@@ -113,7 +113,7 @@ class PartsConstraint(Constraint):
         return False
 
     def ends_with(self, token_id: int) -> bool:
-        return False  # within a part, the grammar allows no end token
+        return False  # The grammar allows no end token within a part.
 
     def push(self, token_id: int) -> None:
         if self._thinking is not None:

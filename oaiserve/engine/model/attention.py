@@ -10,7 +10,7 @@ import torch
 from oaiserve.engine.model.batch import Batch
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0  # its largest number
+FP8_MAX = 448.0  # largest number of E4M3
 
 
 class LayerCache(NamedTuple):

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def add_and_norm(
     hidden: Tensor,  # [T, width]
-    added: tuple[Tensor, ...],  # at most two, [T, width] each
+    added: tuple[Tensor, ...],  # at most two tensors, [T, width] each
     out_norm: Norm | None,
     norm: Norm | None,
     scale: float = 1.0,

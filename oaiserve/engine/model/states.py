@@ -99,7 +99,7 @@ class StepStates:
     def __init__(
         self,
         layers: Mapping[int, LayerStates],
-        decodes: slice | Tensor,  # their places in the pool
+        decodes: slice | Tensor,  # indices of their states in the pool
         num_decodes: int,
         prompts: Sequence[StateChunk] = (),
         places: Sequence[int] = (),  # the places of all sequences in order, if the host has them

@@ -46,10 +46,10 @@ class Lane:
         self.num_parked = 0
         self.num_preemptions = 0
         self.num_arrived = 0
-        self.num_turns = 0  # turns of decodes, in steps that leave some out
+        self.num_turns = 0  # steps so far that left out some decodes, which take turns
         # CPU time of grammar masks, in nanoseconds, that clients still have to wait for, by their names.
         self.mask_debts: dict[str, float] = {}
-        self.num_shorter_steps = 0  # for how many more steps prompts get only part of their time
+        self.num_shorter_steps = 0  # number of further steps in which prompts get only part of their time
         # The limits of the step being scheduled.
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens

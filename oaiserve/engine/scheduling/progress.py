@@ -45,7 +45,7 @@ def advance(step: Step, lane_of: Callable[[Sequence], Lane], memory: SequenceMem
 
 
 def settle(step: Step) -> None:
-    """Decide which draws of a launched step count, after the commit of the step before: see `Draw`."""
+    """After the previous step has been committed, mark the draws of a launched step that don't count: see `Draw`."""
     chunks = step.chunks
     for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(chunks):
         num_missing = start + num_tokens - len(draft) - len(sequence.token_ids)

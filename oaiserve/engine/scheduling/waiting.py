@@ -198,7 +198,8 @@ class WaitingQueue:
         client = sequence.client
         turn = sequence.turn
         client.num_running += 1
-        client.num_spare += turn.num_running > 0
+        if turn.num_running:
+            client.num_spare += 1
         turn.num_running += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -207,7 +208,8 @@ class WaitingQueue:
         turn = sequence.turn
         client.num_running -= 1
         turn.num_running -= 1
-        client.num_spare -= turn.num_running > 0
+        if turn.num_running:
+            client.num_spare -= 1
         if turn.num_waiting:
             self._list(client, turn)
 

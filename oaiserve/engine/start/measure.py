@@ -25,15 +25,15 @@ _MORE_THAN_ROUNDING = 4  # times the difference of single tokens
 class Measured(NamedTuple):
     vocab_size: int
     cache: CacheSize
-    continues_chunks: bool  # else its code must have the tokens after its first chunk one by one
+    continues_chunks: bool  # False: after the first chunk, the model's code takes only one token at a time
 
 
 @torch.inference_mode()
 def measure(forward: CachedForward) -> Measured:
     """Measure the cache of a model at two lengths, and compare its logits with those of the text as a whole.
 
-    Raises NoCache if they are no finite numbers, or differ in float32 where each token is computed alone. In 16 bits,
-    where rounding may do that, a warning says so.
+    Raises NoCache if they are not finite, or if they differ in float32 although tokens are computed one by one. In 16
+    bits, where rounding may cause the difference, this only logs a warning.
     """
     weight = next(forward.model.parameters())
     text = torch.arange(_FIRST + sum(_ONE_BY_ONE), device=weight.device)  # all vocabularies have these

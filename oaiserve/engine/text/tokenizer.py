@@ -142,8 +142,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load a tokenizer from a folder or a GGUF file. Raises StartupError if there is no usable one.
 
-        With `runtime`, a tokenizer of local files is stored in the start cache for the next start, when this start is
-        over. `recheck` ignores a stored one.
+        With `runtime`, a tokenizer of local files is written to the start cache once this start is complete.
+        `recheck` ignores a cached one.
         """
         model = Path(path)
         if not model.exists():
@@ -366,10 +366,10 @@ class Tokenizer:
     def _check_uncut(
         self, text: str, param: str, most_tokens: int, backend: RustTokenizer
     ) -> Generator[None, None, None]:
-        """Raise TooManyTokens for a long text without cuts, in a turn for each part, because the whole might take
-        seconds.
+        """Raise TooManyTokens for a text without safe cuts if it is certainly too long.
 
-        The parts may have some tokens more than the whole, but not half as many again.
+        Encodes arbitrary pieces, one per turn, because the whole text might take seconds. Cutting adds less than half
+        of the tokens, so the text is too long if the pieces have over 1.5 times the limit.
         """
         num_tokens = 0
         for start in range(0, len(text), UNCUT_CHARACTERS):

@@ -90,7 +90,7 @@ class KeyStore:
             ) from error
 
     async def close(self) -> None:
-        """Count all waiting uses, those that a failure has delayed included, and close the file."""
+        """Write all pending uses, including those that a failure has delayed, and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 

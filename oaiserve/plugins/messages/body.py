@@ -77,14 +77,14 @@ class ThinkingOptions(msgspec.Struct, kw_only=True):
 
 
 class SystemText(msgspec.Struct, kw_only=True):
-    """A text of the system."""
+    """One text block of the system prompt."""
 
     text: str
     type: Literal["text", None] = None
 
 
 class JSONFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """JSON by a schema."""
+    """An output format: JSON that follows a schema."""
 
     schema: Schema
     type: Literal["json_schema", None] = None

@@ -64,7 +64,7 @@ def text_prompts(
 
 
 def prompt_named(model: Pooling, names: Sequence[str]) -> str | None:
-    """Return the model's prompt with the first of these names in lower case that it has, or None."""
+    """Return the model's first prompt whose lower-case name is in `names`, in their order, or None."""
     prompts = {name.lower(): text for name, text in model.prompts.items()}
     return next((prompts[name] for name in names if name in prompts), None)
 

@@ -1,8 +1,7 @@
-"""`Resumption`: a process makes the responses in the background that an earlier process, or another one, did not
-complete.
+"""`Resumption` completes background responses that another process has left unfinished.
 
-It sends their stored requests to its own route, with the ids and seeds that they had, so the answers are the same. This
-also notices what other processes that share the store have cancelled or deleted.
+It sends their stored requests to this process's own route, with their ids and seeds, so the answers are the same. It
+also ends responses that other processes with the same store have cancelled or deleted.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FIRST_TOKEN = re.compile(r"<[^<>]*>")  # of a tag that has several
+_FIRST_TOKEN = re.compile(r"<[^<>]*>")  # first token of a tag that consists of several tokens
 _LAST_TOKEN = re.compile(r"<[^<>]*>\Z")
 
 

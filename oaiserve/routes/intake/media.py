@@ -83,11 +83,11 @@ class MediaReader:
     """Makes the parts and the files of a prompt from the media in the body of a request."""
 
     def __init__(self, serving: Serving, note: Note | None = None, known: MediaReader | None = None) -> None:
-        """The `known` reader has fetched media and files of the body before."""
+        """`known` is an earlier reader of the same body, whose fetched media and files are reused."""
         self._serving = serving
         self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
-        # The media that the body only names, by their names.
+        # Contents of media that the body refers to, by their names.
         self.contents: Mapping[str, bytes] = {} if known is None else known.contents
         self.named: Named = {}  # those that `fetch` fetches
         self._num_file_bytes: int = 0 if known is None else known._num_file_bytes

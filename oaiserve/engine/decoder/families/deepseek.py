@@ -36,7 +36,7 @@ def _deepseek_v2(settings: Settings) -> Facts:
     if method not in ("greedy", "group_limited_greedy"):
         raise NotKnown(f"it chooses experts by the method '{method}'")
     has_groups = method == "group_limited_greedy"
-    groups = settings["n_group"]  # without effect if the method is "greedy"
+    groups = settings["n_group"]  # has no effect if the method is "greedy"
     top_groups = settings["topk_group"]
     mixture = Mixture(
         layers=after_dense_layers(settings),

@@ -36,7 +36,7 @@ class EncodedWeights(TensorFiles):
         super().__init__(folder, of_wrapper=of_wrapper)
         self._in_4_bits = in_4_bits
         self._encode = encode
-        self._in_file: dict[str, Blocks] = {}  # by name; empty: blocks stay in memory
+        self._in_file: dict[str, Blocks] = {}  # keyed by name; empty if blocks stay in memory
         self._is_finished = False  # the blocks in the file have values
         self.file: QuantizedFile | None = None  # The quantized blocks are written to this file.
 

@@ -63,7 +63,7 @@ def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
 
     def columns(packed: Tensor) -> Tensor:
         length, width = packed.shape
-        turned = packed.T.clone(memory_format=torch.contiguous_format)  # also where there is one row
+        turned = packed.T.clone(memory_format=torch.contiguous_format)  # `contiguous` would not copy one row.
         in_bytes = turned.view(torch.uint8).view(width, length, 4)
         codes = torch.empty(width, 8, length, dtype=torch.uint8)
         for place, column in enumerate(_AWQ_ORDER):

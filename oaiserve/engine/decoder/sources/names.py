@@ -12,7 +12,7 @@ from collections.abc import Mapping
 Names = Mapping[str, str | tuple[str, ...]]
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
-# The names that most families use. Names of roles in a layer follow that of the layer.
+# The names that most families use. Names within a layer are relative to the layer's name.
 LLAMA: Names = {
     "embedding": "model.embed_tokens",
     "layers.{}": "model.layers.{}",

@@ -21,7 +21,7 @@ from threading import Thread
 def compiler_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a compiler, whose messages are in the pipe `stderr`. At the end of the block, it is ended if it still
     runs."""
-    arguments = [sys.executable, "-I", "-S", __file__, *command]  # without modules of the environment
+    arguments = [sys.executable, "-I", "-S", __file__, *command]  # isolated from installed packages
     read_end, write_end = os.pipe()
     with (
         os.fdopen(read_end),
@@ -55,4 +55,4 @@ def main(command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]) & 0xFF)  # at once, while a thread may be reading
+    os._exit(main(sys.argv[1:]) & 0xFF)  # Exit at once, even while a thread is reading.

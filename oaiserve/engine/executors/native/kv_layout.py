@@ -20,7 +20,7 @@ from oaiserve.engine.model.kv_cache import zeroed
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
 MAX_LATENT_DIM = 576  # numbers cached for each token: MAX_KEY_DIM in src
-MAX_LATENT_RANK = 512  # those of its latent vector
+MAX_LATENT_RANK = 512  # maximum numbers of a latent vector
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:

@@ -113,7 +113,7 @@ class ConvolvedChannels:
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """The heads of a gated delta net, as src/delta.h has them."""
+    """The heads of a gated delta net. Must match the struct in src/delta.h."""
 
     key_heads: int
     value_heads: int
@@ -185,7 +185,7 @@ def structure(kind: type) -> type[Structure]:
 
 
 def _c_type(kind: Any) -> Any:
-    has_fields = is_dataclass(kind)  # in a variable, because no type of mypy has both fields and a hash
+    has_fields = is_dataclass(kind)  # a variable, because mypy knows no type that is both a dataclass and hashable
     if has_fields:
         return structure(kind)
     return kind
@@ -322,7 +322,7 @@ class Library:
         own = [value if kind == "s" else _KINDS[kind](value) for kind, value in zip(kinds, values, strict=True)]
         self.add_operation(decoder, operation.encode(), (c_void_p * len(own))(*map(addressof, own)))
 
-    def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
+    def __getattr__(self, name: str) -> Any:  # Only for type checkers; the functions are set above.
         raise AttributeError(name)
 
 

@@ -33,7 +33,7 @@ class MixerOperations:
         self._operations = operations
         self._num_layers = 0  # layers that have their operations
         if mixers:
-            # A token's row has its projections, then its decays.
+            # A row holds a token's projections, followed by its decays.
             widths = (
                 sum(len(matrix.weight) for matrix in mixer.projections)
                 + (mixer.heads if isinstance(mixer, Mamba2) else 0)

@@ -55,7 +55,7 @@ class NativeDecoder:
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
             raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
-        self._reserved = reserved  # as long as the decoder
+        self._reserved = reserved  # Keeps the memory alive as long as the decoder.
         if reserved is not None:
             reserved.stop()
             library.lend_memory(self._handle, reserved.address, reserved.num_bytes)

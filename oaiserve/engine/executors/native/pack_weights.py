@@ -29,7 +29,7 @@ class WeightPacker:
         native call that packs blocks."""
         # The input widths of quantized weights, by their index. Such inputs are in eight bits.
         self.widths: dict[int, int] = {}
-        self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
+        self.orders: dict[int, int] = {}  # addresses of column orders that differ from the input's
         self.num_bytes = 0
         self._library = library
         self._handle = handle

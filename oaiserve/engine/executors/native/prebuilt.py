@@ -35,7 +35,7 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _TILE_DATA = 18
 
 
-@cache  # so that the log says only once why there is none
+@cache  # cached, so that the log explains a missing library only once
 def find(kind: str) -> Path | None:
     """Return the library of this kind for this CPU, or None. Why one of the wheel's cannot be used is logged."""
     if not FOLDER.is_dir():

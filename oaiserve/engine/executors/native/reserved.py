@@ -34,7 +34,7 @@ class ReservedMemory:
         self.address = -(-first // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         self._advise = ctypes.CDLL(None, use_errno=True).madvise
         self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
+        self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # may fail: small pages are only slower
         self._is_enough = False
         self._worker: Worker[None] = runtime.worker("reserve", self._take)
         self._worker.start()

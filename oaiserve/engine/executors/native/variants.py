@@ -23,12 +23,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 class Variant(NamedTuple):
     name: str
-    machine: str  # by the name of platform.machine, with which the compiler's target begins
+    machine: str  # as in platform.machine(); the compiler's target begins with it
     flags: tuple[str, ...]
-    features: frozenset[str]  # as /proc/cpuinfo calls them
+    features: frozenset[str]  # names as in /proc/cpuinfo
 
 
-AMX_FEATURES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})  # as /proc/cpuinfo calls them
+AMX_FEATURES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})  # names as in /proc/cpuinfo
 AMX_FLAG = "-DWITH_AMX"  # makes src/amx.h use the compiler's support
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}

@@ -51,7 +51,7 @@ def recurrence(
     decay: Tensor,  # [sequences, tokens, heads], or with a number for each row of a state: [..., key_dim]
     key: Tensor,  # [sequences, tokens, key heads, key_dim]; several heads may share one
     value: Tensor,  # [sequences, tokens, heads, value_dim]
-    query: Tensor,  # as the keys
+    query: Tensor,  # the same shape as `key`
     rate: Tensor | None,  # [sequences, tokens, heads]
 ) -> Tensor:
     """Return the outputs float32 [sequences, tokens, heads, value_dim] of a recurrence, token by token.

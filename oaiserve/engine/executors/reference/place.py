@@ -70,7 +70,7 @@ class Placing:
             Matrix: {"weight": dtype},
             Router: {"weight": torch.float32},
         }
-        self._tensors: dict[object, Tensor] = {}  # by the identity of the original, and the dtype
+        self._tensors: dict[object, Tensor] = {}  # keyed by the original tensor's identity and the dtype
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a part of a description on the device; if it is a tensor, in the dtype."""

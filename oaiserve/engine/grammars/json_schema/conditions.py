@@ -222,7 +222,7 @@ def _beyond(keyword: str, kind: str, step: int) -> Callable[[Any, int], list[Any
     """Return the negation of a bound, by the keyword of the opposite bound."""
 
     def negation(value: Any, _: int) -> list[Any] | None:
-        if not is_number(value):  # in draft 4, exclusive bounds are true or false
+        if not is_number(value):  # In draft 4, exclusive bounds are booleans.
             return None
         return [{"type": kind, keyword: value + step}] if value + step >= 0 or not step else []
 

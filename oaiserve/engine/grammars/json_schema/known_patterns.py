@@ -45,7 +45,7 @@ def without_look_around(pattern: str) -> str:
         whole = int(match[1])
         digits = int(match[2]) - 1
         places = digits if match["places"] is None else int(match["places"])
-        forms = []  # by the number of places
+        forms = []  # one form for each number of places
         for place in range(min(places, digits) + 1):
             before = min(whole, digits - place)
             forms.append((rf"\d{{1,{before}}}" if before else "0") + (rf"\.\d{{{place}}}" if place else ""))

@@ -45,7 +45,7 @@ from oaiserve.engine.grammars.refusal import Contradiction, Refused
 from oaiserve.gc_pause import paused_for
 
 MOST_BYTES = 2**18
-MOST_SCHEMAS = 8_000  # in a document
+MOST_SCHEMAS = 8_000  # maximum schemas in a document
 MOST_PROPERTIES = 1_000  # properties of an object
 MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; finding a common match takes exponential time
@@ -79,7 +79,7 @@ _STRING = ("type", "string")
 class PreparedSchema:
     document: dict[str, Any]
     _places: list[tuple[dict[str, Any], str]]
-    has_large_numbers: bool = False  # in "enum" or "const", which llguidance would change
+    has_large_numbers: bool = False  # "enum" or "const" has numbers that llguidance would change.
 
     def subschemas(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield each subschema as a document of its own, with its place, the innermost ones first."""
@@ -146,11 +146,11 @@ class _Preparation:
         self._root = self._current = Definition("", document, "$", True)
         self._places: list[tuple[dict[str, Any], str]] = []
         self._joined_patterns: set[str] = set()
-        self._contradictions: dict[str, Contradiction] = {}  # by the places of schemas that are false for that reason
+        self._contradictions: dict[str, Contradiction] = {}  # keyed by the place of the contradictory schema
         self._shortest: dict[str, int] = {}  # characters of the shortest match of each pattern
         self._num_schemas = self._num_items = 0
         self._has_large_numbers = False
-        self._match_ns = 0  # for names and patterns
+        self._match_ns = 0  # time spent on matching names with patterns
 
     def run(self) -> PreparedSchema:
         """Prepare the document. Raises Refused."""
@@ -272,7 +272,7 @@ class _Preparation:
             prepared["required"] = possible
 
     def _check_required(self, prepared: dict[str, Any], place: str) -> None:
-        """Raise the contradiction of a required property."""
+        """Raise the error of the first required property whose keywords contradict each other."""
         if not self._contradictions:
             return
         properties = step(place, "properties")
@@ -314,7 +314,7 @@ class _Preparation:
         if "propertyNames" not in schema:
             return schema
         names = self._document.resolved(schema["propertyNames"])
-        if isinstance(names, dict):  # its keywords, except annotations and the type string, which every name has
+        if isinstance(names, dict):  # keywords other than annotations and `"type": "string"`, which any name satisfies
             known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames"}
             names = {name: value for name, value in names.items() if name in known and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}

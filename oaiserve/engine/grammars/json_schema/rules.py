@@ -29,9 +29,9 @@ from oaiserve.engine.grammars.refusal import Refused
 
 MOST_NAMES = 60  # properties of an object: a rule has 64 bits
 MOST_RULES = 600  # rules of objects, and JSON Schemas: the lexemes of all of them share one lexer
-MOST_CHARACTERS = 2**20  # of the JSON Schemas, each as often as it is called
+MOST_CHARACTERS = 2**20  # maximum characters of all JSON Schemas; each counts as often as it is referenced
 MOST_LOOKS = 50_000  # looks at schemas that state large numbers
-MOST_PATTERNS = 8  # of an object, each of which excludes the others
+MOST_PATTERNS = 8  # maximum patterns of an object, each of which excludes the others
 _JOINING = {"$ref", "anyOf", "allOf", "enum", "const"}
 _OF_CONTAINERS = {
     *("properties", "patternProperties", "additionalProperties", "required", "minProperties"),
@@ -76,7 +76,7 @@ class _Rules:
         self._root = {keyword: value for keyword, value in schema.document.items() if keyword != "$defs"}
         self._lines: list[str] = []
         self._num_rules = self._num_characters = self._num_looks = 0
-        self._known: dict[int, bool] = {}  # what `_needs_rules` returned, by the ids of schemas of the document
+        self._known: dict[int, bool] = {}  # results of `_needs_rules`, keyed by the ids of the document's schemas
         self._schemas: dict[str, str] = {}  # names of JSON Schemas by their texts
         self._of_definitions: dict[str, str] = {}  # names of rules
         self._waiting: deque[str] = deque()
@@ -301,7 +301,7 @@ class _Rules:
             f" %if {self._may_follow(bit, len(names), bits)}"
             for bit, name in enumerate(names)
         ]
-        num = len(names)  # also the bit of all unlisted properties, which may repeat
+        num = len(names)  # This is also the bit for unlisted properties, which may repeat.
         unlisted = [
             f"{key} COLON {self._value(each)} {rule}_more::set_bit({num}) %if {self._may_follow(num, num, bits)}"
             for key, each in self._unlisted(rule, schema)

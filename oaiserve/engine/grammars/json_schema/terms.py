@@ -107,7 +107,7 @@ def is_large(value: Any) -> bool:
 
 
 def is_written_exactly(number: float) -> bool:
-    """Return whether the shortest text for a number is the number itself: llguidance writes it like that."""
+    """Return whether the shortest decimal text of a float, which is what llguidance writes, has exactly its value."""
     return Decimal(repr(number)) == number
 
 

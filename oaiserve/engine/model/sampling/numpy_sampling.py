@@ -44,7 +44,7 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
     """Draw an id from a row with these finite logits float32 [vocab], or -infinity, of which `highest` is the best."""
     scaled = logits - highest
     scaled *= np.float32(1.0 / row.temperature)
-    ids: np.ndarray | None = None  # those that stay; None: all
+    ids: np.ndarray | None = None  # ids that may be drawn; None: all
     if row.min_p:
         ids = np.flatnonzero(scaled >= np.float32(math.log(row.min_p)))
         scaled = scaled[ids]

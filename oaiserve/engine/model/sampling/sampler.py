@@ -28,8 +28,8 @@ class Sampled(NamedTuple):
 
     token_ids: list[int]
     are_finite: list[bool]  # False: the logits have NaN or infinity, or only -inf; the id means nothing
-    logprobs: list[Logprobs | None]  # those of the id, if the sequence asks for them
-    known_logprobs: list[Logprobs]  # those of the `known` tokens
+    logprobs: list[Logprobs | None]  # log-probabilities of the drawn ids, for sequences that request them
+    known_logprobs: list[Logprobs]  # log-probabilities of the `known` tokens
 
 
 class Sampling:

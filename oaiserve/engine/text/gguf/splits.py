@@ -61,7 +61,7 @@ _EXAONE_MOE = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
 )
-# Words by their case: after any capitals, small letters or none.
+# A word: optional capitals, then lowercase letters; or capitals, then optional lowercase letters.
 _CASES = tuple(
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]{upper}[{_LOWER}]{lower}" for upper, lower in (("*", "+"), ("+", "*"))
 )

@@ -27,7 +27,7 @@ _LITERALS = {"true": True, "false": False, "null": None}  # as in JSON
 
 
 class _Brackets:
-    """The search for the bracket that closes the first one."""
+    """Searches a growing text for the bracket that closes the first one."""
 
     is_broken = False
 

@@ -21,7 +21,7 @@ MakeOrder = Callable[[Settings], Order]
 class Architecture:
     """All mappings are by roles, such as `q`."""
 
-    name: str  # in the files
+    name: str  # the name in GGUF files
     type: str  # transformers' name of the family, unless the fields name another one
     fields: Callable[[Metadata], Fields] = no_fields  # fields of config.json beyond the common ones
     names: Names = field(default_factory=dict)  # unusual names of tensors

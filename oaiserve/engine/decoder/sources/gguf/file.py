@@ -17,7 +17,7 @@ from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, shard_paths
 from oaiserve.engine.decoder.blocks import Blocks, expand
 from oaiserve.engine.decoder.description import NotKnown
 
-_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the formats that torch has a type for
+_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # keyed by format; the others have no dtype
 _MAPPED_BYTES = 2**20
 
 

@@ -38,7 +38,7 @@ struct alignas(64) LongChunk {
   int8_t weights[2][2][SUPER / 4][PLANE];
 };
 
-// Expands a group of a chunk.
+// Writes a group's codes minus its zero points, once plain, once times HIGH_LEVEL.
 template <Format FORMAT>
 void subtract_zeros(const uint8_t* chunk, long group, LongChunk& out) {
   using P = Places<FORMAT>;

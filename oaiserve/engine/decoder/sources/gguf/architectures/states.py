@@ -87,7 +87,7 @@ _GROUPED = {
     **dict.fromkeys(("mixer.a", "mixer.b", "mixer.A_log", "mixer.dt_bias"), _grouped),
 }
 _LFM2: Names = {
-    "final_norm": ("output_norm", "token_embd_norm"),  # by newer and older files
+    "final_norm": ("output_norm", "token_embd_norm"),  # names in newer and in older files
     "mixer.in": "shortconv.in_proj",
     "mixer.conv": "shortconv.conv",
     "mixer.out": "shortconv.out_proj",
