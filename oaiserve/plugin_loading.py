@@ -42,9 +42,9 @@ Settings = Mapping[str, Any]  # a table of the config file
 # The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
-OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # of `serve`, without those of plug-ins
+OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # options of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
-_RAISED = (Exception, SystemExit, GeneratorExit)  # by a plug-in: a KeyboardInterrupt is the user's
+_RAISED = (Exception, SystemExit, GeneratorExit)  # errors of a plug-in; a KeyboardInterrupt comes from the user
 # Folders of oaiserve/plugins, each of which may be missing
 OURS = (
     "batches",
@@ -251,7 +251,7 @@ def add_models(plugins: Iterable[Plugin]) -> None:
     bringing = [plugin for plugin in plugins if plugin.families or plugin.gguf_architectures]
     if not bringing:
         return
-    from oaiserve.engine.decoder.added_models import add_architectures, add_families  # with torch
+    from oaiserve.engine.decoder.added_models import add_architectures, add_families  # imports torch
 
     for plugin in bringing:
         try:
@@ -359,7 +359,7 @@ def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
 
 def pages_of(plugins: Iterable[Plugin]) -> Pages:
     """Return the pages of the plug-ins."""
-    from oaiserve.routes.pages import Pages  # with an HTTP server, which the command line does not need
+    from oaiserve.routes.pages import Pages  # imports an HTTP server, which the command line doesn't need
 
     pages = Pages()
     for plugin in plugins:

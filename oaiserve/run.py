@@ -131,7 +131,7 @@ def _remote_engine(config: Config, times: StartTimes, import_server: Callable[[]
     # A download shows its progress, and Ctrl-C removes what is not complete.
     if config.model == "demo":
         times.run("files of the demo", demo.fetched)
-    end_at_once_on_interrupt()  # until the server handles signals
+    end_at_once_on_interrupt()  # holds until the server handles signals
     start = Start(
         model=config.model,
         options=replace(config.engine, exit_on_hang=True),  # Another process is started then.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oaiserve.process.messages import ToEngine
 
 STDERR = 2  # file descriptor
-MOST_GOODBYE_SECONDS = 10.0  # of an engine process whose front has ended
+MOST_GOODBYE_SECONDS = 10.0  # limit for an engine process whose front has ended
 
 
 def prepare_process() -> None:
@@ -63,8 +63,8 @@ def load_engine(
                 from oaiserve.engine.start.plan import compile_early
 
                 compile_early(options, "bfloat16")  # the type in the demo's files
-        times.run("files of the demo", demo.fetched)  # while Ctrl-C still removes a partial download
-    end_at_once_on_interrupt()  # until the server handles signals
+        times.run("files of the demo", demo.fetched)  # Ctrl-C still removes a partial download here.
+    end_at_once_on_interrupt()  # holds until the server handles signals
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
 

@@ -23,7 +23,7 @@ from oaiserve.wire.continuation import Piece
 
 if TYPE_CHECKING:
     Floats = array[float]
-else:  # as of `Integers` in record.py
+else:  # like `Integers` in record.py
     Floats = array
 
 
@@ -32,7 +32,7 @@ class TextPrompt:
     text: str
     add_special_tokens: bool = True
     param: str = "prompt"  # the field of the request that it came from, for errors
-    most_tokens: int | None = None  # where it is cut, special tokens included; None: it is never cut
+    most_tokens: int | None = None  # maximum tokens including special ones; longer texts are cut. None: never cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TokenPrompt:
     """A prompt of token ids, which are used as they are."""
 
     token_ids: Sequence[int]
-    param: str = "prompt"  # as of TextPrompt
+    param: str = "prompt"  # see TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class GapPrompt:
     prefix: str | Sequence[int]  # before the gap; token ids are used as they are
     suffix: str
     add_special_tokens: bool = True
-    param: str = "prompt"  # as of TextPrompt
+    param: str = "prompt"  # see TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class FilledPrompt:
 
     template: str
     texts: Mapping[str, str]
-    param: str = "documents"  # as of TextPrompt
+    param: str = "documents"  # see TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class PairPrompt:
 
     first: str
     second: str
-    param: str = "documents"  # as of TextPrompt
-    most_tokens: int | None = None  # for both together: the longer one is cut; None: neither is
+    param: str = "documents"  # see TextPrompt
+    most_tokens: int | None = None  # maximum tokens of both together; the longer text is cut. None: never cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ChatPrompt:
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes them itself
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Mapping[str, Any]] = ()  # for the template's variable of that name
+    tools: Sequence[Mapping[str, Any]] = ()  # the chat template's variable `tools`
     told_tools: Sequence[Mapping[str, Any]] = ()  # tools that a message describes, if the template has no such variable
     opening: str = ""
     param: str = "messages"  # the field of the request that the messages came from, for errors
@@ -167,7 +167,7 @@ class SamplingParams:
     visible_special_ids: frozenset[int] = frozenset()  # special tokens that are not skipped
     text_lengths: bool = False  # give the characters of each token in the text, with each chunk
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs: int | None = None  # number of alternatives for each prompt token
     # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
     shows_logprobs: bool = True
     grammar: Grammar | None = None
@@ -187,17 +187,17 @@ class Request:
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
     client: str = ""  # client that sent the request, so that clients can take turns
-    share: float = 1.0  # what the client gets in relation to others who want as much
+    share: float = 1.0  # the client's share of the server, relative to other busy clients
     num_bytes: int = 0  # bytes of the body, which count towards the limit of waiting requests
     # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
     draw_seed: int | None = None
-    received_ns: int | None = None  # when its caller received it; None: when it is submitted
+    received_ns: int | None = None  # when the caller received it; None: at submission
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
-    background_wait_ns: int | None = None  # how long it can wait until its turn is that of any request; None: for ever
-    reports_progress: bool = False  # whether it reports how far its prompts are, until its first token
+    background_wait_ns: int | None = None  # how long it stays background work; None: for ever
+    reports_progress: bool = False  # whether to report the progress of prompts until the first token
     # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.
     first_token_deadline_ns: int | None = None
     deadline_ns: int | None = None
@@ -222,8 +222,8 @@ class PromptProgress:
 
     request_id: str
     num_tokens: int  # tokens of all its prompts
-    num_cached: int  # those of them that were in the prefix cache
-    num_computed: int  # those included, and those of the step under way
+    num_cached: int  # prompt tokens that were in the prefix cache
+    num_computed: int  # computed prompt tokens, including cached ones and those of the current step
     elapsed_ns: int  # since the request entered its first step
     times: RequestTimes  # the stamps so far
 
@@ -255,7 +255,7 @@ class PromptDone:
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
-    lost: LostPrefix | None = None  # what was cached of it before, and could not be used
+    lost: LostPrefix | None = None  # the prefix that was cached before and could not be reused
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class TokenChunk:
     # split over several tokens counts for the last of them. Only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None
     has_end_token: bool = False  # the last token only ended the choice, so it is not in the text
-    was_sent: bool = False  # by another server
+    was_sent: bool = False  # Another server has sent it already.
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ class Usage:
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # because the context has no room for more
-    account: EngineAccount | None = None  # if the client has asked what the request costs
+    account: EngineAccount | None = None  # present if the client requested the cost
     read_again: tuple[int, ReadAgain | None] | None = None  # tokens and reason, if the client has asked for them
     # Tokens of drafts that came true and that did not, if the client has sent a prediction.
     predicted_tokens: tuple[int, int] | None = None

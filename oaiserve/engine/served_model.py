@@ -35,7 +35,7 @@ class ServedModel:
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer
     default_params: Mapping[str, Any] = field(default_factory=dict)  # the defaults of requests that it brings
-    recommendation: Recommendation | None = None  # its publisher's, if it is among these defaults
+    recommendation: Recommendation | None = None  # the publisher's recommendation, if the defaults contain it
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone
@@ -44,10 +44,10 @@ class ServedModel:
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False
-    ranges: Ranges | None = None  # for a profiler, with --nvtx
+    ranges: Ranges | None = None  # ranges for a profiler (--nvtx)
     block_bytes: int = 0  # size of a block
     weight_bytes: int = 0  # weights that each step reads
-    path: Path | None = None  # its folder or GGUF file
+    path: Path | None = None  # the model's folder or GGUF file
     # for telemetry
     device: str = ""
     dtype: str = ""

@@ -46,7 +46,7 @@ _LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 @dataclass(slots=True)
 class _Launched:
     step: Step
-    handle: Any  # what the runner has returned
+    handle: Any  # what the runner returned
     at_ns: int
     newcomers: list[OpenRequest]  # the requests whose first step it is
 
@@ -80,7 +80,7 @@ class Stepper:
         self._overlap = overlap
         self._drafts = drafts
         self._in_flight: _Launched | None = None
-        self._warned_ns: dict[str, int] = {}  # when each warning was logged last
+        self._warned_ns: dict[str, int] = {}  # for each warning, when it was last logged
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
 
     @property
@@ -93,7 +93,7 @@ class Stepper:
 
     def turn(self) -> bool:
         """Launch the next step and end the one before; without overlap, the next one, too. Return whether one ended."""
-        has_ended = self._in_flight is not None  # at the end of this turn
+        has_ended = self._in_flight is not None  # True at the end of this turn
         self._prepare_drafts()
         launched = self._launch()
         in_flight = self._in_flight

@@ -119,7 +119,7 @@ class TokenizeStage:
         self._media = media
         self._encode_rest = encode_rest
         self._lock = Lock()
-        self._places: dict[str, _Place] = {}  # by request id
+        self._places: dict[str, _Place] = {}  # keyed by request id
         self._workers = TurnWorkers(num_workers, "tokenize", has_long=media is not None, runtime=runtime)
 
     @property

@@ -77,8 +77,8 @@ class EngineNumbers:
         default_factory=dict
     )  # the same by name; written by Engine.snapshot
     blocks_used: int = 0
-    blocks_cached: int = 0  # those of all blocks that the prefix cache can find
-    blocks_reusable: int = 0  # those of the free blocks that the prefix cache can find
+    blocks_cached: int = 0  # blocks that the prefix cache can find
+    blocks_reusable: int = 0  # free blocks that the prefix cache can find
     blocks_total: int = 0
     host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # times so far
     # Since when the engine thread has been idle; `host_ns` doesn't include this time yet.

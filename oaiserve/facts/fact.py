@@ -21,11 +21,11 @@ class Fact:
 
     name: str  # name of the field
     meaning: str  # the help text of the metric, if there is one
-    json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
-    log: str = ""  # in the log line of an ended request
+    json: str = ""  # key in the JSON of /debug/requests; "grammar.kind" is the key `kind` of an object `grammar`
+    log: str = ""  # key in the log line of an ended request
     span: str = ""  # the attribute of the span of the request's operation
     server_span: str = ""  # the attribute of the span of the whole request
-    metric: str = ""  # at /metrics
+    metric: str = ""  # name in /metrics
     # Fields of the same record. As long as one has no value, the log line or the span omits this one.
     log_when: str = ""
     span_when: str = ""

@@ -16,4 +16,4 @@ class LostPrefix(NamedTuple):
     """The part of a prompt that an earlier one had computed, right after its cached part."""
 
     num_tokens: int
-    eviction: Eviction | None  # of its first evicted block; None: all its blocks are cached, but no state at their end
+    eviction: Eviction | None  # eviction of its first missing block; None: only the state at its end is missing

@@ -103,10 +103,10 @@ class Cause(StrEnum):
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
     STANDSTILL = "standstill"  # The process was stopped as a whole, or its machine was.
     ENGINE_RESTART = "engine_restart"  # Its engine process had ended, and another one was started.
-    NOT_KNOWN_YET = "not_known_yet"  # its steps, before the server knew how long such steps take
+    NOT_KNOWN_YET = "not_known_yet"  # steps of a kind that the server had not measured yet
     UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
-    MODEL_LOAD = "model_load"  # its model was not loaded
-    REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
+    MODEL_LOAD = "model_load"  # The model had to be loaded first.
+    REFUSAL_DELAY = "refusal_delay"  # The refusal was delayed, because the client had many refused requests.
 
 
 OF_NEIGHBOURS = (Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_MEDIA)
@@ -254,7 +254,7 @@ class EngineAccount:
     # and `decode`, that is what neighbours added, as in the causes, or others' part of the steps while it is not known
     # what these take. Empty with --no-explain.
     others_ns: dict[str, list[OthersTime]] = field(default_factory=dict)
-    num_prefill_steps: int = 0  # those of `num_steps` up to the first token
+    num_prefill_steps: int = 0  # steps up to the first token
     # Its shares of what the server used. With the shares of nobody, they add up to the meters. None with --no-explain.
     core_ns: int | None = _cost(
         "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
@@ -439,7 +439,7 @@ class Origin(NamedTuple):
     http_route: str = "unknown"
     model: str = "unknown"
     adapter: str | None = None
-    client: str | None = None  # as in the record
+    client: str | None = None  # see RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +469,7 @@ class RequestRecord:
         log=True,
         log_when="requested_model",
     )
-    adapter: str | None = None  # its name, if `model` names one that was loaded
+    adapter: str | None = None  # the adapter's name, if `model` names a loaded one
     client: str | None = fact(
         "The name of its API key; never its address, which is personal data.",
         None,
@@ -543,7 +543,7 @@ class RequestRecord:
         new=dict,
         json=True,
     )
-    turn: Turn | None = None  # its place in an agent's run, if that is known
+    turn: Turn | None = None  # its position in an agent's run, if known
     completion_tokens: int = fact(
         "Tokens of the answer, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
     )

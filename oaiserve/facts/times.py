@@ -44,7 +44,7 @@ TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
 # Phases of a request that a gateway passes to a foreign engine, which it sees only from outside.
 PASSED_PHASES = ("receive", "wait", "connect", "first_byte", "stream", "respond")
-ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # in an order that suits both
+ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # an order that is right for both
 
 
 def duration(ns: float) -> str:

@@ -17,9 +17,9 @@ class AgentRun(NamedTuple):
 class TurnPrompt(NamedTuple):
     """The prompt of a turn. `digest` and `before` let a gateway find the replica that had the turn before this one."""
 
-    thread: str  # of the first message: a run may have several conversations
+    thread: str  # digest of the first message; a run may have several conversations
     after_tools: bool  # whether tool results came since the last answer, and not only a user's message
-    digest: str  # of all messages
+    digest: str  # digest of all messages
     before: tuple[str, ...]  # the digests of the messages up to each of the last answers
     sizes: Mapping[str, int]  # bytes of the prompt's parts by role
 

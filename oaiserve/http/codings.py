@@ -118,7 +118,7 @@ class Decoding:
 
     def __init__(self, codings: list[str], limit_bytes: int) -> None:
         self._given = b""
-        self._is_used = False  # whether all input has been decoded
+        self._is_used = False  # All input has been decoded.
         self._has_ended = False
         pieces: Iterator[bytes] = self._source()
         for coding in reversed(codings):

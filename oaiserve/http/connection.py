@@ -83,12 +83,12 @@ class Connection(HttpToolsProtocol):
         self._wait: Wait | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
         self._reading = Reading.NOTHING
-        self._has_begun = False  # whether a first request has begun
+        self._has_begun = False  # The first request has begun.
         self._running: RequestResponseCycle | None = None  # the current or the last request
         self._wanted_protocol = ""  # the one for which the current request asks, in lower case
         self._raw: Callable[[bytes], None] | None = None  # receives the client's data in another protocol
         self._on_drain: Callable[[], None] = _nothing  # called at a shutdown, in another protocol
-        self._is_deaf = False  # whether further data is discarded, because the connection will be closed
+        self._is_deaf = False  # Further data is discarded, because the connection will be closed.
         self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
         self._parsing_ns = 0  # parsing time of the data with the client's mistake
         self._last_words_timer: asyncio.TimerHandle | None = None

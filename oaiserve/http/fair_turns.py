@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
-LONG = True  # what work yields if its next piece takes more than milliseconds
+LONG = True  # Work yields this if its next piece takes more than a few milliseconds.
 MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
 # How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
 # quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
@@ -119,10 +119,10 @@ class Task:
     failed: Callable[[APIError], None]
     dropped: Callable[[], None]  # called when the work is no longer wanted
     is_unwanted: Callable[[], bool]
-    name: str  # for the log
+    name: str  # shown in the log
     rest: float = 0  # pause of the thread after each piece of a large body, in multiples of the piece's CPU time
     is_begun: bool = False
-    is_long: bool = False  # its next piece
+    is_long: bool = False  # whether its next piece takes long
     has_been_long: bool = False
 
 
@@ -132,7 +132,7 @@ class _Lane:
     def __init__(self) -> None:
         self.turns: Turns[Task] = Turns()
         self.workers: list[Worker[None]] = []
-        self.idle: list[Worker[None]] = []  # those that have found nothing to do
+        self.idle: list[Worker[None]] = []  # workers without work
 
     def wake(self) -> None:
         if self.idle:

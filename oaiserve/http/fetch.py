@@ -27,8 +27,8 @@ from oaiserve.hosts import Authority, parse_authority
 MOST_SECONDS = 10.0  # time limit for one file, including redirects
 MOST_REDIRECTS = 3
 MOST_URL_CHARACTERS = 4096
-MOST_OVERHEAD_BYTES = 128 * 2**10  # that a host may send besides the file: headers, 1xx answers, sizes of chunks
-READ_BYTES = 2**13  # at most in one read, since the event loop can't do anything else while a read is parsed
+MOST_OVERHEAD_BYTES = 128 * 2**10  # bytes that a host may send besides the file: headers, 1xx answers, chunk sizes
+READ_BYTES = 2**13  # maximum bytes of one read; parsing it blocks the event loop
 # The IPv6 addresses of the internet, and those among them that contain an IPv4 address.
 _IPV6 = ip_network("2000::/3")
 _HIDING_IPV4 = (ip_network("2001::/32"), ip_network("2002::/16"))
@@ -46,7 +46,7 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 class _Url(NamedTuple):
     scheme: str
-    host: str  # in lower case; an address in its shortest form
+    host: str  # lower-case name, or an address in its shortest form
     port: int
     target: str
 

@@ -65,7 +65,7 @@ class Key:
     name: str
     digest: bytes = field(repr=False)
     rights: Right = OF_LISTED
-    share: float = 1.0  # what its holder gets in relation to others who want as much, under `--policy fair`
+    share: float = 1.0  # the key's share of the server, relative to other busy clients, under `--policy fair`
 
     def check_model(self, *names: str) -> None:
         """Raise Forbidden if the key allows none of these names of one model."""

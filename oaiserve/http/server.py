@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0  # time in which clients can read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
 TLS_GOODBYE_SECONDS = 5.0  # time in which a client must answer the end of TLS before its connection is cut
-RETRY_AFTER_SECONDS = 5  # for clients whose connection exceeds a limit
+RETRY_AFTER_SECONDS = 5  # sent to clients whose connection exceeds a limit
 HEADERS = [("x-content-type-options", "nosniff")]  # Every answer has this, so that browsers don't guess its type.
 
 

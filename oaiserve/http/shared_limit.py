@@ -28,7 +28,7 @@ class SharedLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = Lock()
-        self._taken: dict[str, int] = {}  # by client, of those that have any
+        self._taken: dict[str, int] = {}  # keyed by client, for clients that hold any
         self.total = 0
         # Called with each number that is given back, and its client, on the thread that gives it back.
         self.on_give_back: Callable[[str, int], object] = lambda client, number: None

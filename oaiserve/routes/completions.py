@@ -57,7 +57,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: Annotated[
         str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "repetition", None]})
     ] = None
-    stop_reason: str | int | UnsetType | None = UNSET  # as in TokenChunk
+    stop_reason: str | int | UnsetType | None = UNSET  # see TokenChunk
     prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
@@ -277,7 +277,7 @@ def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list
 
     def mean_logprob(chunk: TokenChunk) -> float:
         logprobs = [logprob for _, _, logprob in (chunk.logprobs or TokenLogprobs()).tokens()]
-        return sum(logprobs) / len(logprobs) if logprobs else 0.0  # with max_tokens 0 there are none
+        return sum(logprobs) / len(logprobs) if logprobs else 0.0  # There are none with max_tokens 0.
 
     best: list[TokenChunk] = []
     for start in range(0, len(candidates), best_of):

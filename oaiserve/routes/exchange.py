@@ -50,8 +50,8 @@ class RequestTimings(msgspec.Struct):
 class AnswerFacts:
     """The facts that an answer states about itself. The shape that renders it notes them."""
 
-    finish_reasons: dict[int, str] = field(default_factory=dict)  # in the words of the route, by index of the choice
-    tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # keyed by choice index, in the route's terms
+    tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # keyed by outcome, see RequestRecord
     reasoning_tokens: int | None = None  # None: reasoning is not separated from the answer
 
 
@@ -59,7 +59,7 @@ class AnswerFacts:
 class Exchange:
     """The facts about one request so far. The route fills them in, and `Accounting` turns them into the record."""
 
-    request_id: str  # as in the header x-request-id; the client may have chosen it
+    request_id: str  # value of the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
     client: str  # the name of its API key, or else its address; by these, clients take turns
@@ -73,24 +73,24 @@ class Exchange:
     received_ns: int | None = None
     deadline_ns: int | None = None  # deadline of its end, counted from its receipt
     ttft_deadline_ns: int | None = None  # deadline of its first token, counted likewise
-    model_load_ns: int = 0  # how long it waited for the model to be loaded, before this process had it
+    model_load_ns: int = 0  # time that it waited for the model to load, before this process received it
     http_status: int | None = None
     full_piece_bytes: int = 0  # bytes of the answer that were written in full pieces
-    error: APIError | None = None  # as reported to the client, where it could be
+    error: APIError | None = None  # the error that was reported to the client, if that was possible
     refusal_delay_ns: int = 0  # time for which its refusal is held back
     client_left: bool = False  # before it had the whole answer
     adapter: ServedAdapter | None = None  # the adapter that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     is_background: bool = False  # The request can wait.
-    background_wait_ns: int | None = None  # for this long; None: for ever
+    background_wait_ns: int | None = None  # how long it stays background work; None: for ever
     has_prediction: bool = False  # The client expects a certain text, and asks how much of it came true.
-    wants_cost: bool = False  # whether the usage includes the cost
+    wants_cost: bool = False  # The client wants the cost in `usage`.
     wants_reuse: bool = False  # and whether it includes what was read again
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: no limit was cut
     finish_reasons: dict[int, str] = field(default_factory=dict)  # the engine's, by index of the choice
     answer_facts: AnswerFacts = field(default_factory=AnswerFacts)
-    requested_model: str | None = None  # as in the record, like the next three
+    requested_model: str | None = None  # see RequestRecord, like the next three
     stop_sequences: tuple[str, ...] = ()
     reasoning_level: str | None = None
     previous_response_id: str | None = None
@@ -98,15 +98,15 @@ class Exchange:
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     adaptations: Adaptations = field(default_factory=Adaptations)
     prompt_reuse: PromptReuse = field(default_factory=PromptReuse)
-    response_id: str | None = None  # as in the answer's `id`
+    response_id: str | None = None  # the answer's `id`
     engine_id: str | None = None  # the engine's id of the request
     conversation_id: str | None = None  # id of the first answer in its conversation, if there may be several
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
-    event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
+    event_tokens: array[int] = field(default_factory=lambda: array("q"))  # see RequestRecord, like the next
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     last_sign_ns: int = 0  # when the client of a stream last got an event that resets its idle timeout
     num_signs: int = 0  # numbered signs of life that another server has sent in this stream
-    _last_event_ns: dict[int, int] = field(default_factory=dict)  # by choice
+    _last_event_ns: dict[int, int] = field(default_factory=dict)  # keyed by choice index
     _num_unseen: dict[int, int] = field(default_factory=dict)  # the tokens of a choice since its last event
 
     @property

@@ -21,7 +21,7 @@ class View:
     # In the plug-in's folders, with a name that no other plug-in uses: what belongs in the page's <head>, an empty
     # line, and its <main>.
     file: str
-    summary: str  # for the description of the API
+    summary: str  # shown in the API's description
     link: str = ""  # the text of the link to it in the navigation, if there is one
 
 
@@ -39,7 +39,7 @@ class Pages:
     frame: Callable[[View], Endpoint] | None = None  # Serves the views of all plug-ins; without it there are none.
     folders: Sequence[Path] = ()  # The frame serves their files as dashboard/static/NAME; of each name, the first.
     parts: Sequence[tuple[str, str]] = ()  # The file of a view, and one like it that is inserted into its slot "parts".
-    chat: Endpoint | None = None  # what / answers to browsers, if the model generates text
+    chat: Endpoint | None = None  # the page at / for browsers, if the model generates text
     links: Mapping[str, str] = field(default_factory=dict)  # relative addresses of pages, by their names at /
     request: str = ""  # The relative address of a request's page is this and the request's id.
 

@@ -56,10 +56,10 @@ def session_in(metadata: object) -> str:
 @dataclass(slots=True)
 class PromptReuse:
     run: AgentRun = AgentRun()  # noqa: RUF009 - it is immutable
-    is_named: bool = False  # whether the client names the run
+    is_named: bool = False  # The client has named the run.
     user_agent: str = ""
     compare_with: str = ""  # the id of the answer whose prompt the client wants to be compared
-    is_known: bool = True  # whether the prompt of that answer is known here
+    is_known: bool = True  # This server knows the prompt of that answer.
     continues: str = ""  # the id of the stored answer that the prompt continues
     is_one_of_several: bool = False  # There may be other replicas, which have answered what is not known here.
     outlines: list[Outline] = field(default_factory=list)

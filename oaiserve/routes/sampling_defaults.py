@@ -25,7 +25,7 @@ FALLBACK: Values = {"temperature": 0.7, "min_p": 0.05}
 class SamplingDefaults:
     """The defaults of one server."""
 
-    stated: Values  # by the operator or the model
+    stated: Values  # set by the operator or the model
     origin: str  # origin of the values, for the banner
     ignored: tuple[str, ...] = ()  # errors of unusable values in the model's files
     recommendation: Recommendation | None = None  # the publisher's, if the model's values are recommended ones

@@ -68,9 +68,9 @@ class Serving:
     fetcher: Fetcher | None  # fetcher of images and sounds that requests name by URL
     dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults
-    recent_prompts: RecentPrompts  # those that later ones are compared with
+    recent_prompts: RecentPrompts  # later prompts are compared with these
     runtime: Runtime
-    adapter_loads: Executor | None  # where loads of adapters wait, and hold no thread that other routes need
+    adapter_loads: Executor | None  # a thread for loading adapters, so that other routes' threads stay free
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 
     @property

@@ -65,7 +65,7 @@ class BlockFiles:
         self._preadv = preadv
         self._content_bytes = content_bytes
         self._most_blocks = max(0, most_bytes // (_HEAD_BYTES + content_bytes))
-        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
+        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # keyed by hash, in the order of use
         self._num_children: Counter[bytes] = Counter()
         self._lock = Lock()  # taken to change the table; looking up a hash needs no lock
         self.num_failures = 0  # failures of the file system, and broken files
@@ -94,7 +94,7 @@ class BlockFiles:
                 num_bytes = self._preadv(descriptor, [head, content], 0)
             finally:
                 os.close(descriptor)
-            os.utime(path)  # for the order of use after the next start
+            os.utime(path)  # keeps the order of use for the next start
         except FileNotFoundError:
             pass  # It has made room for another block, here or in another server that has the folder, too.
         except OSError as error:

@@ -17,7 +17,7 @@ from oaiserve.storage.write_ahead_log import damage
 
 logger = logging.getLogger(__name__)
 
-APPLICATION_ID = 0x0A15E7E5  # in the header of the file, so that no other program's database is taken for one of ours
+APPLICATION_ID = 0x0A15E7E5  # stored in the file's header, to recognise our databases
 BUSY_SECONDS = 10.0  # the longest wait for another process that writes
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _FORMAT = 2
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _ALIGNMENT = 64  # alignment of a record's bytes
-AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for a record
+AFTER_SECONDS = 3.0  # delay, so that the first answer doesn't wait for a record
 
 
 class NotRemembered(Exception):
@@ -82,7 +82,7 @@ class Record(NamedTuple):
     kind: str
     model: Path  # a folder, or a file
     day: str
-    holds: bool  # whether it is valid for the model's current files and all current versions
+    holds: bool  # The record is valid for the model's current files and all current versions.
 
 
 def subject(
@@ -148,7 +148,7 @@ def _recall(subject: Subject) -> StartRecord:
     for name, digest in moved.items():
         if _digest(subject, name) != digest:
             raise NotRemembered(f"{name} has changed")
-    if moved:  # so that the next start need not read them again
+    if moved:  # The next start then need not read them again.
         files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in subject.stats.items()}
         try:
             _write(path, header | {"files": files}, bytes(content[start:end]))

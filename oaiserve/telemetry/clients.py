@@ -17,7 +17,7 @@ from oaiserve.telemetry.series import NS_PER_SECOND
 
 WINDOW_SECONDS = 3600  # the longest window
 PIECE_SECONDS = 10  # A window is a number of such pieces, and the one under way.
-MOST_CLIENTS = 50  # with a row of their own in each piece; the others have one together
+MOST_CLIENTS = 50  # clients with a separate row in each piece; the others share one
 
 
 class ClientRow(msgspec.Struct):
@@ -103,7 +103,7 @@ class Clients:
 
 def _row(rows: Rows, client: str) -> ClientRow:
     if client not in rows and len(rows) >= MOST_CLIENTS:
-        client = OTHER  # as in metrics
+        client = OTHER  # the same name as in metrics
     return rows.setdefault(client, ClientRow(client))
 
 

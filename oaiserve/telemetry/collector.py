@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 
-MOST_ANSWER_BYTES = 64 * 2**10  # of a collector; an answer of OTLP has a number and a sentence
+MOST_ANSWER_BYTES = 64 * 2**10  # limit of a collector's answer; OTLP's has a number and a sentence
 _READ_BYTES = 4096
 
 
@@ -61,6 +61,6 @@ class _BoundedAdapter(HTTPAdapter):
                 content.clear()
                 response.close()  # and with it the connection
                 break
-        response._content = bytes(content)  # as requests itself does without `stream`
+        response._content = bytes(content)  # what requests does itself without `stream`
         response._content_consumed = True
         return response

@@ -32,7 +32,7 @@ class LogLimit:
 
     MOST = 5
     WINDOW_NS = 60_000_000_000
-    MOST_KINDS = 500  # from this number on, all messages of a logger and a level are of one kind
+    MOST_KINDS = 500  # above this number, a logger's messages of one level share a kind
 
     def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int]) -> None:
         self._handler = handler

@@ -62,7 +62,7 @@ class Measured:
     # monotonic clock.
     open_requests: OpenRequests = no_open_requests
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
-    targets: Targets = field(default_factory=Targets)  # for judging requests
+    targets: Targets = field(default_factory=Targets)  # objectives by which requests are judged
     observations: type[Observations] = Observations
     shows: Callable[[Metric], bool] = lambda metric: True  # Other metrics are not on the page.
 
@@ -74,7 +74,7 @@ class Metrics:
         self._snapshot = measured.snapshot
         self._take_steps = measured.take_steps
         self._clock_ns = runtime.clock_ns
-        self._now = EngineNumbers()  # those of the page that is being rendered
+        self._now = EngineNumbers()  # numbers of the page that is being rendered
         observed = measured.observations(measured.model, epoch_offset_ns, measured.targets)
         self._observed = observed
         self.live = Live(observed, epoch_offset_ns, runtime.clock_ns)

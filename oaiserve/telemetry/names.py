@@ -218,7 +218,7 @@ GRAMMAR_COMPILE_SECONDS = histogram(
 # Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which include every step.
 ENGINE = {
     row.name: metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
-}  # by the field of EngineNumbers
+}  # keyed by the field of EngineNumbers
 ADAPTER_REQUESTS = metric(
     "oaiserve_adapter_requests",
     "Sequences per loaded adapter. state: running or waiting.",

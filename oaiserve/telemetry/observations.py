@@ -60,8 +60,8 @@ PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a 
 # Outcome, status and class of the error of the requests that the objectives count, whatever their operation.
 _IN_OBJECTIVES = (
     (Outcome.FINISHED, "200", ""),
-    (Outcome.FAILED, "200", InternalError.__name__),  # in a stream
-    (Outcome.FAILED, "200", Unavailable.__name__),  # in a stream, such as all at once on a GPU without memory
+    (Outcome.FAILED, "200", InternalError.__name__),  # error within a stream
+    (Outcome.FAILED, "200", Unavailable.__name__),  # in a stream; in all streams at once if a GPU has no memory left
     (Outcome.FAILED, "500", InternalError.__name__),
     (Outcome.REJECTED, "429", Overloaded.__name__),
     (Outcome.REJECTED, "503", Unavailable.__name__),
@@ -94,7 +94,7 @@ class Observations:
         self._adapters: set[str] = set()
         self._clients: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
-        self._exemplars_ns = -EXEMPLAR_SPACING_NS  # when the last request ended that left exemplars
+        self._exemplars_ns = -EXEMPLAR_SPACING_NS  # end of the last request that left exemplars
         self._error_types = frozenset(kinds_of(APIError))
 
         own = (*names.METRICS, *names.FOR_VLLM)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 BATCH_SECONDS = 0.03  # the first record of a batch waits for others: requests often end in the same step
 TICK_SECONDS = 1.0  # the longest time between two calls of `tick`
 YIELD_NS = 200_000  # the rest after a record
-YIELD_MAX_QUEUED = 1000  # with this many records in the queue, the thread does not rest
+YIELD_MAX_QUEUED = 1000  # With this many queued records, the thread takes no pauses.
 
 _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line a minute, not one per request
 
@@ -64,7 +64,7 @@ class Recorder:
         # must not, and neither must any during a rest. A future in the queue is done in its turn.
         self._queue: deque[RequestRecord | Future[None]] = deque()
         self._waits_for_first = False
-        self._batch_at_ns: int | None = None  # when the first record of the current batch need not wait any more
+        self._batch_at_ns: int | None = None  # deadline of the first record of the current batch
         self._tick_at_ns = 0
         self._is_closed = False
         self._logged_ns: dict[str, int] = {}

@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
 
 class Exemplar(NamedTuple):
-    value: Number  # in the unit of the series
+    value: Number  # value in the series' unit
     origin: Origin
 
 
@@ -62,7 +62,7 @@ class DistributionChild:
 
     def __init__(self, num_buckets: int) -> None:
         self.counts = [0] * num_buckets  # not cumulative; the last bucket has the values above all boundaries
-        self.exemplars: dict[int, Exemplar] = {}  # by bucket: the latest exemplar
+        self.exemplars: dict[int, Exemplar] = {}  # keyed by bucket: the latest exemplar
         self.num = 0
         self.total: Number = 0
 

@@ -87,7 +87,7 @@ class SpanExport:
         self._num_queued = 0  # spans in the queue
         self._num_lost = 0  # spans lost since the warning; 0 if there is none to recover from
         self._lost_ns = 0  # when a span was last lost
-        self._due_ns = 0  # when the next batch need not wait any more to become full
+        self._due_ns = 0  # when the next batch is sent even if it isn't full
         self._waits = False  # The worker has found nothing to do.
         self._is_closing = False
         self._is_closed = False  # Nothing takes spans from the queue any more.

@@ -11,7 +11,7 @@ from oaiserve.telemetry import names
 from oaiserve.telemetry.names import ENGINE, FINISHED
 
 ENGINE_INDEX = "0"  # index of the only engine
-MOST_ADAPTERS = 256  # in one step: as many as can be loaded
+MOST_ADAPTERS = 256  # maximum adapters in a step: as many as can be loaded
 
 _TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _INTER_TOKEN_BUCKETS = (*names.GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)

@@ -11,7 +11,7 @@ class Address(NamedTuple):
 
     ip: str
     port: int
-    host: str  # for the header Host, with the port
+    host: str  # value of the header Host, with the port
     tls_name: str | None = None  # the name in its certificate; None: plain HTTP
     path: Path | None = None  # the Unix socket's path, in place of IP address and port
     label: str = ""  # shown to operators in place of the name

@@ -65,7 +65,7 @@ class StreamSplitter:
     def __init__(self, *, is_marked: bool) -> None:
         self._is_marked = is_marked
         self.rest = bytearray()  # not returned yet
-        self._begin = 0  # where the first event in `rest` without its end begins
+        self._begin = 0  # start of the first incomplete event in `rest`
 
     def push(self, part: bytes) -> tuple[bytes, list[Piece]]:
         """Receive the next bytes. Return all bytes before the last cut, without marks, and the pieces of the marks

@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
     # Key of its text up to the end of the first user message, the same in all turns of a conversation.
     conversation: int
     num_tokens: int  # estimated
-    model: str = ""  # as the body names it
+    model: str = ""  # the model's name in the body
     # Deadlines for the first token and for the end, as the body states them.
     deadlines_ms: tuple[int | None, int | None] = (None, None)
 

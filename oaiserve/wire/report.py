@@ -20,7 +20,7 @@ else:  # msgspec reads it when a report is sent, and has no generic array.
     Keys = array
 
 MOST_KEYS = 1024
-MOST_MODELS = 1024  # in one report
+MOST_MODELS = 1024  # maximum models in one report
 MOST_NAME_CHARACTERS = 256  # characters of each name
 MOST_REPORT_BYTES = 2**20
 # Marks the requests of a router. It is dropped if it comes from a peer that is not a trusted proxy.
@@ -96,7 +96,7 @@ class Report(msgspec.Struct):
         aliases: tuple[str, ...] = (),
     ) -> Report:
         if len(models) > MOST_MODELS or any(len(name) > MOST_NAME_CHARACTERS for name in models):
-            models = aliases = ()  # so routers send it requests for any model
+            models = aliases = ()  # Routers then send it requests for any model.
         own = {name: getattr(report, name) for name in cls.__struct_fields__ if hasattr(report, name)}
         short_aliases = tuple(name for name in aliases if len(name) <= MOST_NAME_CHARACTERS)
         own |= {"keys": report.keys.tobytes(), "models": models, "aliases": short_aliases}

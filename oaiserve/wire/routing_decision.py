@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-HOPS_HEADER = "x-oaiserve-hops"  # how many gateways a request has passed
+HOPS_HEADER = "x-oaiserve-hops"  # number of gateways that a request has passed
 DECISION_HEADER = "x-oaiserve-route"
 # These reach a child process only from its gateway, which has checked the key.
 OWNER_HEADER = "x-oaiserve-owner"  # the digest of the request's API key
@@ -16,7 +16,7 @@ FORWARDED_HEADER = "x-oaiserve-forwarded"  # a proxy in front of the gateway has
 # A child process sends this with a refusal, for which its gateway charges the client.
 REFUSAL_CPU_HEADER = "x-oaiserve-refusal-cpu-ns"
 _FORMS = {
-    "replica": (str, r"[\w./:\[\]-]{1,110}"),  # with a port, or a Unix socket
+    "replica": (str, r"[\w./:\[\]-]{1,110}"),  # host and port, or a Unix socket
     "reason": (str, r"[a-z_]{1,20}"),
     "expected_hit_tokens": (int, r"\d{1,9}"),
     "num_holders": (int, r"\d{1,9}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 
-REPLACEMENT = rb"\ufffd"  # as long as the escape that it replaces
+REPLACEMENT = rb"\ufffd"  # has the same length as the escape that it replaces
 _BACKSLASH = ord("\\")
 # A pair, or half of one.
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")

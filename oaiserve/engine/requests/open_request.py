@@ -20,11 +20,11 @@ from oaiserve.facts.times import RequestTimes
 @dataclass(frozen=True, slots=True)
 class Bounds:
     max_model_len: int  # tokens of prompt and answer together
-    queue_timeout_seconds: float = 0  # until it enters a step; 0: no limit
-    request_timeout_seconds: float = 0  # in all; 0: no limit
+    queue_timeout_seconds: float = 0  # time limit in the queue; 0: no limit
+    request_timeout_seconds: float = 0  # time limit of the whole request; 0: no limit
     # Of answers whose requests set no limit; None: no limit but the context.
     default_max_tokens: int | None = None
-    default_max_length: int | None = None  # with the prompt, where that is shorter
+    default_max_length: int | None = None  # maximum length including the prompt, where that is lower
 
     def length(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Return the most tokens of a prompt and its answer."""
@@ -56,14 +56,14 @@ class OpenRequest:
     times: RequestTimes
     account: EngineAccount
     notes: RequestNotes
-    causes: RequestCauses | None = None  # where they are asked for
+    causes: RequestCauses | None = None  # present if causes are computed
     prompts: list[OpenPrompt] = field(default_factory=list)
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # tokens of its prompts, until it enters a step
     num_waiting: int = 0  # choices that have not entered a step
-    needs_ids: bool = False  # as in its sequences
-    held_ns: float = 0.0  # as in those of its sequences that have ended
+    needs_ids: bool = False  # see Sequence
+    held_ns: float = 0.0  # sum over its ended sequences, see Sequence
     progress_ns: int | None = None  # when its progress was last reported
 
     def note_tokenized(self, tokenized: Tokenized) -> None:

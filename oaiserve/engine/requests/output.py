@@ -53,9 +53,9 @@ class ChoiceOutput:
         self._text: list[str] = []  # none of it empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
-        self._num_characters = 0  # of all tokens, with text that is held back or cut off; `push_plain` counts none
+        self._num_characters = 0  # characters of all tokens, even held back or removed ones; not by `push_plain`
         self._logprobs = TokenLogprobs() if params.logprobs is not None else None
-        self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
+        self._chunk_tokens = min(1, stream_interval)  # tokens of the next chunk; the first token is sent alone
         self._end_ids = self._eos_token_ids | sequence.stop_ids
         self._loop_watch = None if params.loop_rule is None else LoopWatch(params.loop_rule)
         self._num_constrained = 0  # first tokens, up to the last one that a grammar constrains

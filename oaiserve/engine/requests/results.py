@@ -152,7 +152,7 @@ class Results:
         sequence = chunk.sequence
         notes = opened.notes
         sequence.wants_prompt_logprobs = False
-        is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
+        is_empty = sequence.max_len == sequence.prompt_len  # max_tokens is 0: only the prompt is computed
         is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
         if is_first and opened.request.prefix_keys and (result.token_ids or is_empty):
             # The blocks in which its prefixes with a key end.

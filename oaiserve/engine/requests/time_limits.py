@@ -18,7 +18,7 @@ LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
 class Limit(StrEnum):
     """The limits on the time of a request: two of the server, and two of its own."""
 
-    QUEUE = "queue"  # until it enters a step
+    QUEUE = "queue"  # limits the time before the first step
     REQUEST = "request"
     FIRST_TOKEN = "first_token"
     END = "end"

@@ -39,7 +39,7 @@ class Lane:
         adapter."""
         self.memory = memory
         self.step_time = step_time
-        self.running: list[Sequence] = []  # by key
+        self.running: list[Sequence] = []  # sorted by key
         self.waiting = WaitingQueue(self.running, by_client=by_client)
         self.forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self.waits = QueueWaits()

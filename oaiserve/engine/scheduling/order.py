@@ -24,7 +24,7 @@ _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 _spare_and_key = attrgetter("turn.num_running", "key")
 _last_turn = attrgetter("last_turn")
-MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
+MOST_OVERTAKEN = 16  # maximum number of sequences that may pass one that doesn't fit
 # A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, prompts get only
 # SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, the first token of a prompt of 36
 # tokens next to one of 3,000 then takes 2.4 times as long as alone, and 5.4 times without this rule. The long prompt
@@ -49,10 +49,10 @@ class PromptsOfStep:
     """The prompts of the step being filled, so far."""
 
     budget: int  # tokens left in the step
-    under_way: list[Sequence]  # those left, the first one last
-    num_prompts: int  # those under way, and those that begin in the step
+    under_way: list[Sequence]  # prompts in progress that remain, in reverse order
+    num_prompts: int  # prompts in progress, and those that begin in the step
     of_several: bool  # clients
-    time_share: float  # of the step's remaining time, which a prompt may take
+    time_share: float  # share of the step's remaining time that a prompt may take
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -61,7 +61,7 @@ class Others(NamedTuple):
     """What other prompts could use in a step beside one."""
 
     num_tokens: int
-    part: float  # of the step, which it leaves them at most
+    part: float  # maximum share of the step that it leaves to others
 
 
 NOBODY = Others(0, 0.0)

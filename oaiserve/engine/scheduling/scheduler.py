@@ -72,7 +72,7 @@ class Scheduler:
         self.background = make_lane(None if step_time is None else step_time.without_itl_target())
         self.foreground = make_lane(step_time)
         self.order = Order(policy, limits, self.foreground, self.background)
-        self.running = self.foreground.running  # by key
+        self.running = self.foreground.running  # sorted by key
         self._now_ns = 0
         # When background work joins the foreground, in the order of its arrival.
         self._joining: dict[Sequence, int] = {}
@@ -312,7 +312,7 @@ class Scheduler:
         for sequence in prompts.passed:
             lane.waits.lack_blocks(sequence)
             lane.waiting.put_back(sequence)
-        while prompts.under_way:  # those that waiting ones might have passed
+        while prompts.under_way:  # prompts that waiting sequences might have overtaken
             sequence = prompts.under_way.pop()
             if prompts.budget > 0 and sequence.place is Place.RUNNING and order.has_room(lane, sequence):
                 self._add_chunk(lane, prompts, sequence)

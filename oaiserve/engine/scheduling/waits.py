@@ -19,7 +19,7 @@ class QueueWaits:
         # The common reason since then, of the sequences outside the step. The scheduler sets it.
         self.reason = WaitReason.STEP_UNDER_WAY
         self._totals_ns = dict.fromkeys(WaitReason, 0)  # The time of each common reason, up to the last step
-        self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
+        self._until_next_step: list[Sequence] = []  # sequences whose reasons end with the next step
 
     def expect(self, sequence: Sequence, since_ns: int) -> None:
         """Begin the wait of a sequence tokenized at `since_ns`, which is not ready for a step and will arrive later."""

@@ -44,12 +44,12 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 0 or block_size < 1:  # without blocks, all sequences must be computed whole
+        if num_blocks < 0 or block_size < 1:  # 0 blocks: all sequences are computed without a cache
             raise ValueError(f"a pool has blocks of at least one token, got {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
-        self.allocations = [0] * num_blocks  # so far: of the same count, a published block has the same content
+        self.allocations = [0] * num_blocks  # allocations so far; a published block's content changes only with them
         # A hit takes a block out of the middle: an OrderedDict does that in constant time, a deque does not.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
@@ -62,7 +62,7 @@ class BlockPool:
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self._now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
-        self._held_ns = [0.0] * num_blocks  # by a sequence that has held the block since its first reference
+        self._held_ns = [0.0] * num_blocks  # time for which a sequence has held the block since its first reference
         self._since_ns = [0] * num_blocks  # the last change of its references
 
     def at(self, now_ns: int) -> None:
@@ -119,7 +119,7 @@ class BlockPool:
         blocks = list(shared)
         for _ in range(num_blocks):
             block, _ = self._free.popitem(last=False)
-            if (block_hash := self._hashes[block]) is not None:  # its content is forgotten
+            if (block_hash := self._hashes[block]) is not None:  # The cached content is evicted.
                 del self._published[block_hash]
                 self._hashes[block] = None
                 self.evictions.note(block_hash, Eviction(self._now_ns, taker))

@@ -31,12 +31,12 @@ class Client:
 
     name: str
     shares: EqualShares
-    share: float = 1.0  # in relation to those of others, as its last request says
+    share: float = 1.0  # relative to other clients; from its last request
     service: float = 0.0  # prompt tokens and generated tokens, weighted, and divided by the share
     requests: WeakValueDictionary[str, RequestTurn] = field(default_factory=WeakValueDictionary)
     turns: list[tuple[tuple[object, ...], int, RequestTurn]] = field(default_factory=list)  # a heap of those that wait
     num_waiting: int = 0
-    has_turn: bool = False  # in the order of clients
+    has_turn: bool = False  # whether it is in the order of clients
     num_running: int = 0
     num_spare: int = 0  # running sequences beyond the first one of each request
 

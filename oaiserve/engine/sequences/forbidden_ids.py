@@ -19,7 +19,7 @@ def banned_ids(chunk: Chunk, *, has_mask: bool) -> np.ndarray:
     banned: list[int] = []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
-        before = sequence.token_ids[start : chunk.known_end]  # with those of the chunk's draft
+        before = sequence.token_ids[start : chunk.known_end]  # includes the chunk's draft
         if chunk.draft:
             before += chunk.draft[max(0, start - chunk.known_end) :]
         if start >= sequence.prompt_len and before == beginning:

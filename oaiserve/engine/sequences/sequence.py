@@ -23,7 +23,7 @@ from oaiserve.facts.record import WaitReason
 class Place(Enum):
     NOWHERE = 0
     WAITING = 1
-    PARKED = 2  # until another sequence has computed their common prefix
+    PARKED = 2  # waits until another sequence has computed their common prefix
     RUNNING = 3
 
 
@@ -47,15 +47,15 @@ class Sequence:
     draw_key: int = 0  # 64 bits: with the position, all the randomness there is
     priority: int = 0  # lower is earlier, where the policy asks for it
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
-    adapter: int = 0  # its number, or 0; the salt has it, too
+    adapter: int = 0  # number of the adapter, or 0; also part of the salt
     client_name: str = ""  # clients take turns, where the policy asks for it
-    share: float = 1.0  # of the client, in relation to those of others
+    share: float = 1.0  # the client's share, relative to other clients
     is_background: bool = False  # it can wait: see `Scheduler`, which ends this after `background_wait_ns`
     background_wait_ns: int | None = None  # None: it can wait for ever
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
-    constraint: Constraint | None = None  # by a grammar, on its answer
+    constraint: Constraint | None = None  # the grammar's constraint on the answer
     rules: tuple[SamplingRule, ...] = ()  # edits by plug-ins, on each of its draws
-    shared_edits: InitVar[FixedEdits | None] = None  # those of its request; None: they are made from its parameters
+    shared_edits: InitVar[FixedEdits | None] = None  # edits shared by the request; None: made from the parameters
     edits: FixedEdits = field(init=False)
     # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
     is_whole: bool = False
@@ -65,7 +65,7 @@ class Sequence:
     prompt_len: int = 0
     # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
     needs_ids: bool = False
-    has_edits: bool = False  # its logits are edited, by these ids or by parameters other than min_tokens
+    has_edits: bool = False  # whether ids or parameters other than min_tokens edit its logits
     is_greedy: bool = False
     draw_parameters: array[float] = field(init=False)  # the columns of its draws, as float32
     # written by Scheduler
@@ -74,11 +74,11 @@ class Sequence:
     num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
     lost: LostPrefix | None = None  # prompt tokens after them that were in the prefix cache before
-    has_asked_tier: bool = False  # for blocks of the tier below: once, and again after a preemption
-    num_before_tier: int | None = None  # its cached tokens when blocks of that tier began to come back for it
+    has_asked_tier: bool = False  # lower tier was asked since the start or the last preemption
+    num_before_tier: int | None = None  # cached tokens before blocks of the lower tier were restored
     blocks: list[int] = field(default_factory=list)
     held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before
-    state: int | None = None  # its place in the pool of states, where the model's layers keep one
+    state: int | None = None  # index in the pool of states, if the model's layers keep one
     state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
     hashes: list[BlockHash] = field(default_factory=list)  # hashes of its first full blocks
     siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
@@ -103,7 +103,7 @@ class Sequence:
     last_token_ns: int | None = None
     # written by Drafts
     draft: list[int] = field(default_factory=list)  # a proposal for its next tokens, all allowed by its grammar
-    lookup: Lookup | None = None  # in its own text
+    lookup: Lookup | None = None  # looks up drafts in the sequence's text
     # written by the sampler, if there is a penalty
     token_counts: TokenCounts | None = None
     # written by the sampler, if a rule raises: the sequence's tokens at that draw, and the name of the plug-in

@@ -27,7 +27,7 @@ class Draw(Enum):
         VOID               the sequence has fewer: the token that the chunk ends with was expected, and did not come
     """
 
-    AT_LAUNCH = 1  # with the forward
+    AT_LAUNCH = 1  # drawn together with the forward pass
     LATE = 2  # after the commit of the step before: of its ids, or of a grammar's mask, the host edits the logits
     SUPERSEDED = 3  # the draw is dropped; keys and values count
     VOID = 4  # nothing of the chunk counts
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     num_tokens: int
     max_draws: int = 1
     draft: tuple[int, ...] = ()
-    draw: Draw = Draw.AT_LAUNCH  # how a chunk draws, if it does
+    draw: Draw = Draw.AT_LAUNCH  # when the chunk draws, if it does
 
     @property
     def end(self) -> int:
@@ -155,7 +155,7 @@ class Logprobs:
 class ChunkResult:
     token_ids: list[int] = field(default_factory=list)  # drawn tokens, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
-    prompt_logprobs: list[Logprobs] | None = None  # those of tokens start+1 to min(end+1, prompt_len), on request
+    prompt_logprobs: list[Logprobs] | None = None  # for tokens start+1 to min(end+1, prompt_len), if requested
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
     vector: array[float] | None = None  # 32-bit floats, of a sequence that is pooled
 
@@ -165,7 +165,7 @@ class StepResult(NamedTuple):
 
     chunks: list[ChunkResult]
     # The device's own times, where it has a clock.
-    device_ns: int | None = None  # how long it was busy with the step
+    device_ns: int | None = None  # time for which the device was busy with the step
     device_gap_ns: int | None = None  # between the end of the step before, whenever that was, and this step
 
 

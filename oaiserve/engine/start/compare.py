@@ -25,7 +25,7 @@ class Difference(NamedTuple):
     """How far two results are apart, and how far rounding may bring them."""
 
     what: str
-    apart: float  # as `difference` has it
+    apart: float  # result of `difference`
     limit: float
 
     @property

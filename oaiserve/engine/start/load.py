@@ -58,7 +58,7 @@ OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
 
 
 class Checkpoint(NamedTuple):
-    name: str  # as the user gave it
+    name: str  # what the user typed
     source: ModelSource
     config: PreTrainedConfig
     quantization: Quantization | None

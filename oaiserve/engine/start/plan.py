@@ -68,7 +68,7 @@ def start_model(
             try:
                 return start_model(folder, options, times, meanwhile, runtime, demo.DEFAULTS, ways, load_media)
             finally:
-                unchanged.result()  # its error says why another one was raised
+                unchanged.result()  # Its error explains the one that was raised.
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
         log.warning(
             "--cpu-threads is %d, but this process may run on %d CPUs only. Threads that share one wait for each "

@@ -81,7 +81,7 @@ class Way(Protocol):
 class StartRequest:
     """A model that is to be started: its files and its options, and what its parts share until it runs."""
 
-    source: ModelSource  # on this machine
+    source: ModelSource  # a local copy
     options: EngineOptions
     runtime: Runtime
     times: StartTimes = field(default_factory=StartTimes)
@@ -89,7 +89,7 @@ class StartRequest:
     # Parameters of requests, if the model's files state none.
     default_params: Mapping[str, float] = field(default_factory=dict)
     task: Task = "generate"
-    reserved: ReservedMemory | None = None  # for weights in quantization blocks
+    reserved: ReservedMemory | None = None  # memory for quantized weights
     compiling: Thread | None = None  # compiles the native library, unless it is there
     # Gets an item when the load of a GGUF file compiles or packs, which needs no lock of Python.
     went_native: Queue[None] = field(init=False)
@@ -132,7 +132,7 @@ class StartRequest:
             yield
         show_transformers_progress()
         if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
-            gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
+            gc.freeze()  # Later collections then skip the million objects that stay.
         self.drop_reserved()  # Only native code writes to it.
 
     def drop_reserved(self) -> None:

@@ -52,8 +52,8 @@ class Started(NamedTuple):
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     num_states: int = 0  # sequences that can keep a state; 0 if no layer keeps one
-    warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
-    failed: Callable[[BaseException], bool] = lambda error: False  # as in `ServedModel`
+    warm_up: Callable[[], None] = lambda: None  # called by the engine thread before its first step
+    failed: Callable[[BaseException], bool] = lambda error: False  # see `ServedModel`
     block_bytes: int = 0
     weight_bytes: int = 0
     features: Mapping[str, str] = MappingProxyType({})  # the reason why each optional feature is off, or ""

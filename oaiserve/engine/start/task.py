@@ -30,7 +30,7 @@ def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
         architecture = ""
     if architecture.endswith("ForSequenceClassification"):
         return "score"
-    if has_modules:  # as sentence-transformers writes them
+    if has_modules:  # sentence-transformers writes a modules.json.
         return "embed"
     # A folder of bare layers, or of an encoder with the head that it was trained with.
     is_bare = architecture.endswith(("Model", "ForMaskedLM", "ForPreTraining")) and not architecture.endswith(

@@ -56,7 +56,7 @@ class TokenTable:
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._cache: dict[int, bytes] = {}
-        self.whole_texts: dict[int, str] = {}  # those of tokens whose bytes are whole characters, once they were needed
+        self.whole_texts: dict[int, str] = {}  # cache of texts, for tokens whose bytes are whole characters
         # The pickled state of a decoder is its JSON; asking the whole tokenizer would write out its vocabulary too.
         self._recognise(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": None})
         # Added tokens that the tokenizer's own decoder takes for bytes: DeepSeek has one for "ö".

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
-SEARCHED_CHARACTERS = 2**20  # for a cut: the search keeps other threads waiting for some 30 milliseconds
+SEARCHED_CHARACTERS = 2**20  # longest search for a cut, which blocks other threads for about 30 ms
 MOST_CANDIDATES = 64  # positions that are tried for a cut; a text could have millions that are none
-WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
+WINDOW_CHARACTERS = 32  # context on both sides of a cut for the final check with the tokenizer
 SPACE = "▁"
 
 # Letters and digits in any version of Unicode that a tokenizer may use. There are many more, but these are enough.
@@ -90,7 +90,7 @@ class EncodingRules:
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
         self._left: frozenset[str] | None = None  # letters after which a cut may be; None: all of the pattern's
-        self._has_spaces = False  # whether it writes spaces as "▁"
+        self._has_spaces = False  # The tokenizer writes spaces as "▁".
         self._drops_space = False  # The normalizer puts a space before each text.
         self._added: dict[str, list[str]] = {}  # added tokens, by their first character
         self._longest_added = 0

@@ -26,7 +26,7 @@ MOST_PATTERNS = 16
 MOST_CHARACTERS = 500  # characters of an expression
 MOST_CHOICES = 6  # optional parts and alternatives of an expression
 MOST_OF_CALL = 2**16  # characters of a call in JSON or Python
-MOST_OF_SEARCHED_CALL = 2**14  # where expressions or delimiters are searched for in it
+MOST_OF_SEARCHED_CALL = 2**14  # limit for calls in which expressions or delimiters are searched
 _PATTERNS = ("open_pattern", "close_pattern", "tag_pattern")
 _TOKEN = re.compile(
     r"(?P<atom>\\[dDwWsSnt]|\\[^\w\s]|\[\^?(?:\\[dDwWsSnt]|\\[^\w\s]|[^\\\[\]])+\]|[^\\\[\](){}*+?|^$])"

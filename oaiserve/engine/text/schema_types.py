@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-Types = tuple[str, ...]  # without repetitions, in the order of the schema
+Types = tuple[str, ...]  # distinct types in the order of the schema
 
-_MOST_DEPTH = 16  # of alternatives and references; deeper ones may be anything
+_MOST_DEPTH = 16  # of nested alternatives and references; below that, any type is assumed
 _OF_VALUES = {
     str: "string",
     bool: "boolean",
@@ -48,7 +48,7 @@ class SchemaTypes:
 
     def _of_reference(self, reference: str, depth: int) -> Types:
         if reference not in self._of_references:
-            self._of_references[reference] = ()  # for one that refers to itself
+            self._of_references[reference] = ()  # for a reference to itself
             self._of_references[reference] = self.of(self._at(reference), depth - 1)
         return self._of_references[reference]
 

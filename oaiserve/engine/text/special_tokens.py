@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from oaiserve.engine.text.template_text import by_template, is_written, joined, outside, plain
 
 MARK = "\ufdd0\ufdd1"  # noncharacters, which occur in no real text
-_ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
+_ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # the mark in ASCII JSON and in a Python string literal
 _WRITTEN = "\ufdd2"  # replaces a control token that the template wrote
 _START_CHARACTERS = 3  # characters of each control token that a text is searched for: there may be thousands of tokens
 # An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`

@@ -36,7 +36,7 @@ class TokenizerParts:
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
-    fill_texts: list[str] = field(default_factory=list)  # from a GGUF file: see `fill_tokens`
+    fill_texts: list[str] = field(default_factory=list)  # only from a GGUF file: see `fill_tokens`
 
 
 @dataclass(slots=True, kw_only=True)

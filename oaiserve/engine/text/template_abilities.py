@@ -26,13 +26,13 @@ class Abilities:
     late_systems: bool = True  # accepts several system messages, at any place
     tools: bool = True
     tools_in_message: bool = False  # shows tools as a text in the system message, instead of from the variable
-    needs_descriptions: bool = False  # whether tools must have descriptions
+    needs_descriptions: bool = False  # Tools must have descriptions.
     needs_described_parameters: bool = False
     needs_plain_tools: bool = False  # fails at schemas with more than types and properties
     calls: bool = True
     joins_arguments: bool = False  # expects the arguments of calls as a text
     takes_one_call: bool = False  # accepts one call per message, without a text next to it
-    loses_text: bool = False  # whether it drops the text of messages that also have calls
+    loses_text: bool = False  # The template drops the text of messages with calls.
     results: bool = True
     embeds_results: bool = False  # shows results in the message with the calls
     wants_turns: bool = False  # user and assistant must alternate, and the user must be first
@@ -172,7 +172,7 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
         rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
         if message.get("content"):
             result.append({"role": message["role"], "content": message["content"]})
-        results: dict[object, list[int]] = {}  # by the ids of their calls
+        results: dict[object, list[int]] = {}  # keyed by the call's id
         for one in takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))):
             results.setdefault(messages[one].get("tool_call_id"), []).append(one)
         for call in calls:

@@ -190,7 +190,7 @@ class Tokenizer:
             case GapPrompt():
                 return (yield from self._encode_gap(prompt, most_tokens))
             case FilledPrompt(template, texts, param):
-                parts = _PLACES.split(template)  # in turn, a text of the template and a name
+                parts = _PLACES.split(template)  # alternating: a text of the template, a name
                 for number, part in enumerate(parts):
                     if number % 2 == 0:
                         parts[number] = by_template(part)

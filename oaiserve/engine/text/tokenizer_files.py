@@ -31,7 +31,7 @@ def load_tokenizer(folder: Path) -> StoredTokenizer:
             f"it is only in sentencepiece's format ({models[0]}). Add the tokenizer.json of the model, or install the "
             "package that reads this format: pip install sentencepiece"
         ) from error
-    path = folder / "chat_template.json"  # in older multimodal checkpoints
+    path = folder / "chat_template.json"  # older multimodal checkpoints have this file
     if getattr(tokenizer, "chat_template", None) is None and path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):

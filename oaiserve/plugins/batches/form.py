@@ -54,7 +54,7 @@ class UploadForm:
         self._required = {"file"} if purpose else {"file", "purpose"}
         self._given_purpose = purpose  # replaced when its field ends
         self.filename = "file"
-        self.media_type = ""  # as the file's own header states it, without parameters
+        self.media_type = ""  # from the file part's header, without parameters
         self.num_bytes = 0  # bytes of the content
 
     @property

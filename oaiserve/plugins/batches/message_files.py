@@ -34,7 +34,7 @@ from oaiserve.storage.store_options import StoreOptions
 MOST_IDS = 100
 IDS = Parameter("ids[]", f"With anthropic-version: only these files, at most {MOST_IDS}, without `limit` and pages.")
 EDGES = tuple(replace(edge, meaning=f"With anthropic-version: {edge.meaning}") for edge in (AFTER_ID, BEFORE_ID, PAGE))
-QUERY = (*EDGES, IDS)  # in addition to LIMIT
+QUERY = (*EDGES, IDS)  # allowed besides LIMIT
 _UNKNOWN_TYPE = "application/octet-stream"
 _TYPES = MimeTypes()  # Python's own table. The system's tables differ between machines.
 

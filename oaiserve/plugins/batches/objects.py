@@ -27,7 +27,7 @@ GivenPurpose = Literal["assistants", "batch", "vision", "user_data"]
 GIVEN_PURPOSES: tuple[GivenPurpose, ...] = get_args(GivenPurpose)
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
-_MESSAGE_RESULTS = {EXPIRED[0]: "expired", CANCELLED[0]: "canceled"}  # by the codes of OpenAI's form
+_MESSAGE_RESULTS = {EXPIRED[0]: "expired", CANCELLED[0]: "canceled"}  # keyed by OpenAI's codes
 WINDOW_SECONDS = 24 * 3600
 MOST_LINES = 50_000  # OpenAI's limit
 MOST_BLANK_LINES = 20 * MOST_LINES
@@ -113,7 +113,7 @@ class Estimate(msgspec.Struct):
     """The cost of a batch, estimated before it began, if nobody else uses the machine."""
 
     prompt_tokens: int
-    output_tokens: int  # at most, if the requests set a limit
+    output_tokens: int  # maximum, if the requests set a limit
     expected_seconds: float | None  # None: the cost of steps was still unknown
 
 
@@ -168,7 +168,7 @@ class Line(NamedTuple):
 
     number: int  # counted from 1
     custom_id: str
-    start: int  # in bytes from the beginning of the file
+    start: int  # byte offset in the file
     num_bytes: int
     most_tokens: int = ASSUMED_TOKENS  # tokens of its answers, for an estimate
 
@@ -237,7 +237,7 @@ class Answered(NamedTuple):
     may_retry: bool  # whether a retry may get another answer
     request_id: str
     body: bytes
-    adapted: str = ""  # how the request was adapted, as the header says it
+    adapted: str = ""  # what was adapted, in the words of the header
     client: str = ""  # the client that sent the request, as in its state
     cpu_ns: int = 0  # CPU time of the work on its body
 
@@ -301,7 +301,7 @@ class LineReader:
         self._errors: list[LineError] = []
         self._seen: set[str] = set()
         self._number = 0  # lines that have ended
-        self._start = 0  # where the unfinished line begins
+        self._start = 0  # start of the unfinished line
         self._open = bytearray()  # the beginning of that line, up to its limit
         self._open_bytes = 0
 

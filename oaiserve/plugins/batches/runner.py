@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 AHEAD = 16  # lines that are tokenized or wait to be stored, in addition to the running ones
 CHECK_SECONDS = 60.0
-SHARED_CHECK_SECONDS = 1.0  # with a store that other processes use
+SHARED_CHECK_SECONDS = 1.0  # interval for a store that other processes use
 RETRIES = 5  # retries of a line that the server refuses for the moment
 RETRY_SECONDS = 1.0
 # Lines whose tokens are counted for an estimate, and the most bytes of each
@@ -57,7 +57,7 @@ class _Open:
     read: int = 0  # number of lines that have been taken
     lines: deque[Line] = field(default_factory=deque)
     under_way: set[asyncio.Task[None]] = field(default_factory=set)
-    is_read: bool = False  # whether all of its lines have been taken
+    is_read: bool = False  # All of its lines have been taken.
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     has_ended: bool = False
 
@@ -75,9 +75,9 @@ class BatchRunner:
         self._clock_ns = backend.runtime.clock_ns
         self._open: dict[str, _Open] = {}  # The batch whose turn is next comes first.
         self._changed = asyncio.Event()
-        self._look_ns = 0  # when to look for batches in the store again
+        self._look_ns = 0  # when to check the store for batches again
         self._refused = RefusedLines(self._clock_ns)
-        self._fill_ns = 0  # when lines may begin that wait because others were refused
+        self._fill_ns = 0  # when lines that wait after refused ones may begin
         self._under_way_bytes = 0
         self.readers = asyncio.Semaphore(MOST_READERS)
 

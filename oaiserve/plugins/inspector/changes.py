@@ -73,7 +73,7 @@ def _matches(old: Sequence[Line], new: Sequence[Line]) -> list[Match]:
     old_counts = Counter(old)
     new_counts = Counter(new)
     old_places = {line: place for place, line in enumerate(old) if old_counts[line] == 1}
-    longest: list[Chain] = []  # of each length, the chain whose last match is the first in the earlier prompt
+    longest: list[Chain] = []  # for each length, the chain whose last match is earliest in the earlier prompt
     last_places: list[int] = []  # the places of those matches there
     for new_place, line in enumerate(new):
         if new_counts[line] == 1 and (old_place := old_places.get(line)) is not None:

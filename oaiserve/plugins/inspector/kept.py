@@ -21,7 +21,7 @@ else:
     Integers = Floats = array
 
 MAX_TOKENS = 2**20  # limit for all prompts and answers; the oldest requests are dropped first
-FIRST_CHARACTERS = 80  # of a conversation, by which people recognise it
+FIRST_CHARACTERS = 80  # enough to recognise a conversation
 BYTES_PER_TOKEN = 4  # A request counts at least as many tokens as its body without images has bytes, divided by this.
 
 
@@ -47,7 +47,7 @@ class KeptPrompt:
     prompt: Prompt  # without media
     media: list[KeptMedium] = field(default_factory=list)
     token_ids: Integers | None = None  # None: not known yet, or never, as for vectors
-    logprobs: Floats | None = None  # if the client asked for them; NaN for the first token
+    logprobs: Floats | None = None  # present if the client requested them; NaN for the first token
     cached_tokens: int = 0
 
 
@@ -55,14 +55,14 @@ class KeptPrompt:
 class KeptRequest:
     """The prompts and answers of one request."""
 
-    request_id: str  # as in the header x-request-id
+    request_id: str  # value of the header x-request-id
     prompts: list[KeptPrompt]
     num_choices: int  # choices of each prompt
     num_text_tokens: int  # estimated from the size of its body
-    first_words: str = ""  # of the conversation's first user message
+    first_words: str = ""  # beginning of the conversation's first user message
     num_read: int = 0  # tokens of the prompts, as far as they are known
     num_written: int = 0  # tokens of the answers
-    choices: dict[int, KeptChoice] = field(default_factory=dict)  # by index
+    choices: dict[int, KeptChoice] = field(default_factory=dict)  # keyed by index
     # The times between two tokens in the engine. None: not known, because it has not ended or has several choices.
     gaps_ns: Integers | None = None
     is_open: bool = True

@@ -21,7 +21,7 @@ from oaiserve.plugins.inspector.changes import num_same_at_ends
 TEMPLATE = "template"
 TOOLS = "tools"
 MEDIA = "media"
-TEXT = "text"  # from outside, and of no known message
+TEXT = "text"  # text from outside that belongs to no known message
 
 
 class Span(NamedTuple):

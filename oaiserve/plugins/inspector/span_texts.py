@@ -112,7 +112,7 @@ def _parts(contents: Iterable[Mapping[str, Any]]) -> Iterator[Json]:
         if "text" in part:
             yield _text(str(part["text"]))
         else:
-            yield {"type": part.get("type", "image")}  # without its content
+            yield {"type": part.get("type", "image")}  # Only the type is shown, not the content.
 
 
 def _text(text: str) -> Json:

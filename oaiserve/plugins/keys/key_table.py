@@ -25,7 +25,7 @@ from oaiserve.storage.database import opened, transaction, usable
 SECOND = 1
 MINUTE = 60
 DAY = 86_400
-MOST_INTEGER = 2**63 - 1  # in a column
+MOST_INTEGER = 2**63 - 1  # maximum of a column
 LEAST_SHARE = 0.001
 MOST_SHARE = 1000.0
 KEPT_PERIODS = 62  # number of seconds, and of days, whose rows are stored
@@ -89,7 +89,7 @@ INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 class StoredKey(Key):
     """A key of the table."""
 
-    number: int = 0  # in the table, which counts its uses by it
+    number: int = 0  # row number; uses are counted by it
     limits: Limits = NO_LIMITS
     priority: int | None = None  # the priority of requests that name none, and the best that they can name
     models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all

@@ -137,8 +137,8 @@ class MessagesShape:
         self._shows_reasoning = shows_reasoning
         self._streams = stream
         self._reader = conversation.reader()
-        self._blocks: list[AnswerBlock] = []  # in a stream, texts stay empty
-        self._is_open = False  # whether the last block may grow
+        self._blocks: list[AnswerBlock] = []  # Texts stay empty in a stream.
+        self._is_open = False  # The last block may still grow.
         self._is_forced = conversation.is_forced
         self._forced_name = None if conversation.tools is None else conversation.tools.forced_name
         self._arguments: list[str] = []  # arguments of the last call

@@ -16,7 +16,7 @@ from oaiserve.plugins.ray.targets import DEPLOYMENT, Targets
 
 HEALTH_SECONDS = 1.0  # between two checks of its health
 SILENT_SECONDS = 10.0  # longest wait of a check; after three of these, the replica is replaced
-DRAIN_MARGIN_SECONDS = REPORT_LIMIT_SECONDS + GOODBYE_SECONDS  # for what a replica does besides draining
+DRAIN_MARGIN_SECONDS = REPORT_LIMIT_SECONDS + GOODBYE_SECONDS  # time for what a replica does besides draining
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -36,7 +36,7 @@ class Targets:
         self._ring = keyring(own_plugins(), config)
         self._clock = clock
         self._started = clock()
-        self._replicas: dict[str, tuple[str, float]] = {}  # by name: the address, and the time of the last report
+        self._replicas: dict[str, tuple[str, float]] = {}  # keyed by name: address and time of the last report
 
     def add(self, name: str, address: str) -> None:
         self._replicas[name] = address, self._clock()

@@ -76,7 +76,7 @@ class BackgroundAnswer:
         self._runs = state.runs
         self._responses = state.store
         self._background = state.background
-        self._job = job  # until it is stored: it has the body
+        self._job = job  # holds the body, and is dropped once it is stored
         self._owner = job.owner
         self._streams = streams
         self._is_submitted = asyncio.Event()

@@ -76,7 +76,7 @@ class Abandoned(NamedTuple):
 class Acceptance(NamedTuple):
     """What has become of a response that was to be accepted."""
 
-    made: StoredResponse | None = None  # its state, if a running process makes it already, or it has ended
+    made: StoredResponse | None = None  # the response so far, if a running process is making it, or its final state
     is_new: bool = True  # False: an earlier process had accepted it
 
 

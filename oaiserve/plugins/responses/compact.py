@@ -28,7 +28,7 @@ from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.operation import Operation
 
-SUMMARY_TOKENS = 1024  # at most this, or a quarter of the context
+SUMMARY_TOKENS = 1024  # maximum, or a quarter of the context if that is less
 SUMMARIZE = {
     "role": "user",
     "content": "Write a summary of this conversation for somebody who goes on with it, and who will have only the "

@@ -57,7 +57,7 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     status: str = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
-    encrypted_content: str | UnsetType = UNSET  # the same text, for clients that send back only this
+    encrypted_content: str | UnsetType = UNSET  # the same text again, for clients that return only this field
 
 
 class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):

@@ -72,7 +72,7 @@ class Resumption:
         self._answer = Errors(self._backend.answer)
         self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._under_way_bytes = 0
-        self._refusals: dict[tuple[str, str], tuple[int, int]] = {}  # their number, and when to try again
+        self._refusals: dict[tuple[str, str], tuple[int, int]] = {}  # (number of refusals, time of the next attempt)
 
     async def run(self) -> None:
         """Look into the store again and again, until cancelled."""

@@ -147,7 +147,7 @@ def _answer(
     seed = getrandbits(63) if exchange.ids is None else exchange.ids.seed
     if body.background:
         _check_background(body, serving)
-        exchange.is_streaming = True  # to clients that follow it
+        exchange.is_streaming = True  # Clients may follow the stream.
         exchange.is_background = True
         exchange.background_wait_ns = max(0, int((WAIT_SECONDS[window] - age_seconds) * 1e9))
         exchange.ids = None  # No other server continues it.

@@ -48,7 +48,7 @@ class Broken(Exception):
 class Event(NamedTuple):
     """The next part of a message, or a control frame. A message `is_last` with its last part."""
 
-    opcode: Opcode  # of the message; never CONTINUATION
+    opcode: Opcode  # the message's opcode; never CONTINUATION
     data: bytes
     is_last: bool = True
 

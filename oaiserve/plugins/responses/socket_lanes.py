@@ -50,8 +50,8 @@ class Lanes:
         self._emit = emit
         self.message: Content = bytearray()  # the one that is being received or read
         self._lanes: dict[str | None, deque[Create]] = {}  # requests that wait. A lane is there while it runs.
-        self.tasks: set[asyncio.Task[None]] = set()  # of lanes
-        self._runs: dict[str | None, SocketRun] = {}  # by lane
+        self.tasks: set[asyncio.Task[None]] = set()  # one task per lane
+        self._runs: dict[str | None, SocketRun] = {}  # keyed by lane
         self._ended: deque[str] = deque(maxlen=MOST_CREATES)  # ids of the last responses that are over
         self._kept: OrderedDict[str, Turn] = OrderedDict()
         self._pending: OrderedDict[str, bytes] = OrderedDict()  # items of accepted input by the response before it

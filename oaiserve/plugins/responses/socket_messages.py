@@ -76,7 +76,7 @@ class Create(NamedTuple):
     stream_id: str | None
     previous_response_id: str  # cut, as no longer one exists
     is_of_conversation: bool
-    items: bytes | None = None  # what it has instead of the message's input, if it follows a steered response
+    items: bytes | None = None  # replaces the message's input after a steered response
 
     @property
     def num_bytes(self) -> int:

@@ -42,7 +42,7 @@ _DROPPED_HEADERS = frozenset(
         *(b"expect", b"x-request-id", b"accept-encoding"),
     )
 )
-_SHOWN_HEADERS = ("x-request-id", adaptations.HEADER, "x-oaiserve-read-again")  # in the first event of a response
+_SHOWN_HEADERS = ("x-request-id", adaptations.HEADER, "x-oaiserve-read-again")  # shown in the first event of a response
 _CALLS = ("function_call", "custom_tool_call")
 _TERMINAL = frozenset((b"response.completed", b"response.incomplete", b"response.failed"))
 _encode = msgspec.json.encode
@@ -110,7 +110,7 @@ class SocketRun:
         self.steers: list[tuple[str, bytes]] = []  # ids of accepted inputs, and their items
         self.is_over = False  # Its last event was sent, or is certain.
         self.has_failed = False
-        self.turn: Turn | None = None  # what must be kept of it
+        self.turn: Turn | None = None  # what must be kept of the response
         self.open_calls: list[str] = []  # calls in its output, which the client has to make
         self._left = asyncio.Event()
         self._is_cut = False
@@ -118,7 +118,7 @@ class SocketRun:
         self._status = 0
         self._headers = Headers()
         self._parts: list[bytes] = []
-        self._response = b"{}"  # as the server has last sent it
+        self._response = b"{}"  # the last state that the server has sent
         self._output: bytes | None = None  # the items of the output, if the socket has to keep them
         self._items: list[bytes] = []  # complete items of the output
         self._open: list[bytes] = []  # events of the open item: its first one and the deltas of its text

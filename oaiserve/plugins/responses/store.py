@@ -33,7 +33,7 @@ class StoredResponse(NamedTuple):
     id: str
     conversation_id: str  # id of the conversation's first response
     previous_id: str | None  # the response that it continues
-    response: bytes  # in JSON
+    response: bytes  # the response as JSON
     input_items: bytes  # items of this turn only, as JSON
 
     @property
@@ -232,7 +232,7 @@ class ResponseDatabase(Store):
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
-        with database.transaction(self._connection, "DEFERRED"):  # so that all numbers are of the same moment
+        with database.transaction(self._connection, "DEFERRED"):  # all numbers are from the same moment
             while next_id is not None:
                 stored = self._get(owner, next_id)
                 if stored is None:

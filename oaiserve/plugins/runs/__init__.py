@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Observe = Callable[[float], None]  # adds a value to a histogram
 
 PATH = "/debug/runs"
-EVERY_SECONDS = 15  # how often silent runs are counted
+EVERY_SECONDS = 15  # interval at which silent runs are counted
 
 
 def _routes(config: Config) -> list[Route]:

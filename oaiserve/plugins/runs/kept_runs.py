@@ -13,7 +13,7 @@ from oaiserve.facts.times import EpochOffset
 from oaiserve.plugins.runs.turns import MAX_TURNS, SILENCE_SECONDS, KeptTurn
 
 MAX_RUNS = 200
-MAX_ALL_TURNS = 10_000  # of all runs
+MAX_ALL_TURNS = 10_000  # maximum turns of all runs together
 MAX_SINGLE = 1000  # requests that name no run, and that no other has continued yet
 MAX_DIGESTS = 32  # turns of a run that a turn on another replica may continue
 
@@ -57,7 +57,7 @@ class KeptRuns:
         self._lock = Lock()
         self._runs: OrderedDict[str, _Kept] = OrderedDict()  # the one with the oldest last turn first
         self._single: OrderedDict[str, _Kept] = OrderedDict()
-        self._num_turns = 0  # of `_runs`
+        self._num_turns = 0  # turns of all `_runs`
 
     def add(self, record: RequestRecord) -> None:
         """Add an ended request, if it belongs to a run."""

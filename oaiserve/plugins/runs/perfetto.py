@@ -15,7 +15,7 @@ def trace_of(run: Run) -> dict[str, Any]:
     them. Requests of one conversation that overlap each get a thread of their own."""
     events = [_named("process_name", PROCESS, run.run_id)]
     numbers: dict[tuple[str, int], int] = {}
-    free_at_ns: dict[str, list[int]] = {}  # by lane: the end of what each of its threads shows
+    free_at_ns: dict[str, list[int]] = {}  # keyed by lane: for each thread, the end of its last slice
     for shown in run.turns:
         turn = shown.turn
         ends = free_at_ns.setdefault(turn.lane, [])

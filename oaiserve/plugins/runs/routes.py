@@ -21,7 +21,7 @@ from oaiserve.routes.operation import Operation, Parameter, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.report import ROUTER_HEADER
 
-_NOT_STORED = {"cache-control": "no-store"}  # by the browser, as with all texts of requests
+_NOT_STORED = {"cache-control": "no-store"}  # Browsers must not store texts of requests.
 MAX_SINGLE_SENT = 200  # single requests that a gateway gets, in case another replica has those that continue them
 LIST_FORM = Parameter("form", "gateway: with what joins the runs of several replicas.", ("row", "gateway"))
 FORM = Parameter("form", "perfetto: as a trace for https://ui.perfetto.dev", ("whole", "perfetto"))

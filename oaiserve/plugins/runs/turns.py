@@ -19,9 +19,9 @@ from oaiserve.telemetry.reuse_explanation import read_again
 from oaiserve.telemetry.shown import phase_row
 
 SILENCE_SECONDS = 600  # after which a run is counted as ended
-TOOLS_SECONDS = 120  # for which the tools that the last turn called are assumed to run
+TOOLS_SECONDS = 120  # how long tools of the last turn are assumed to be running
 NUM_DEAREST = 3
-MAX_TURNS = 1000  # of a run
+MAX_TURNS = 1000  # maximum turns of a run
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -50,7 +50,7 @@ class KeptTurn(msgspec.Struct, kw_only=True):
     read_again_tokens: Number
     read_again_reason: Text | None
     read_again_ns: Number = 0  # time that this took
-    read_again_explanation: Sentence | None = None  # with cause and cost, as on the request's page; None: it was little
+    read_again_explanation: Sentence | None = None  # cause and cost, as on the request's page; None: too little
     written_tokens: Number
     completion_tokens: Number
     num_tool_calls: Number
@@ -115,7 +115,7 @@ class ShownTurn(msgspec.Struct):
 
     turn: KeptTurn
     gap: Gap | None  # before it
-    new_tokens: int  # by which the prompt is longer than that of the agent's turn before
+    new_tokens: int  # growth of the prompt since the agent's previous turn
     context_tokens: dict[str, int]
 
 
@@ -141,10 +141,10 @@ class RunRow(msgspec.Struct, kw_only=True):
     read_again_ns: int = 0  # time that this took
     written_tokens: int
     completion_tokens: int
-    tool_result_tokens: int  # of the prompts, like the next
+    tool_result_tokens: int  # in the prompts, like the next
     replicas: list[int]
     program: str = ""  # the name of the client's program; "" if it is unknown
-    first_words: str = ""  # of its user, for the server's owner and with --inspect; otherwise ""
+    first_words: str = ""  # first words of its user; only with --inspect, for the server's owner
     silent_ns: int = 0  # since its last request ended; 0 while one is open
     awaits_tools: bool = False  # Its last request ended with calls of tools, not long ago.
     # Only for gateways: digests of the latest turns, and of the turns that the first one may continue
@@ -156,7 +156,7 @@ class Run(RunRow, kw_only=True):
     """A run with its turns, in the order in which they began."""
 
     num_dropped: int  # older turns, which are not kept
-    lanes: list[str]  # its agents and conversations, the one with the most turns first
+    lanes: list[str]  # agents and conversations, the one with the most turns first
     dearest: list[str]  # ids of the requests that took longest
     turns: list[ShownTurn]
 
@@ -238,7 +238,7 @@ def _facts(run_id: str, turns: Sequence[KeptTurn], now_unix_ns: int, num_dropped
 
 
 def _shown(turns: Sequence[KeptTurn]) -> list[ShownTurn]:
-    last: dict[str, KeptTurn] = {}  # by lane
+    last: dict[str, KeptTurn] = {}  # keyed by lane
     shown = []
     for turn in turns:
         before = last.get(turn.lane)

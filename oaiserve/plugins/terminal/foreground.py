@@ -56,7 +56,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], *, reads_input: bo
 
 
 def _is_ctrl_c(info: signal.struct_siginfo) -> bool:
-    return info.si_signo == signal.SIGINT and info.si_code > 0  # from the kernel, not from another process
+    return info.si_signo == signal.SIGINT and info.si_code > 0  # sent by the kernel, not by another process
 
 
 @contextmanager

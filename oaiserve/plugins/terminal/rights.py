@@ -16,11 +16,11 @@ class Rights:
 
     alone: tuple[str, ...]  # arguments that begin such a task
     default: str  # a sentence: what the tool may do
-    purpose: str  # what the change is for, as in "To allow both"
+    purpose: str  # purpose of the change, such as "To allow both"
     arguments: tuple[str, ...] = ()  # the change: a flag with its value, after the user's own
     environment: Mapping[str, str] = field(default_factory=dict)  # the change, if it is a variable
     decided: tuple[str, ...] = ()  # other arguments with which the user has decided
-    takes_bare_task: bool = False  # whether a task needs no argument before it
+    takes_bare_task: bool = False  # A task needs no argument before it.
 
     def note(self, launch: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         """Return the line to print, "" if a user is at the terminal or has decided. `launch` are the words before the

@@ -59,7 +59,7 @@ class ChatMessage(msgspec.Struct):
     content: str | None
     refusal: None = None
     reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # the same text, because clients know it by one name or the other
+    reasoning_content: str | UnsetType = UNSET  # the same text again: some clients read this name, some the other
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -96,7 +96,7 @@ class _ChoiceEnd(msgspec.Struct, kw_only=True):
     finish_reason: Annotated[
         str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", "repetition", None]})
     ] = None
-    stop_reason: str | int | UnsetType | None = UNSET  # as in TokenChunk
+    stop_reason: str | int | UnsetType | None = UNSET  # see TokenChunk
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -145,7 +145,7 @@ class ChatShape(ChoicesShape):
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         self._shows_reasoning = shows_reasoning
         self._facts = facts
-        self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
+        self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # keyed by choice index
         self._num_begun: Counter[int] = Counter()  # calls that the client of a stream has seen, by choice
         self._messages: dict[int, ChatMessage] = {}  # messages of a whole answer, by choice
         super().__init__(kind, head, wanted)  # This renders a chunk with usage.
@@ -289,6 +289,6 @@ class ChatShape(ChoicesShape):
         tools = self._tools
         if reason != FinishReason.STOP or tools is None or not reader.has_called:
             return reason
-        if tools.choice == "named":  # as OpenAI does
+        if tools.choice == "named":  # matches OpenAI
             return reason
         return "tool_calls"

@@ -100,7 +100,7 @@ class Progress(msgspec.Struct):
     cache: int
     processed: int  # tokens from the cache included
     time_ms: int
-    rest_ms: int | UnsetType = UNSET  # how long the rest will take, once that is known
+    rest_ms: int | UnsetType = UNSET  # estimated time of the rest, once known
 
 
 class StreamChunk(_Object, Generic[Choice]):

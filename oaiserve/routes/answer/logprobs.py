@@ -62,7 +62,7 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for the first token of the prompt
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # keyed by token id; null for the first prompt token
 
 
 def drop_end_logprob(chunk: TokenChunk) -> None:

@@ -85,7 +85,7 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         use = self.exchange.use
-        if use is not None and not self.request.sent:  # else it was counted where it began
+        if use is not None and not self.request.sent:  # A continued stream was counted where it began.
             await use.reserve(self._most_tokens())
         stream = self.serving.streams.submit(self.request)
         self.exchange.stream = stream

@@ -29,7 +29,7 @@ class Shape(Protocol):
     def activity_seconds(self) -> float: ...  # longest time without an event that clients count
 
     @property
-    def is_numbered(self) -> bool: ...  # whether its events have numbers
+    def is_numbered(self) -> bool: ...  # True if events have numbers
 
     def begun(self, event: PromptProgress, /) -> bytes: ...
 

@@ -24,7 +24,7 @@ class ShownTools:
 
     tools: Sequence[dict[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    strict: frozenset[str] = frozenset()  # by the model's names
+    strict: frozenset[str] = frozenset()  # names as the model sees them
     # Where the request has the schema of each tool, by the model's names.
     places: Mapping[str, str] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ def shown_tools(
     that of their schemas. Only the `joined` names may be longer, since they have two parts."""
     if len(functions) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
-    tools: dict[str, dict[str, Any]] = {}  # by the client's names
+    tools: dict[str, dict[str, Any]] = {}  # keyed by the client's names
     for place, function in zip(where, functions, strict=True):
         name = function.name
         if not 1 <= len(name) <= MAX_TOOL_NAME and name not in joined:

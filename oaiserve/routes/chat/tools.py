@@ -40,10 +40,10 @@ class Tools:
     shown: Sequence[Mapping[str, Any]]  # tools that the model sees, in the form of the API
     schemas: Mapping[str, Mapping[str, Any]]  # schemas of the arguments of the tools that may be called, by name
     choice: Kind
-    only_one: bool  # at most one call
+    only_one: bool  # at most one call is allowed
     # Grammar of the input of the only tool that may be called, whose input is then the whole answer.
     raw: Grammar | None = None
-    client_names: Mapping[str, str] = field(default_factory=dict)  # by the model's, where they differ
+    client_names: Mapping[str, str] = field(default_factory=dict)  # keyed by the model's names, if they differ
     strict: frozenset[str] = frozenset()  # tools whose arguments obey their schemas whenever they are called
 
     @property

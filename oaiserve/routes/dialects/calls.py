@@ -71,13 +71,13 @@ class CallParser(ABC):
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # A call may begin with each of these.
-    bare: ClassVar[tuple[str, ...]] = ()  # how an answer begins that is a call without a tag
+    bare: ClassVar[tuple[str, ...]] = ()  # beginnings of answers that are calls without a tag
     closing_tags: ClassVar[tuple[str, ...]] = ()  # tags that may follow a call, in this order
-    untagged: ClassVar[tuple[str, ...]] = ()  # how a call may also begin, although most often plain text does
+    untagged: ClassVar[tuple[str, ...]] = ()  # beginnings that may be calls, but mostly are plain text
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # tags around texts that are not calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # the form of calls that are not in JSON
-    sites: ClassVar[tuple[Site, ...]] = ()  # where the names of calls occur
+    sites: ClassVar[tuple[Site, ...]] = ()  # places where names of calls occur
 
     def __init__(
         self,

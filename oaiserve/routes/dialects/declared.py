@@ -34,7 +34,7 @@ class TemplateCalls(CallParser):
         self._parser = self.template_form.parser(tools)
         self._field = ""  # the open field that has tags
         self._unsettled: list[str] = []  # the text that the parser has read and that no segment has
-        self._length = 0  # of this text, in characters
+        self._length = 0  # length of this text in characters
         self._blanks = ""  # white space that belongs to the calls around it, if another one follows
 
     def push(self, text: str) -> list[Segment]:

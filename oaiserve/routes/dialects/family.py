@@ -36,8 +36,8 @@ class CallFamily:
     in_text: Callable[[Iterable[tuple[str, str]]], str] | None = None
     # Converts messages to the form that its templates expect.
     history: Callable[[Sequence[Message]], list[Message]] | None = None
-    reasoning_tags: tuple[str, str] | None = None  # if they differ from those in the template
-    reasons_always: bool = False  # also before forced calls and answers
+    reasoning_tags: tuple[str, str] | None = None  # set if they differ from those in the template
+    reasons_always: bool = False  # The model reasons even before forced calls and answers.
     by_channels: bool = False  # The parser reads reasoning; an answer ends with its first call.
     is_forcible: bool = True  # Grammars can enforce its calls.
     answer_opening: str = ""  # text before an answer that is not a call and follows reasoning

@@ -35,7 +35,7 @@ class JsonScanner:
         self.depth = 0  # number of open brackets
         self.num_read = 0  # characters read by `push`
         self.is_broken = False
-        self.is_escaped = False  # whether the text ends with the backslash of an escape
+        self.is_escaped = False  # The text ends with the backslash of an escape.
         self._in_string = False
 
     def push(self, piece: str) -> bool:

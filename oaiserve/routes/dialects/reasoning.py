@@ -144,7 +144,7 @@ class ThinkingParser:
         self._tag = ""  # tag at the start of the trial's text
         self._tried: list[str] = []  # the text of the trial
         self._last = ""  # end of the text, where the closing tag may have begun
-        self._has_call = False  # whether the text of the trial begins with a whole call
+        self._has_call = False  # The trial text begins with a complete call.
 
     def push(self, text: str) -> tuple[str, str]:
         """Receive the next piece of the text. Return the reasoning in it, and the text after the reasoning."""

@@ -25,7 +25,7 @@ _KINDS = {
     bool: "boolean",
     type(None): "null",
 }
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as in Python
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's names
 
 
 class TaggedCalls(JsonCallParser):

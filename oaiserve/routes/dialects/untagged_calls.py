@@ -49,7 +49,7 @@ class _Keys(JsonScanner):
         self._missing = set(required)
         self._may_follow = False  # The next string is a key of the object.
         self._is_key = False  # The string is one.
-        self._key = ""  # its text so far
+        self._key = ""  # text of the key so far
 
     def push(self, piece: str) -> bool:
         at = 0

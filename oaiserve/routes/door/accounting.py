@@ -31,7 +31,7 @@ def _link_to_page(scope: Scope, page: str) -> bytes:
     return f'<{up}{page}>; rel="describedby"; type="text/html"'.encode()
 
 
-MOST_MODEL_CHARACTERS = 256  # in a record, of the name that a client sent
+MOST_MODEL_CHARACTERS = 256  # A record keeps this much of the name that a client sent.
 _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
 
 
@@ -118,7 +118,7 @@ class Accounting:
                 await answer(scope, receive, watched_send)
         finally:
             if exchange.error is not None:
-                exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a reference cycle
+                exchange.error.__traceback__ = None  # Its frames hold the exchange and the body: a reference cycle.
             if exchange.stream is None:
                 self._record(scope, exchange, Usage(0, 0, 0))
             else:

@@ -38,6 +38,6 @@ class Backend:
     engine: Capacity
     bodies: Bodies
     keys: Keyring | None
-    has_others: Callable[[str], bool]  # whether clients other than this one have open requests
+    has_others: Callable[[str], bool]  # whether other clients have open requests
     runtime: Runtime
-    is_child: bool = False  # whether a gateway is in front, which sends such requests in place of this process
+    is_child: bool = False  # A gateway is in front, and delays refusals instead of this process.

@@ -110,7 +110,7 @@ def _decoded(
     try:
         values = fields_of(kind, body)
     except msgspec.DecodeError:
-        decoder.decode(body)  # its message is better
+        decoder.decode(body)  # This decoder has the better error message.
         raise
     if check_given is not None:
         check_given(values)

@@ -89,7 +89,7 @@ class MediaReader:
         self._most = serving.config.server.max_images
         # Contents of media that the body refers to, by their names.
         self.contents: Mapping[str, bytes] = {} if known is None else known.contents
-        self.named: Named = {}  # those that `fetch` fetches
+        self.named: Named = {}  # media that `fetch` fetches
         self._num_file_bytes: int = 0 if known is None else known._num_file_bytes
         self._note = note or Adaptations().note
         self._asked: set[str] = set()  # the places of the media in the user's last turn
@@ -220,7 +220,7 @@ async def read_media(
     """Return the reader of the media of a body and of the items that it continues. Media and texts that are only named
     and not yet `known` are fetched. Raises InvalidRequest and Overloaded."""
     serving = serving_of(request)
-    exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
+    exchange: Exchange | None = getattr(request.state, "exchange", None)  # No exchange: the route generates nothing.
     note = None if exchange is None else exchange.adaptations.note
     reader = MediaReader(serving, note, known)
     if serving.engine.media:

@@ -177,7 +177,7 @@ class ChatLimits(NamedTuple):
 
     max_tokens: int | None
     num_logprobs: int | None
-    thinking_budget: int | None  # in tokens
+    thinking_budget: int | None  # limit in tokens
 
 
 def chat_limits(body: ChatBody) -> ChatLimits:
@@ -329,9 +329,9 @@ class Wanted:
     num_prompt_logprobs: int | None
     with_token_ids: bool
     include_usage: bool
-    include_timings: bool  # in the last chunk of a stream
+    include_timings: bool  # whether the last chunk of a stream has timings
     continuous_usage: bool  # usage so far in every chunk
-    progress: bool  # whether chunks report how far a long prompt is
+    progress: bool  # whether chunks report the progress of a long prompt
 
 
 def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:

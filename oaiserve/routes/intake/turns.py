@@ -64,7 +64,7 @@ async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Resu
         return result.result()
     finally:
         result.cancel()
-        del result, work  # as above
+        del result, work  # see above
 
 
 async def client_left(receive: Receive) -> None:

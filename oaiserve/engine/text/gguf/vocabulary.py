@@ -10,7 +10,7 @@ from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.engine.text.special_tokens import END_TEXTS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
-SPACE = "▁"  # in tokens
+SPACE = "▁"  # how tokens write a space
 CONTINUES = "##"
 
 _PREFIX = "tokenizer.ggml."

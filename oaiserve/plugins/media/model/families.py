@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import transformers
 
-Fields = Mapping[str, Any]  # what a processor returns for one medium
+Fields = Mapping[str, Any]  # a processor's result for one medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Family(NamedTuple):
     """The texts of images, or sounds, of one family. `text` gets the settings and what the processor makes of one."""
 
     text: Callable[[Settings, Fields], str]
-    placeholder: str = ""  # in the template's text; "": the token of a vector
+    placeholder: str = ""  # placeholder in the template's text; "": the token of a vector
     arguments: Callable[[Settings], Fields] = lambda _: {}  # arguments of the processor
     unused: tuple[str, ...] = ()  # fields that only the text is made of
     # Whether the tokens of an image see each other in both directions, by the text model's configuration.

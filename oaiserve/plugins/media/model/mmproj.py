@@ -56,7 +56,7 @@ class _Family(NamedTuple):
     images: str  # the image processor
     parts: Callable[[Metadata, int], _Parts]  # given the width of the text model, too
     last: str = "mm.2.weight"  # the tensor that makes vectors of the text model's width, in its rows
-    renames: tuple[tuple[str, str], ...] = ()  # from transformers' names to those of the package gguf or of the file
+    renames: tuple[tuple[str, str], ...] = ()  # (transformers' name, name in the package gguf or in the file) pairs
     unused: str = "$^"  # parameters that files lack, as nothing reads their outputs
     tokens: Fields = {}  # noqa: RUF012
 

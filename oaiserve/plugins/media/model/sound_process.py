@@ -18,7 +18,7 @@ from oaiserve.plugins.media.model.process_limits import limit, yield_to_the_mode
 Samples = NDArray[np.float32]
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
 MOST_CHANNELS = 16
-RATES = range(4_000, 96_001)  # in samples per second
+RATES = range(4_000, 96_001)  # allowed samples per second
 PIECE_SAMPLES = 2**14  # read at once
 MOST_BYTES = 2**30  # address space
 MOST_CPU_SECONDS = 10  # the longest sounds take two

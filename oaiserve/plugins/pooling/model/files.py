@@ -80,7 +80,7 @@ def read_files(source: ModelSource) -> PoolingFiles:
                 raise _unfit(source, "its texts are to be lowercased first (do_lower_case), which is for its tokenizer")
             max_tokens = length.get("max_seq_length")
             break
-    if max_tokens is None:  # where newer versions write it
+    if max_tokens is None:  # newer versions write it here
         max_tokens = (read_json(source, "tokenizer_config.json") or {}).get("model_max_length")
     return PoolingFiles(mode, tuple(dense_folders), max_tokens, *_prompts(source, settings))
 

@@ -37,8 +37,8 @@ class GgufPooler(NamedTuple):
     mode: str | None  # mode of pooling, or None if the file names none
     dense: list[Module]  # layers after the pooling
     score_head: Head | None  # the head of a reranker
-    gives_probabilities: bool  # whether its scores need no activation
-    pair_template: str  # the same as in `Pooling`
+    gives_probabilities: bool  # Scores are probabilities already.
+    pair_template: str  # see `Pooling`
 
 
 def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype, task: Task) -> GgufPooler:

@@ -107,7 +107,7 @@ class _PackedRun:
                 raise Unpackable("its layers run in another order")
             running.append(call)
             name, states = _states(args, kwargs)
-            assert states is not None  # as it was in the packed run
+            assert states is not None  # present, as in the packed run
             replaced = call[1][None, rows]
             _refuse_unless_close(f"what '{self._names[module]}' gets", replaced, states)
             if name is None:

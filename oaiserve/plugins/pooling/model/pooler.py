@@ -30,7 +30,7 @@ class PackedForward:
     layers: PreTrainedModel  # the model up to the hidden states
     head: Head
     first_position: int  # first position of a text; RoBERTa counts from after the padding's
-    takes_types: bool  # whether token types distinguish the two texts of a pair
+    takes_types: bool  # Token types distinguish the two texts of a pair.
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         return self.head(self.hidden(ids, types, lengths), lengths)

@@ -66,7 +66,7 @@ class HarmonyCalls(NamedCalls):
         self._is_raw = is_raw
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the last reasoning so far
-        self._name = ""  # of the tool that the message is to
+        self._name = ""  # name of the tool that receives the message
         self._body: Step = self._in_analysis  # the step that reads the text of the message
         self._step = self._at_body if in_reasoning else self._at_start
 

@@ -22,8 +22,8 @@ from oaiserve.routes.dialects.tagged_form import is_by_value
 _NAME = regex.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*+)\s*(?=\()")
 _QUOTE_OR_BRACKET = re.compile(r"""[()\[\]{}'"]""")
 _IN_STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "'\""}
-_MOST_VALUES = 10_000  # in the arguments of a call: Python's parser needs time and memory for each
-_LITERALS = {"true": True, "false": False, "null": None}  # as in JSON
+_MOST_VALUES = 10_000  # limit for a call's arguments: Python's parser needs time and memory for each
+_LITERALS = {"true": True, "false": False, "null": None}  # JSON's names
 
 
 class _Brackets:
