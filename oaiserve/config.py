@@ -592,7 +592,7 @@ class Config:
 
     @property
     def is_private(self) -> bool:
-        """Return whether only users of this machine, or those with a key, can ask this server."""
+        """Return whether only users of this machine, or clients with a key, can use this server."""
         return self.needs_key or is_loopback(self.server.host.lower())
 
     @property

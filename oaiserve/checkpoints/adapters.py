@@ -1,6 +1,6 @@
 """Reads the files of a LoRA adapter, in PEFT's format, and refuses damaged or unsupported ones.
 
-It knows nothing of the adapter's model. Stdlib only, so that a refusal comes at once.
+The adapter's model is not needed. Stdlib only, so that a bad adapter is refused at once.
 """
 
 from __future__ import annotations

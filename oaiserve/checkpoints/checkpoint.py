@@ -133,7 +133,7 @@ def warn_of_other_weights(source: ModelSource) -> None:
 
 
 def refuse_without_tokenizer(source: ModelSource) -> None:
-    """Raise StartupError if there is no file of a tokenizer in a local folder. A GGUF file has it in itself."""
+    """Raise StartupError if a local folder has no tokenizer file. A GGUF file contains its tokenizer."""
     folder = Path(source.location)
     if source.gguf_file is not None:
         return

@@ -183,7 +183,7 @@ def head_digest(path: Path) -> str:
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
     """Return the tensors of a model by name.
 
-    Raises BadFile if the counts, sizes, places or numbers in the heads of its files cannot be true.
+    Raises BadFile if the counts, sizes, offsets or numbers in its files' heads contradict each other or the files.
     """
     return dict(_read(path)[1])
 

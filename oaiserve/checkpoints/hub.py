@@ -109,9 +109,9 @@ class _Request(NamedTuple):
 
 
 def local_source(model: str | Path) -> ModelSource:
-    """Return the place of a model on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
+    """Return the local path of a model, after fetching it if it is ID or ID:FORMAT on the hub.
 
-    If the hub does not send it, its cache must have a complete copy. Raises StartupError if there is none.
+    If the hub can't be reached, its cache must have a complete copy. Raises StartupError if there is none.
     """
     source = find_model(model)
     if source.is_local:
@@ -126,7 +126,7 @@ def in_cache(source: ModelSource) -> ModelSource:
 
 
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
-    """Return the place of a hub's model on this machine, see `local_source`. With `with_media`, the file that reads
+    """Return the local path of a hub's model, see `local_source`. With `with_media`, the file that reads
     images for a GGUF file is next to it, if the repository has one."""
     from huggingface_hub import snapshot_download
 

@@ -179,8 +179,9 @@ _FILES = {
 
 @contextmanager
 def settings_named(folder: Path, files: Iterable[str] = tuple(_FILES)) -> Iterator[None]:
-    """Raise StartupError with the name of a setting in place of an error in the `with` block, which reads these files
-    of a model, if a file is not valid JSON or has a setting of a type with which it can't be read."""
+    """Turn errors of the `with` block, which reads these files of a model, into a StartupError that names the setting.
+
+    This applies if a file is not valid JSON, or if a setting has a type with which it can't be read."""
     try:
         yield
     except (StartupError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -125,7 +125,7 @@ class Client:
 
 
 def client_for(url: str | None) -> Client:
-    """Return a client for the server at this address, or else for the one that started last on this machine."""
+    """Return a client for the server at this address; without one, for the server that started last on this machine."""
     return Client(servers.newest().url if url is None else url)
 
 

@@ -39,7 +39,7 @@ def warn_if_open(
 
 
 def address_in_network(family: int) -> str | None:
-    """Return this machine's address on the way to other networks, or None if there is no such way. Sends nothing."""
+    """Return this machine's address on the route to other networks, or None without such a route. Sends nothing."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((_ELSEWHERE[socket.AddressFamily(family)], 9))

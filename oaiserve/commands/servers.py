@@ -75,7 +75,7 @@ def running() -> list[RunningServer]:
 
 
 def newest() -> RunningServer:
-    """Return the server that started last: the one that commands use without --url. Raises StartupError if none
+    """Return the server that started last, which commands use without --url. Raises StartupError if no server
     runs."""
     servers = running()
     if not servers:

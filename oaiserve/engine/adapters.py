@@ -66,7 +66,7 @@ class AdapterTable:
             return self._load(name, path, created)
 
     def replace(self, name: str, path: Path, created: int) -> tuple[ServedAdapter, ServedAdapter | None]:
-        """Load an adapter, and return it with the one whose name it takes, which open requests still have. Raises
+        """Load an adapter. Return it and the adapter that it replaces, which open requests still use. Raises
         BadAdapter and InvalidRequest."""
         with self._lock:
             replaced = self._by_name.get(name)

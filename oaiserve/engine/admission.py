@@ -13,7 +13,7 @@ MAX_MEDIA_BYTES = 256 * 2**20  # limit for bodies that are mostly images, which 
 
 
 class Admission:
-    """The room for waiting requests. Any thread may ask for some."""
+    """Limits how much may wait. Any thread may request room."""
 
     def __init__(self, max_waiting: int, retry_after_seconds: Callable[[int], int], *, has_media: bool) -> None:
         """`retry_after_seconds` returns how long it will take to begin with this many waiting choices."""

@@ -1,4 +1,4 @@
-"""`AnyEngine`: the boundary between the HTTP half of a server and an engine, in its process or in one of its own."""
+"""`AnyEngine`: the boundary between the HTTP half of a server and an engine, in the same process or another."""
 
 from __future__ import annotations
 

@@ -125,11 +125,11 @@ class DiskTier:
         return []
 
     def serves(self, sequence: Sequence) -> bool:
-        # The number of an adapter, which is in the hash, may be another one's after the next start.
+        # The hash has the adapter's number, which may belong to another adapter after the next start.
         return not sequence.adapter and not sequence.is_background
 
     def flush(self) -> None:
-        """Do nothing: the writer reads blocks beside the steps, and finds out if they have changed."""
+        """Do nothing: the writer reads blocks while steps run, and notices if a block has changed meanwhile."""
 
     def show(self, numbers: EngineNumbers) -> None:
         numbers.num_blocks_read = self.num_read
@@ -137,18 +137,20 @@ class DiskTier:
         numbers.num_blocks_skipped = self.num_skipped
 
     def offer(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
-        """Have a full and computed block written, unless it is on disk, or too many wait for it."""
+        """Queue a full and computed block for writing, unless it is on disk or the queue is full."""
         if block_hash in self._files:
             return
-        if self._writer.num_waiting() < self._pool.num_blocks:  # more cannot all be in memory still
+        if (
+            self._writer.num_waiting() < self._pool.num_blocks
+        ):  # Blocks of a longer queue can't all be in memory any more.
             self._writer.post(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
         else:
             self.num_skipped += 1
 
     def ask(self, sequence: Sequence, hashes: list[BlockHash], num_in_memory: int) -> BlockHash | None:
-        """Return the hash of a block to wait for, after the first blocks of a sequence, or None if none is coming.
+        """Return the hash of the block that a sequence has to wait for after its first blocks, or None.
 
-        If some are on disk, the reading begins, once for a sequence: there may be no room for what is read.
+        If further blocks are on disk, this starts reading them, once per sequence: there may be no room for them.
         """
         missing = hashes[num_in_memory:]
         if missing and (under_way := self.on_their_way.get(missing[0])) is not None:

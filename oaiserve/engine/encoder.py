@@ -1,7 +1,7 @@
-"""The encoder: requests whose images or sounds a tower has to make vectors of, before they are scheduled. No torch.
+"""The encoder lets a tower turn the images and sounds of requests into vectors before they are scheduled. No torch.
 
 A tower works in pieces between steps, on the engine thread. While others run, pieces get a share of the time, so that
-their streams go on almost as fast. A medium that several requests have is encoded once, and its vectors are cached.
+their streams stay almost as fast. A medium of several requests is encoded once, and its vectors are cached.
 """
 
 from __future__ import annotations

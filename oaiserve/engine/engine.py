@@ -195,8 +195,8 @@ class Engine:
         return features
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
-        """Load an adapter for requests, which takes a while. With `in_place`, it takes the place of one of its name,
-        which open requests still have. Raises what `AdapterTable.load` does."""
+        """Load an adapter for requests, which takes a while. With `in_place`, it replaces the adapter of the same name,
+        which open requests keep. Raises what `AdapterTable.load` does."""
         created = self._parts.runtime.unix_ns() // 10**9
         if in_place:
             adapter, replaced = self.adapters.replace(name, path, created)
@@ -220,7 +220,7 @@ class Engine:
 
     @property
     def hang(self) -> str:
-        """The part of its work that holds the engine thread for too long; empty as long as it goes on."""
+        """The part of its work in which the engine thread hangs; empty while it makes progress."""
         return self._loop.watchdog.hang
 
     @property
@@ -312,7 +312,7 @@ class Engine:
         self._accept(request, deliver, submitted_ns)
 
     def tell_first_steps(self, tell: Callable[[list[str]], object]) -> None:
-        """Call `tell` with the ids of requests that are about to enter their first step, on the engine thread."""
+        """From now on, call `tell` on the engine thread with the ids of requests before their first step."""
         self._loop.requests.on_first_step = tell
 
     def _accept(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
@@ -409,7 +409,7 @@ class Engine:
         return sorted(choices, key=lambda choice: choice.index)
 
     def drain(self) -> None:
-        """Refuse requests from now on; open ones go on. A signal handler may call this, because it only sets a flag."""
+        """Refuse new requests; open ones continue. A signal handler may call this, because it only sets a flag."""
         self._is_draining = True
 
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:

@@ -100,7 +100,7 @@ class LoopStream:
         self._busy_since_ns = self._clock_ns()
 
     def close(self) -> None:
-        """Abort the request unless it has ended, and drop what is held: the reader has left."""
+        """Abort the request unless it has ended, and drop its unread events, because its reader has left."""
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
@@ -204,9 +204,9 @@ class LoopStream:
 class HeldTokens:
     """The unwritten tokens of all answers, and the rule by which a stream is cut if they are too many.
 
-    First come streams whose clients have taken nothing for a second: the one with the most tokens for the longest time.
-    If there is none, most tokens belong to answers that are sent whole when they are complete, and the largest of them
-    is cut. Readers keeping up come last.
+    Streams whose clients have read nothing for a second are cut first, beginning with the highest product of tokens and
+    time. Without such streams, most tokens belong to answers that are sent whole, and the largest of these is cut.
+    Readers that keep up are cut last.
     """
 
     def __init__(self, clock_ns: Callable[[], int], limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
@@ -222,7 +222,7 @@ class HeldTokens:
             max(self.streams, key=lambda stream: self._cost(stream, now_ns)).cut()
 
     def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
-        """Return the cost of a stream to all others, for comparison."""
+        """Return how much a stream costs all others, for comparison."""
         held = stream.num_held_tokens
         stalled_ns = stream.stalled_ns(now_ns)
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held

@@ -1,7 +1,7 @@
-"""The host pool below the KV blocks of a device: blocks that these evict go there, and come back for later prompts.
+"""The host pool: KV blocks that a device evicts are copied to host memory, and restored for later prompts.
 
-Copies run beside the steps. A block is saved when it is about to be reused, and steps launched later write to it only
-once it has been read. A prompt that begins with saved blocks waits in the queue until they are back, and others go on.
+Copies run while steps are computed. A block is saved when it is about to be reused; later steps write to it only after
+it has been read. A prompt that begins with saved blocks waits in the queue until they are restored; others continue.
 No torch.
 """
 

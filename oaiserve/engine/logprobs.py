@@ -88,5 +88,5 @@ class TokenLogprobs:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of a token on its own: U+FFFD stands for a part of a character."""
+    """Return the text of a single token, with U+FFFD for a part of a character."""
     return data.decode(errors="replace")

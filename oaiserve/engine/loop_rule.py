@@ -1,7 +1,7 @@
 """What counts as a loop: an answer that ends in the same tokens again and again. Stdlib only.
 
-A text has a *period* of p tokens if each token is the same as the one p places before it. Rows that vary, as those of a
-table or of code, have no period, and some equal rows are too short for a loop.
+A text has a *period* of p tokens if each token equals the token p positions before it. Rows that vary, as in a table or
+in code, have no period, and a few equal rows are too short for a loop.
 """
 
 from __future__ import annotations

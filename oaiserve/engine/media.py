@@ -1,7 +1,7 @@
 """The images and sounds of prompts, from a client's file to the vectors that a model reads. No torch, no HTTP.
 
 A `MediaFile` is what a client sends. A tokenize worker makes a `Medium` of it, which is ready for the model's tower.
-The tower makes an `Encoded` of that, whose vectors take the places of tokens.
+The tower makes an `Encoded` of that, whose vectors replace embeddings of tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MediaFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """The vectors that a tower has made of one medium. They never change, and live as long as anybody has them."""
+    """The vectors that a tower has made of one medium. They never change."""
 
     vectors: Any  # tensor [rows, hidden size], in the model's dtype and on its device
     deep: tuple[Any, ...] = ()  # tensors of the same shape, which are added to the outputs of the first layers
@@ -76,7 +76,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptMedia:
-    """The media of one prompt, and the tokens whose places their vectors take."""
+    """The media of one prompt, and the tokens whose embeddings their vectors replace."""
 
     media: tuple[Medium, ...]
     places: Integers  # ascending indices of the prompt's tokens that all vectors replace
@@ -116,11 +116,11 @@ class PromptMedia:
         return end
 
     def rows_in(self, start: int, end: int) -> range:
-        """Return the rows of all vectors whose places are from `start` up to `end`."""
+        """Return the rows of all vectors for the tokens from `start` up to `end`."""
         return range(bisect_left(self.places, start), bisect_left(self.places, end))
 
     def keys_in(self, start: int, end: int) -> bytes:
-        """Return the keys of the media with places from `start` up to `end`, for the hash of a block."""
+        """Return the keys of the media that have tokens from `start` up to `end`, for the hash of a block."""
         rows = self.rows_in(start, end)
         keys = b""
         first = 0
@@ -133,7 +133,7 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A medium with the text that stands for it in the prompt."""
+    """A medium and its placeholder text in the prompt."""
 
     medium: Medium
     text: str

@@ -17,10 +17,10 @@ RELIEF_NS = 10_000_000_000  # after this time without a shortage, steps may be t
 
 
 class Shortage:
-    """The bound on the size of steps: halved after a step did not fit, and doubled when none failed for some time.
+    """The limit on the size of steps: halved when a step does not fit, and doubled after some time without failures.
 
-    Decodes go on: if they alone are more, their step is computed in parts. Prompts get the rest, which may be nothing
-    for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
+    Decodes continue: if they alone exceed the limit, their step is computed in parts. Prompts get the rest, which may
+    be nothing for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -53,10 +53,10 @@ def compute_in_parts(
 ) -> list[ChunkResult | None]:
     """Compute a step in parts, with the results of a whole step.
 
-    The result of a chunk is None where one token of it alone, or one image, does not fit, or all of it if its sequence
-    is whole. Parts have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before
-    the next begins. A failed part is written again, in the same places. The blocks of the step must have been copied
-    before.
+    The result of a chunk is None if a single token or image of it does not fit, or, for a sequence that must be
+    computed whole, if the chunk does not fit. Parts have at most `most_tokens`, and fewer where `compute` raises
+    OutOfMemory. Each part has ended before the next begins. A failed part is computed again into the same slots. The
+    blocks of the step must have been copied before.
     """
     chunk = step.chunks[0]
     half = chunk.num_tokens // 2

@@ -23,9 +23,9 @@ ComputedPrompt = list[tuple[int, BlockHash]]  # (prefix key, block in which the 
 
 
 class Reports:
-    """The reports of one engine. Any thread may ask for one.
+    """Makes the reports of one engine. Any thread may request one.
 
-    Routes make the keys of prompts from the first report on: a server without a router does not need them.
+    Routes compute keys of prompts only after the first report: a server without a router does not need them.
     """
 
     def __init__(

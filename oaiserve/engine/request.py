@@ -55,7 +55,7 @@ class GapPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FilledPrompt:
-    """A template with texts in its places, such as {query}. Control tokens in these texts are text."""
+    """A template whose placeholders, such as {query}, are filled with texts. Control tokens in these texts are text."""
 
     template: str
     texts: Mapping[str, str]
@@ -77,8 +77,8 @@ class ChatPrompt:
     """A prompt of messages for the model's chat template.
 
     The `content` of a message is a string or a list of `{"type": "text", "text": str}`, and of `{"type": "image"}` or
-    `{"type": "audio"}` for each of the `media`, in their order. The `opening` is put behind the generation prompt: the
-    answer goes on from it.
+    `{"type": "audio"}` for each of the `media`, in their order. The `opening` follows the generation prompt: the
+    answer continues from it.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -60,7 +60,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A product with two matrices, one after the other, with few numbers between them."""
+    """A low-rank product: two matrices, one after the other, with a narrow vector between them."""
 
     down: Matrix
     up: Matrix
@@ -105,7 +105,7 @@ class LatentProjection:
     """Queries, and a latent vector in place of keys and values (multi-head latent attention).
 
     Each head's key ends with numbers shared by all heads, and only these are rotated, as are those of queries. All
-    others, and the values, are made from a vector of the token, which is in the cache in place of them.
+    others, and the values, are made from a vector of the token; the cache stores this vector instead of them.
     """
 
     query_down: Matrix | None  # None: `query` multiplies the hidden state
@@ -202,7 +202,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
-    """A convolution alone, whose inputs and outputs are gated, as LFM2 has it."""
+    """A short convolution whose inputs and outputs are gated, as in LFM2."""
 
     projections: list[Matrix]  # their rows follow each other: inputs, their gates, gates of the outputs
     convolution: Convolution
@@ -269,7 +269,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """The combination of gate and up projection in gpt-oss' experts, in place of an activation."""
+    """How gpt-oss' experts combine gate and up projection. Replaces an activation."""
 
     alpha: float
     limit: float

@@ -156,7 +156,7 @@ def windows_by_type(settings: Settings, *others: str) -> tuple[int | None, ...]:
 
 
 def with_mixers(facts: Facts, settings: Settings, kind: str = "linear_attention", *others: str) -> Facts:
-    """Return the facts with a mixer in place of attention in layers of a type. `others` are types with attention.
+    """Return the facts with a mixer instead of attention in layers of one type. `others` are types with attention.
 
     Raises NotKnown for a layer of any other type.
     """

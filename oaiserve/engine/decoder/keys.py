@@ -106,10 +106,10 @@ def unknown(settings: Settings) -> list[str]:
 
 
 def refuse_other_tensors(settings: Settings, layers: list[Reader], attending: list[Reader]) -> None:
-    """Raise NotKnown if layers have tensors that the settings exclude, or lack those that they ask for.
+    """Raise NotKnown if layers have tensors that the settings exclude, or lack tensors that the settings require.
 
-    transformers makes its modules by the settings, and ignores tensors that these have no place for. `attending` are
-    the layers with attention.
+    transformers makes modules from the settings, and ignores tensors without a module. `attending` are the layers with
+    attention.
     """
     for flags, parts in ((_FLAGS, attending), (_FLAGS_OF_MLPS, layers)):
         for key, roles in flags.items():

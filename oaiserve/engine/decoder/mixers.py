@@ -78,7 +78,7 @@ def delta_net(
 
 
 def kimi_delta_net(reader: Reader, facts: Facts, settings: Settings) -> DeltaNet:
-    """Describe a gated delta net whose states have a decay for each row, as Kimi Linear has it."""
+    """Describe Kimi Linear's gated delta net, whose states have a decay for each row."""
     heads = settings["linear_num_heads"]
     dim = settings["linear_head_dim"]
     convolutions = ("conv",) if reader.has("conv") else ("conv_q", "conv_k", "conv_v")

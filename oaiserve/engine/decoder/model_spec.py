@@ -50,7 +50,7 @@ def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
 
 
 def ids_of(value: object) -> frozenset[int]:
-    """Return the ids of end tokens, of which a file has one, several or none; -1 stands for none. Raises ValueError."""
+    """Return the ids of end tokens: a file has one id, a list, or none, also written as -1. Raises ValueError."""
     ids: list[Any] = value if isinstance(value, list) else [value]
     if any(type(each) is not int for each in ids if each is not None):
         raise ValueError(f"its eos_token_id is {str(value)[:100]!r}, but must be a token id or a list of them")

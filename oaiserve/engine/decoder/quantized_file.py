@@ -1,7 +1,7 @@
-"""Files in the cache with a start's quantized weights, which later starts map.
+"""Files in the cache with quantized weights, which one start makes and later starts map.
 
-A file has the blocks of a model's matrices, one behind the other. Native code writes them where the file is mapped, so
-they are in memory once, as pages that the system can write back. The file has no name until all of it is on the disk;
+A file consists of the blocks of a model's matrices. Native code writes them directly into the mapped file, so they are
+in memory only once, as pages that the system can write back. The file has no name until all of it is on the disk;
 an interrupted start leaves nothing behind. The order of the matrices is that of their names, so that no record has to
 be trusted with their places.
 

@@ -151,7 +151,7 @@ class Reader:
         return None
 
     def numbers(self, name: str) -> Tensor:
-        """Return a parameter in float32, which has no module of its own."""
+        """Return a parameter without a module, in float32."""
         return self.tensors.numbers(f"{self._place}{name}")
 
     def numbers_or_none(self, name: str) -> Tensor | None:

@@ -1,7 +1,7 @@
 """The settings of a text model, read from its config.json.
 
-A file leaves out what is the default of its type, so these defaults are kept in a table. Some keys have had several
-names and forms over the years, and some follow from others. The result has one name and one form of each.
+A file leaves out values that are the defaults of its type, so a table has these defaults. Some keys have several names
+and forms, and some follow from others. The result has one name and one form of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What serving needs to know of a model apart from its weights: its limits, and the shapes of what its layers keep."""
+"""A model as serving sees it, without weights: its limits, and the shapes of its layers' caches and states."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LayerStateShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The sizes and settings of a model that serving needs to know, apart from its weights."""
+    """The sizes and settings of a model that serving needs."""
 
     name: str  # name of its class in transformers
     device: torch.device

@@ -1,7 +1,7 @@
 """Drafts: proposals for the next tokens of sequences, which the next step verifies. Engine thread only, no torch.
 
-The model draws behind each drafted token as it would without a draft, from the same logits and with the same noise.
-Draws are taken up to the first one other than the draft's, which is the right token there. So a draft changes no
+After each drafted token, the model draws as it would without a draft, from the same logits and with the same noise.
+Draws count up to the first one that differs from the draft, which is the correct token. So a draft changes no
 answer, only the number of steps.
 
 Where steps overlap, only a step with drafts waits for the results of the one before. Whether it will have any follows
@@ -38,7 +38,7 @@ class _Option(NamedTuple):
 
 
 class Drafts:
-    """Writes the drafts of sequences before each step, and learns from its results.
+    """Proposes drafts for sequences before each step, and updates its estimates from the results.
 
     With `only_if_exact`, there are none while a token's logits, and so an answer, may depend on the rest of its step.
     """

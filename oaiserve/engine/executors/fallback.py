@@ -1,7 +1,7 @@
 """The fallback executor: transformers' own code computes the steps of a model that has no description.
 
-It calls only the public interface of that code: a model's forward, and the cache that this makes for a sequence. To the
-engine, such a model has no KV cache, but layers with a state of each sequence. That state is transformers' cache.
+It uses only that code's public interface: a model's forward, and the cache that forward makes for a sequence. To the
+engine, such a model has no KV cache, but layers with a state per sequence, and that state is transformers' cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oaiserve.engine.model.states import StateChunk, StepStates
 
 
 class NoCache(ValueError):
-    """A model's forward cannot go on from the cache that it returns."""
+    """A model's forward cannot continue from the cache that it returns."""
 
 
 class CachedForward:
@@ -61,7 +61,7 @@ class CachedForward:
 
 
 class Caches:
-    """The caches of sequences, in the places of their states: see `KeptStates`."""
+    """The caches of sequences, stored as their states: see `KeptStates`."""
 
     def __init__(self, num_sequences: int) -> None:
         self.of_sequences: list[Any] = [None] * num_sequences

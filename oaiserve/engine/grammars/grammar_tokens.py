@@ -107,10 +107,10 @@ class Tokens:
         self._openings = [_Opening(text, *shared) for text in _OPENINGS if text in ids_of]
 
     def remove_joined(self, words: Mask, matcher: llguidance.LLMatcher, *, in_lines: bool = False) -> None:
-        """Remove openings from a mask where only text may follow that models write in one token with them.
+        """Remove openings from a mask if models write them in one token with the only text that may follow.
 
-        A model that would like to write a number draws a blank alone. If only a string may follow, it must go on with a
-        token that it has never seen there, and answers "time(2020)" instead of "2020".
+        For example, a model that is about to write a number draws a single blank. If only a string may follow, the
+        model has to continue with a token that it has never seen there, and answers "time(2020)" instead of "2020".
         """
         unsigned = words.view(np.uint32)
         for opening in self._openings:

@@ -1,6 +1,6 @@
 """The notations of clients' grammars, each translated into llguidance's.
 
-It must not know llguidance's code, tokens or requests.
+This module must not depend on llguidance's code, tokens or requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A grammar for parts of an answer, such as calls of strict tools. A match in the free text starts each part.
 
-While text is free, there is no mask. Engine thread only.
+Free text has no mask. Engine thread only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ r"""Regular expressions of clients (ECMA-262), translated into llguidance's (Rus
 
 The dialects agree on most, and where they do not, an answer must be right in each: `\d` is 0-9 here, and `\D` is no
 digit of any script. Look-around and back references have no automaton, and are refused. Anchors are worked out here,
-because they may stand in any alternative of a pattern.
+because they may occur in any alternative of a pattern.
 
 It must not know JSON Schema, and imports no library.
 """

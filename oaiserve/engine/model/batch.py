@@ -27,7 +27,7 @@ def aligned_size(size: int) -> int:
 
 @dataclass(slots=True)
 class BatchMedia:
-    """The vectors of images and sounds that take the places of the embeddings of some tokens of a step."""
+    """The vectors of images and sounds that replace the embeddings of some tokens of a step."""
 
     rows: torch.Tensor  # [M] int64, the rows of these tokens, ascending
     vectors: torch.Tensor  # [M, hidden size], in the model's dtype
@@ -47,7 +47,7 @@ class CapturedAdapters(Protocol):
 class Batch:
     """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each.
 
-    A token's *slot* is its place in the cache: block * block_size + offset. The host has lists of the lengths, too,
+    A token's *slot* is its index in the cache: block * block_size + offset. The host has lists of the lengths, too,
     since attention needs them for shapes and must not read them back from the device.
     """
 

@@ -1,7 +1,7 @@
-"""Copies KV blocks between a device and pinned host memory, on CUDA streams beside that of the steps.
+"""Copies KV blocks between a device and pinned host memory, on separate CUDA streams.
 
-Blocks are gathered from all layers into a buffer on the device, so that the host begins few copies. The steps wait for
-the gathering alone: from the buffer to the host, bytes travel while the device computes.
+Blocks are gathered from all layers into a buffer on the device, so that the host starts few copies. Steps wait only
+until the blocks are gathered; the copy from the buffer to the host runs while the device computes.
 """
 
 from __future__ import annotations

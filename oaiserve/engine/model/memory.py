@@ -163,7 +163,7 @@ class CacheSize:
 
 
 def sizes_of_caches(size: CacheSize, spec: ModelSpec, options: EngineOptions, room: float) -> tuple[int, int, int]:
-    """Return the number of caches, the most tokens of a request, and the number of blocks, which only count tokens.
+    """Return the number of caches, the maximum tokens of a request, and the number of blocks, which only count tokens.
 
     All caches together fit into `room`, in bytes, however long their sequences get. With a prefix cache there are twice
     as many as sequences may run. If few fit, requests are limited, unless --max-model-len asks for long ones. Raises

@@ -22,7 +22,7 @@ class LayerStates(NamedTuple):
     recurrent: Tensor | None  # [num_states, ...]
 
     def at(self, places: slice | Tensor) -> LayerStates:
-        """Return the states at these places: views of them, or copies if `places` is a tensor."""
+        """Return the states at these indices: views, or copies if `places` is a tensor."""
         return LayerStates(self.conv[places], None if self.recurrent is None else self.recurrent[places])
 
 
@@ -35,7 +35,7 @@ class StateChunk(NamedTuple):
 
 
 class KeptStates(Protocol):
-    """States of sequences between steps, in numbered places: tensors, or other objects of an executor."""
+    """States of sequences between steps, by index: tensors, or other objects of an executor."""
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy states (from, to), in this order."""

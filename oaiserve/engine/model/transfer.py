@@ -17,7 +17,7 @@ def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: tor
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a host tensor's copy in pinned memory, from which CUDA copies while the host goes on; on a CPU, itself.
+    """Return a copy in pinned memory, from which CUDA copies asynchronously; on a CPU, the tensor itself.
 
     torch keeps the memory until the copy to the device has been made, and then reuses it.
     """

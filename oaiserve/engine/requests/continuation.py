@@ -1,4 +1,4 @@
-"""Continuation: this server goes on with answers that another one has begun. Engine thread only, no torch."""
+"""Continues answers that another server has begun. Engine thread only, no torch."""
 
 from __future__ import annotations
 

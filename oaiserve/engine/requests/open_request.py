@@ -115,7 +115,7 @@ class OpenRequest:
 
     @property
     def computed_prompt_tokens(self) -> int:
-        """Return the tokens of its prompts that need no further computation, cached ones included. Any thread may ask.
+        """Return the computed tokens of its prompts, including cached ones. Any thread may call this.
 
         The tokens of the current step count at once on a GPU, and at its end on a CPU."""
         if self.times.scheduled is None:

@@ -92,11 +92,11 @@ class OpenRequests:
         return len(self._open)
 
     def all(self) -> dict[str, OpenRequest]:
-        """Return the open requests by id, oldest first. Any thread may ask."""
+        """Return the open requests by id, oldest first. Any thread may call this."""
         return self._open.copy()
 
     def reason_of(self, sequence: Sequence) -> WaitReason:
-        """Return what a sequence waits for that is in no step. Any thread may ask."""
+        """Return the reason why a sequence is in no step. Any thread may call this."""
         return self._scheduler.of(sequence).waits.reason_of(sequence)
 
     @property

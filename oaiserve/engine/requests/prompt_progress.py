@@ -14,7 +14,7 @@ PROGRESS_NS = 1_000_000_000  # between two reports of a request
 
 
 def begin_progress(outbox: Outbox, opened: OpenRequest, sequence: Sequence, now_ns: int) -> None:
-    """Report the progress of a request that enters its first step, if it wants reports and its prompt is long."""
+    """Begin to report the progress of a request at its first step, if reports were requested and its prompt is long."""
     if opened.request.reports_progress and sequence.prompt_len - sequence.num_computed >= LONG_PROMPT:
         _emit_progress(outbox, opened, now_ns)
 

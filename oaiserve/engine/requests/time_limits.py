@@ -16,7 +16,7 @@ LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
 
 
 class Limit(StrEnum):
-    """The limits on the time of a request: two of the server, and two of its own."""
+    """The time limits of a request: two of the server's, and two that the request sets."""
 
     QUEUE = "queue"  # limits the time before the first step
     REQUEST = "request"

@@ -1,7 +1,7 @@
 """A lane: the sequences of one class of work, and where each of them is. Engine thread only, no torch.
 
 There are two lanes, foreground and background. `Scheduler` moves sequences within a lane, `Order` reads it. A
-sequence that leaves its place gives back its blocks, and those that waited for it go on.
+sequence that stops running gives back its blocks, and sequences that waited for it continue.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Lane:
                 self._by_adapter[sequence.adapter] = counts
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the places are inconsistent."""
+        """Raise AssertionError if lists, states and counters of the lane contradict each other."""
         if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):

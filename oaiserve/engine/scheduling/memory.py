@@ -1,6 +1,6 @@
 """The blocks and states of sequences, and the prefix cache in them. Engine thread only, no torch.
 
-Nothing here preempts a sequence: where there is no room, the caller decides.
+This module preempts no sequence: if there is no room, the caller decides.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class SequenceMemory:
         return self.blocks_for(sequence, sequence.num_tokens) - num_owned + needs_copy
 
     def places_to_own(self, sequence: Sequence) -> list[int]:
-        """Return the places of blocks that a running sequence must own to compute all its tokens: one that it shares,
-        and those that it lacks."""
+        """Return the indices of blocks that a running sequence still needs: a shared one to copy, and missing ones."""
         blocks = sequence.blocks
         first = sequence.num_computed // self.block_size
         lacking = [*range(len(blocks), self._pool.blocks_for(sequence.num_tokens))]
@@ -119,15 +118,14 @@ class SequenceMemory:
         return self._pool.is_writable(sequence.blocks[-1])
 
     def copy_on_write(self, sequence: Sequence, index: int, new_block: int) -> tuple[int, int]:
-        """Put a new block in the place of a shared one. Return the blocks to copy (from, to)."""
+        """Replace a shared block by a new one. Return the blocks to copy: (from, to)."""
         shared = sequence.blocks[index]
         sequence.blocks[index] = new_block
         sequence.held_ns += self._pool.release([shared])
         return shared, new_block
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks and the state of a sequence. Cached blocks of the foreground outlast those of background
-        work."""
+        """Take back all blocks and the state of a sequence. Cached blocks of background work are reused first."""
         sequence.held_ns += self._pool.release(sequence.blocks, first=sequence.is_background)
         sequence.blocks = []
         if self._states is not None and sequence.state is not None:

@@ -1,4 +1,4 @@
-"""The order of work: who is next, who may pass, who gives way, who sits out, who is preempted first.
+"""The order of work: which sequence is next, may overtake, makes room, skips a step, or is preempted first.
 
 `Order` only answers; `Scheduler` acts on the answers. No torch.
 """
@@ -58,7 +58,7 @@ class PromptsOfStep:
 
 
 class Others(NamedTuple):
-    """What other prompts could use in a step beside one."""
+    """What the other prompts of a step could use."""
 
     num_tokens: int
     part: float  # maximum share of the step that it leaves to others
@@ -126,8 +126,8 @@ class Order:
             prompts.under_way.sort(key=_client_and_key, reverse=True)
 
     def others_of(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> Others:
-        """Return what prompts after this one could use in the step: those of other clients, and a shorter next one of
-        its own client. `head` waits next. Enough to know that they want all of the step is enough."""
+        """Return what the prompts after this one could use in the step: prompts of other clients, and a shorter next one
+        of the same client. `head` waits next. The count stops once they could fill the step."""
         if not self.by_client:
             return NOBODY
         number = 0
@@ -179,7 +179,7 @@ class Order:
         return None
 
     def is_full(self, lane: Lane, head: Sequence | None) -> bool:
-        """Return whether a lane has no place for its next sequence, and none that others would give it."""
+        """Return whether a lane has no room for its next sequence, even if others make room."""
         return len(lane.running) >= lane.max_running and not self._may_take_place(lane, head)
 
     def _may_take_place(self, lane: Lane, head: Sequence | None) -> bool:
@@ -203,9 +203,9 @@ class Order:
     def num_tokens_in(
         self, lane: Lane, sequence: Sequence, most: int, others: Others = NOBODY, time_share: float = 1.0
     ) -> int:
-        """Return how many tokens of a prompt, `most` at most, fit into this share of what is left of a lane's step.
+        """Return how many tokens of a prompt, up to `most`, fit into this share of the rest of a lane's step.
 
-        A prompt that does not end in the step leaves the tokens that `others` want, up to their part.
+        A prompt that does not end in the step leaves `others` the tokens that they could use, up to their part.
         """
         num_tokens = min(sequence.num_uncomputed, most)
         if lane.step_time is not None:

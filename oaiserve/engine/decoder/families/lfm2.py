@@ -1,4 +1,4 @@
-"""LFM2 and LFM3: short convolutions in place of attention in most layers."""
+"""LFM2 and LFM3: most layers have a short convolution instead of attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families with LayerNorms, most of them older than Llama, whose modules have names of their own."""
+"""Families with LayerNorms, most of them older than Llama, with other names of modules."""
 
 from __future__ import annotations
 

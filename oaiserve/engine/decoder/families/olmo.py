@@ -1,4 +1,4 @@
-"""OLMo, and EXAONE 4, whose norms are where OLMo 2 has them: only after attention and the MLP."""
+"""OLMo, and EXAONE 4, which have norms only after attention and after the MLP, like OLMo 2."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The tensors of a model's files, under one name for each role, whatever the files call them."""
+"""Finds the tensors of a model by their roles, independently of the names in its files."""

@@ -49,7 +49,7 @@ class Floats(NamedTuple):
 
 
 class BadLayout(Exception):
-    """The parts of a matrix do not fit together; the message says which, and goes on after the name of the matrix."""
+    """The parts of a matrix do not fit together. The message says which; its subject is the matrix."""
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint in MXFP4, as gpt-oss has them, under the names of transformers' model.
 
-The weights of experts are in blocks of 32 numbers of four bits, with a scale for each block. Codes and scales are
-tensors of their own. All other tensors are as in any other checkpoint.
+The weights of experts are blocks of 32 four-bit numbers with one scale. Codes and scales are separate tensors. All
+other tensors are stored as usual.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mxfp4Weights(TensorFiles):
         return None
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor expanded, as the model's code has it."""
+        """Return an expanded tensor in the form that the model's code uses."""
         if name not in self._experts:
             return super().tensor(name)
         return torch.stack([matrix.expand().T for matrix in self._matrices(name)])

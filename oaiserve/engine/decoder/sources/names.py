@@ -52,7 +52,7 @@ LLAMA: Names = {
 
 
 def split_path(path: str) -> tuple[str, list[str]]:
-    """Return the role of a path, in which `{}` takes the places of numbers, and these numbers."""
+    """Split a path into its role, with `{}` for each number, and the numbers."""
     return _NUMBER.sub(".{}", path), _NUMBER.findall(path)
 
 

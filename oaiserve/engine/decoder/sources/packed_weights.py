@@ -104,7 +104,7 @@ class PackedWeights(TensorFiles):
         return blocks
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor as the model's code has it: one that is packed in float32."""
+        """Return a tensor in the form that the model's code uses: packed ones are expanded to float32."""
         matrix = self.matrix(name)
         if matrix is None:
             return super().tensor(name)

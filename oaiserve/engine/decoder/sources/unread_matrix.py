@@ -1,4 +1,4 @@
-"""A matrix of a quantized checkpoint that is read from its files when an executor places it."""
+"""A matrix of a quantized checkpoint. Its files are read only when an executor copies it to its device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UnreadMatrix(Blocks):
         return 0
 
     def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
-        """Raise ValueError: the layout of the file has an order of its own."""
+        """Raise ValueError: the file's layout determines the order."""
         raise ValueError("a matrix that is read later has an order of its own")
 
     def read(self) -> Integers | Floats:

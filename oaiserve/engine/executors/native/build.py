@@ -200,10 +200,10 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def load(dtype: torch.dtype) -> ctypes.CDLL:
-    """Load the wheel's library, or one compiled here, now if it is not on disk. Raises BuildError.
+    """Load the wheel's library, or else one compiled on this machine, now or earlier. Raises BuildError.
 
-    If others can write to the folder of a compiled library, it is compiled and loaded in a folder of its own instead,
-    which is then removed.
+    If others can write to the folder of compiled libraries, the library is compiled and loaded in a temporary folder
+    instead, which is then removed.
     """
     kind = _kind(dtype)
     if path := prebuilt.find(kind):

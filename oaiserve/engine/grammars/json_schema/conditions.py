@@ -116,7 +116,7 @@ def _union(alternatives: list[Any]) -> Any:
 
 
 def negated(schema: Any, depth: int = 0) -> list[Any] | None:
-    """Return the alternatives of a negated schema: none if nothing is valid. None: they can't be told."""
+    """Return the alternatives of a negated schema: [] if nothing is valid, None if it can't be expressed."""
     if isinstance(schema, bool):
         return [] if schema else [True]
     if not isinstance(schema, dict) or depth > MOST_DEPTH or not schema.keys().isdisjoint(_NOT_NEGATED):

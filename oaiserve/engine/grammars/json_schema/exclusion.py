@@ -23,7 +23,7 @@ class _Change:
     joined: list[Any] = field(default_factory=list)
 
     def made(self, schema: Any, target: Any) -> Any:
-        """Return a changed schema, which `target` is, or the one that it refers to."""
+        """Return a changed copy of the schema `target`, or of the schema that it refers to."""
         if self.without or self.required:
             others = {} if "properties" in target else {"additionalProperties": True}
             schema = {**others, **target, "type": "object"}
@@ -47,8 +47,8 @@ class Exclusion:
     def separated(self, value: Any, where: str) -> list[Any]:
         """Return the schemas of a "oneOf", changed so that no instance is valid under two of them. Raises Refused.
 
-        Where an object could be valid under two, it may have only the property that the one or the other requires, or
-        must have the one that tells them apart. Other values must not be valid under the negation of the other schema.
+        An object that could be valid under two schemas may have only the property that one of them requires, or must
+        have the property that distinguishes them. Other values must not be valid under the other schema.
         """
         members = filled_list(value, where)
         changes = [_Change() for _ in members]

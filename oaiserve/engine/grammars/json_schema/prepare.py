@@ -82,7 +82,7 @@ class PreparedSchema:
     has_large_numbers: bool = False  # "enum" or "const" has numbers that llguidance would change.
 
     def subschemas(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield each subschema as a document of its own, with its place, the innermost ones first."""
+        """Yield each subschema as a separate document, with its path, innermost first."""
         definitions = self.document.get("$defs", {})
         for part, place in self._places:
             yield {**part, "$defs": definitions}, place

@@ -20,7 +20,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", re.ASCII)
 
 
 def step(place: str, key: str | int) -> str:
-    """Return the place of a key's value, as in $.properties.a.items[0]."""
+    """Return the JSON path of a key's value, as in $.properties.a.items[0]."""
     if isinstance(key, int):
         return f"{place}[{key}]"
     if _PLAIN_KEY.fullmatch(key):
@@ -112,7 +112,7 @@ def is_written_exactly(number: float) -> bool:
 
 
 def has_large(value: Any) -> bool:
-    """Return whether a value is a large number, or has one in it."""
+    """Return whether a value is a large number or contains one."""
     if isinstance(value, dict | list):
         return any(map(has_large, value.values() if isinstance(value, dict) else value))
     return is_large(value)

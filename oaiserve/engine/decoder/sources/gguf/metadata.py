@@ -42,7 +42,7 @@ class Metadata:
         return value
 
     def token(self, name: str) -> int | None:
-        """Return the id of the token with a role: -1 for a value that is no id, None if the file doesn't say."""
+        """Return the id of the token with a role. -1: the file's value is not an id. None: the file has no value."""
         token_id = self._values.get(f"{_TOKENIZER}{name}_token_id")
         if token_id is None or type(token_id) is int:
             return token_id
@@ -69,7 +69,7 @@ class Metadata:
         return int(self["block_count"] - self.get("nextn_predict_layers", 0))
 
     def of_layers(self, name: str) -> list[Any]:
-        """Return a value for each layer, of which a file has one for all, or a list."""
+        """Return a value for each layer. A file has either one value for all layers or a list."""
         values = self[name]
         if isinstance(values, list):
             return values[: self.num_layers]
@@ -122,7 +122,7 @@ def axes(metadata: Metadata) -> Fields:
 
 
 def windows(metadata: Metadata) -> Fields:
-    """Return the kinds of layers, with a sliding window or without, if the file has them."""
+    """Return for each layer whether it has a sliding window, if the file says so."""
     pattern = metadata.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {}

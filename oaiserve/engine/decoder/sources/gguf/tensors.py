@@ -1,7 +1,7 @@
 """Reads the tensors of a decoder from a GGUF file, with the changes of llama.cpp's conversion undone.
 
-Matrices stay in the blocks of the file, whose rows may get another order. The weights of norms and the speeds of states
-are taken as the file has them: as a step needs them.
+Matrices stay in the file's blocks; their rows may be reordered. Weights of norms and speeds of states need no change:
+the file already has them in the form that a step needs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GgufTensors(Tensors):
         return blocks
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
-        """Return the matrix [n, k] of each expert, of which the file has one tensor."""
+        """Return the matrix [n, k] of each expert. The file has one tensor with all experts."""
         (tensor,) = self._take(path)
         if len(tensor.shape) != 3:
             raise NotKnown(f"its tensor '{tensor.name[:100]}' is not of several experts")

@@ -1,4 +1,4 @@
-"""Dense models with unusual norms, or with norms in unusual places."""
+"""Dense models with unusual norms or unusual positions of norms."""
 
 from __future__ import annotations
 
