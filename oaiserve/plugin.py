@@ -6,7 +6,7 @@ NAME, or by `--plugin`, where NAME is that of the module. It may import this mod
 Everything else may change in any release.
 
 If a plug-in raises `StartupError`, when it is imported or when the server starts, the server does not start. Any other
-error is logged with the plug-in's name, and the server goes on without that part.
+error is logged with the plug-in's name, and the server continues without that part.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class LoadedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A plug-in that the server goes on without."""
+    """A plug-in that the server continues without."""
 
     level: int
     message: str
@@ -147,7 +147,7 @@ def tables_in(settings: Settings) -> Mapping[str, Settings]:
 def server_for(
     models: Sequence[str], config: Config, plugins: Sequence[Plugin]
 ) -> Callable[[socket.socket], int] | None:
-    """Return what a plug-in serves in place of one model, or None. Raises OptionError and StartupError."""
+    """Return what a plug-in serves instead of one model, or None. Raises OptionError and StartupError."""
     for plugin in plugins:
         if plugin.serve is not None and (serve := plugin.serve(models, config, plugins)) is not None:
             return serve
@@ -406,7 +406,7 @@ def routes_of(
 
 
 def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopStreams] | None:
-    """Return the streams of requests that a plug-in brings in place of the engine's. Raises StartupError if two do."""
+    """Return the streams of requests that a plug-in brings instead of the engine's. Raises StartupError if two do."""
     brought: dict[str, Callable[..., LoopStreams]] = {}
     for plugin in plugins:
         if plugin.streams is None:

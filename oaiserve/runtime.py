@@ -154,7 +154,7 @@ class Runtime(Protocol):
 
 
 class _ThreadWorker(Generic[Item]):
-    """A worker on a thread of its own, which sleeps between its turns."""
+    """A worker on a separate thread, which sleeps between its turns."""
 
     def __init__(
         self, name: str, turn: Turn, begin: Callable[[], None], priority: Priority, clock_ns: Callable[[], int]

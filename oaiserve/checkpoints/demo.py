@@ -281,7 +281,7 @@ def pip_command(*, is_installed: bool) -> list[str]:
     """Return the command that runs pip. If none is installed, as with uv, it is the one in Python's own ensurepip."""
     if is_installed:
         return [sys.executable, "-m", "pip"]
-    # Debian and Fedora have a folder of their own for the wheels of ensurepip.
+    # Debian and Fedora have a separate folder for the wheels of ensurepip.
     folders = [Path(of_system)] if (of_system := sysconfig.get_config_var("WHEEL_PKG_DIR")) else []
     if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:
         folders.append(Path(ensurepip.origin).parent / "_bundled")

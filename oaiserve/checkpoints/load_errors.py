@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def reported(failure: str) -> Iterator[None]:
-    """Raise StartupError in place of any error in the `with` block, as in "No model could be loaded from 'x': why".
+    """Raise StartupError instead of any error in the `with` block, as in "No model could be loaded from 'x': why".
 
     A library may raise even a panic of Rust code, which is not an Exception. The traceback is logged at --log-level
     debug.

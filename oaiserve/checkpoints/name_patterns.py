@@ -2,7 +2,7 @@ r"""Matches names of modules with the regular expressions of an adapter's config
 
 PEFT gives a module the number of the first expression that matches the end of its name, from the beginning or from a
 dot on. Python's `re` backtracks and holds the interpreter's lock meanwhile, so that an expression with three `.*` can
-stop a server for minutes. The matcher here follows all places of a name at once: an integer has the bit n if the
+stop a server for minutes. The matcher here follows all positions of a name at once: an integer has the bit n if the
 expression so far matches up to the character n. So each part of an expression costs a few operations on integers.
 
 It has what configurations use: characters, classes, anchors, alternatives, optional groups, and repeated characters.

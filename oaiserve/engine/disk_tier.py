@@ -140,9 +140,7 @@ class DiskTier:
         """Queue a full and computed block for writing, unless it is on disk or the queue is full."""
         if block_hash in self._files:
             return
-        if (
-            self._writer.num_waiting() < self._pool.num_blocks
-        ):  # Blocks of a longer queue can't all be in memory any more.
+        if self._writer.num_waiting() < self._pool.num_blocks:  # The blocks of a longer queue can't all be in memory.
             self._writer.post(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
         else:
             self.num_skipped += 1

@@ -70,7 +70,7 @@ class Engine:
     requests.
     """
 
-    # Only an engine in a process of its own is started again, and pauses meanwhile.
+    # Only an engine in a separate process is started again, and pauses meanwhile.
     pause = ""
     num_restarts = 0
 

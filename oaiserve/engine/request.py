@@ -1,6 +1,6 @@
 """Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
-An accepted request gets any number of `PromptProgress`, if it asks for them, then of `PromptDone` and `TokenChunk`, or
+An accepted request gets any number of `PromptProgress`, if it requests them, then of `PromptDone` and `TokenChunk`, or
 of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Nothing writes into a request.
 """
 
@@ -196,7 +196,7 @@ class Request:
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
-    background_wait_ns: int | None = None  # how long it stays background work; None: for ever
+    background_wait_ns: int | None = None  # how long it stays background work; None: forever
     reports_progress: bool = False  # whether to report the progress of prompts until the first token
     # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.
     first_token_deadline_ns: int | None = None

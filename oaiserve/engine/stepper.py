@@ -174,7 +174,7 @@ class Stepper:
         except OutOfMemory as error:
             self._report_shortage(step, error, now_ns)
             if not copy_in_parts(self._runner.copy_blocks, step.copies):
-                # A sequence may have got a copy and no chunk. It must not go on without its keys and values either.
+                # A sequence may have got a copy and no chunk. It must not continue without its keys and values either.
                 targets = {target for _, target in step.copies}
                 concerned = [chunk.sequence for chunk in step.chunks]
                 running = self._scheduler.running + self._scheduler.background.running

@@ -168,7 +168,7 @@ class TokenizeStage:
         num_bytes: int,
         on_end: OnEnd = lambda: None,
     ) -> Future[Result]:
-        """Run other work of a client between the requests: a turn goes on to its next `yield`.
+        """Run other work of a client between the requests: a turn continues to its next `yield`.
 
         It ends early if the future is cancelled. Any error but an APIError becomes an
         InternalError. `on_end` is called when the stage has done with it.
@@ -176,7 +176,7 @@ class TokenizeStage:
         return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
-        """Return the token ids of a prompt, those in place of its images included, as work for `run`. Raises as
+        """Return the token ids of a prompt, those instead of its images included, as work for `run`. Raises as
         `Tokenizer.encode_in_pieces`."""
         prepared = yield from self._prepare(prompt, "", only_text=True)
         return (yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, self._expand(prompt, prepared)))

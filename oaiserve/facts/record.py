@@ -371,7 +371,7 @@ class EngineAccount:
         return self.machine_ns is not None
 
     def said_of(self, phase: str) -> Sequence[str]:
-        """Return what is said of a phase in place of its causes, for the server's operator."""
+        """Return what is said of a phase instead of its causes, for the server's operator."""
         return ()
 
     @property

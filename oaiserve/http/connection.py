@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         # The size so far of the current head, or of the trailers of the current body.
         self._num_headers = 0
         self._head_bytes = 0
-        # Bytes since the parser last completed something. Without a limit, one header could go on without end.
+        # Bytes since the parser last completed something. Without a limit, one header could continue without end.
         self._has_progressed = False
         self._unused_bytes = 0
 

@@ -277,7 +277,7 @@ class TurnWorkers:
         if task is None:
             self._give_back()
             return AT_ONCE
-        cpu_ns = self._runtime.thread_cpu_ns  # not the clock, which goes on while other threads have the core
+        cpu_ns = self._runtime.thread_cpu_ns  # not the clock, which continues while other threads have the core
         began_ns = cpu_ns()
         if not self._run_piece(task):
             following = self._lane_of(task)

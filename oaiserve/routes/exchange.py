@@ -83,7 +83,7 @@ class Exchange:
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     is_background: bool = False  # The request can wait.
-    background_wait_ns: int | None = None  # how long it stays background work; None: for ever
+    background_wait_ns: int | None = None  # how long it stays background work; None: forever
     has_prediction: bool = False  # The client expects a certain text, and asks how much of it came true.
     wants_cost: bool = False  # The client wants the cost in `usage`.
     wants_reuse: bool = False  # and whether it includes what was read again

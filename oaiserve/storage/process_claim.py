@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 
 from oaiserve.errors import StartupError
 
-NOBODY = ""  # the name in place of a process
+NOBODY = ""  # the name instead of a process
 
 
 class ProcessClaim:

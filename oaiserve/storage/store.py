@@ -1,4 +1,4 @@
-"""`Store`: a part of the server's small database, with a thread of its own, because a commit waits for the disk.
+"""`Store`: a part of the server's small database, with a separate thread, because a commit waits for the disk.
 
 The plug-ins that keep what clients send share the file and its limits.
 """
@@ -29,7 +29,7 @@ RETRY_AFTER_SECONDS = 5
 
 
 class Store:
-    """A part of the database, with a connection of its own, and the thread that does all work on it."""
+    """A part of the database, with a separate connection, and the thread that does all work on it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`SpanExport` queues spans and exports them to the collector in batches, on a thread of its own.
+"""`SpanExport` queues spans and exports them to the collector in batches, on a separate thread.
 
 A collector that is down, slow or full costs only spans, which are counted, and a trace is exported whole or not at all.
 The warnings of the SDK's exporters, one for each attempt to send, stay out of the log.

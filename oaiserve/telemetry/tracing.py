@@ -56,7 +56,7 @@ def exporter(kind: Literal["otlp", "console"]) -> SpanExporter:
 class TraceSampling:
     """Decides which traces are exported. The default `sampler` is that of OTEL_TRACES_SAMPLER.
 
-    Any thread may ask. Raises ValueError if an OTEL_* variable has an invalid value.
+    Any thread may call this. Raises ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(self, resource: Resource, sampler: Sampler | None = None) -> None:

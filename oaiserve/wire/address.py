@@ -13,8 +13,8 @@ class Address(NamedTuple):
     port: int
     host: str  # value of the header Host, with the port
     tls_name: str | None = None  # the name in its certificate; None: plain HTTP
-    path: Path | None = None  # the Unix socket's path, in place of IP address and port
-    label: str = ""  # shown to operators in place of the name
+    path: Path | None = None  # the Unix socket's path, instead of IP address and port
+    label: str = ""  # shown to operators instead of the name
 
     @property
     def name(self) -> str:

@@ -109,7 +109,7 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
 
 
 def _latent(reader: Reader, facts: Facts, sizes: Latent, rotary: RotaryTable | None, window: int | None) -> Attention:
-    """Describe attention with a latent vector in place of keys and values. Raises NotKnown."""
+    """Describe attention with a latent vector instead of keys and values. Raises NotKnown."""
     has_down = sizes.query_rank is not None
     qkv = LatentProjection(
         query_down=reader.matrix("q_down") if has_down else None,

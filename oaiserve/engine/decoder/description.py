@@ -102,7 +102,7 @@ class AttentionParameters:
 
 @dataclass(frozen=True, slots=True)
 class LatentProjection:
-    """Queries, and a latent vector in place of keys and values (multi-head latent attention).
+    """Queries, and a latent vector instead of keys and values (multi-head latent attention).
 
     Each head's key ends with numbers shared by all heads, and only these are rotated, as are those of queries. All
     others, and the values, are made from a vector of the token; the cache stores this vector instead of them.
@@ -209,7 +209,7 @@ class ShortConvolution:
     out: Matrix
 
 
-# The mixers of layers, next to attention or in place of it. The order of such layers is that of their states.
+# The mixers of layers, next to attention or instead of it. The order of such layers is that of their states.
 Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 

@@ -68,7 +68,7 @@ class NormKind:
     epsilon: float
     subtracts_mean: bool = False
     adds_one: bool = False  # Add 1 to the weight: files on the hub store it minus 1.
-    width_without_weights: int = 0  # width of norms in place of those in WEIGHTLESS; 0: all norms have weights
+    width_without_weights: int = 0  # width of norms instead of those in WEIGHTLESS; 0: all norms have weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:

@@ -24,7 +24,7 @@ class KVShape:
     is_int8: bool = False  # False: stored in the model's dtype, or with scales
     # Of keys and of values that a GPU keeps as floats of eight bits: what these are multiplied by when they are read.
     scales: tuple[float, float] | None = None
-    latent_dim: int = 0  # the numbers that are kept in place of keys and values, which all heads make of them; 0: none
+    latent_dim: int = 0  # the numbers that are kept instead of keys and values, which all heads make of them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         if self.latent_dim:
@@ -53,7 +53,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerStateShapes:
-    """The shapes of one layer's state of a sequence, in place of keys and values or next to them."""
+    """The shapes of one layer's state of a sequence, instead of keys and values or next to them."""
 
     conv: StateShape  # the last inputs of its convolution: [channels, kernel size]
     recurrent: StateShape | None

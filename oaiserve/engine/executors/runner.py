@@ -293,7 +293,7 @@ def _why_not_finite(chunk: Chunk) -> str:
 
 
 def _without_torch(run: Callable[[], T]) -> T:
-    """Call `run` and return its result. Raises OutOfMemory in place of torch's exception."""
+    """Call `run` and return its result. Raises OutOfMemory instead of torch's exception."""
     try:
         with torch.inference_mode():
             return run()

@@ -50,7 +50,7 @@ _JSON_OPTIONS = {
 NO_FORCING = '%llguidance {"no_forcing": true}'
 _KEYS_WITHOUT_NAMES = {"type", "additionalProperties", "$defs"}
 # Objects without listed names may have white space as models lay them out, too. Where a model that begins with a line
-# break must go on with a name, it invents odd ones, such as "/code" for "code".
+# break must continue with a name, it invents odd ones, such as "/code" for "code".
 _LAYOUT_OPTIONS = {
     **_JSON_OPTIONS,
     "item_separator": ",",

@@ -70,7 +70,7 @@ class Batch:
     # (chunk, first row, number of rows) for log-probabilities of prompts
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
     adapters: list[Adapter | None] = field(default_factory=list)  # each chunk's adapter; empty if no chunk has one
-    captured_adapters: CapturedAdapters | None = None  # the adapters of captured steps, in place of those above
+    captured_adapters: CapturedAdapters | None = None  # the adapters of captured steps, instead of those above
     states: StepStates | None = None  # None if the model's layers keep no states
     media: BatchMedia | None = None
     axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`

@@ -89,7 +89,7 @@ class Choices:
 
     def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int], begun: Matcher | None) -> Constraint | None:
         """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget. Without
-        reasoning, the grammar goes on from `begun`."""
+        reasoning, the grammar continues from `begun`."""
         params = tokenized.request.params
         grammar = tokenized.grammar
         reasoning = params.reasoning

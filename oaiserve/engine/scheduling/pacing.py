@@ -99,7 +99,7 @@ class StepTime:
         return rows, max(LEAST_SECONDS * 1e9, ns)
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether a prompt of `num_tokens` may begin, or go on, in the step, after the prompts in it."""
+        """Return whether a prompt of `num_tokens` may begin, or continue, in the step, after the prompts in it."""
         load = self.load
         if not load.prompt_tokens and self._others is None:
             return True

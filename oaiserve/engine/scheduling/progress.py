@@ -59,7 +59,7 @@ def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
     After at least one of these, any number of forced ones may follow. A superseded chunk brings no tokens, and a void
     one is not committed. Where the tokens are those of the chunk's draft, they have been computed already. Chunks of a
     sequence are committed in their order, and none after the sequence was removed. If another number of tokens came
-    than was reserved, the sequence goes on from those that are known.
+    than was reserved, the sequence continues from those that are known.
     Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted
     sequence.
     """

@@ -145,7 +145,7 @@ class Scheduler:
     def lose_states(self) -> list[Sequence]:
         """Forget all cached states and pending copies, because a failed step may have changed states.
 
-        Return the sequences with a state: they cannot go on.
+        Return the sequences with a state: they cannot continue.
         """
         self.memory.forget_states()
         return self._owners
@@ -409,7 +409,7 @@ class Scheduler:
         return True
 
     def _make_way(self, lane: Lane, sequence: Sequence, shared: list[int]) -> bool:
-        """Admit a sequence in place of others, if any give way to it. Return False if it cannot be admitted.
+        """Admit a sequence instead of others, if any give way to it. Return False if it cannot be admitted.
 
         One client at most gets in this way in a step.
         """

@@ -214,7 +214,7 @@ class WaitingQueue:
             self._list(client, turn)
 
     def served(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the client's clock go on by tokens of a prompt that were computed, or are not needed."""
+        """Let the client's clock continue by tokens of a prompt that were computed, or are not needed."""
         num_tokens = min(num_tokens, sequence.num_due)
         if num_tokens:
             sequence.num_due -= num_tokens

@@ -185,7 +185,7 @@ class BlockPool:
 
 
 class StatePool:
-    """The pool of `num_states` states, of models whose layers have a state in place of keys and values.
+    """The pool of `num_states` states, of models whose layers have a state instead of keys and values.
 
     A state has the same size for sequences of any length. It belongs to one sequence, or it is cached: a copy, found by
     the hash of the last block of its tokens. When a sequence needs a state, the least recently used copies go first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-# The tokens by which a place in the text is found, longest first.
+# The tokens by which a position in the text is found, longest first.
 SIZES = (5, 2)
 # The more tokens before a place match, the likelier the next one does, too. Each of these lengths has its own chance.
 MATCHES = (2, 3, 5, 8, 16)
@@ -16,7 +16,7 @@ _KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # the index 
 
 
 class Lookup:
-    """The places in one sequence where a run of tokens came before, and how often the tokens after them came true.
+    """The positions in one sequence where a run of tokens came before, and how often the tokens after them came true.
 
     Each token is indexed once. An entry is a hash: if two are the same, one more draft is wrong. Every
     draft is compared with the tokens that followed, whether or not a step has verified it.
@@ -31,7 +31,7 @@ class Lookup:
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
         self._draft: list[int] = []  # the last one
-        self._match = 0  # tokens before it that are the same as before its place
+        self._match = 0  # tokens before it that are the same as before its position
         self._num_seen = 0  # tokens of the text at that time
 
     def draft(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
@@ -76,7 +76,7 @@ class Lookup:
         return 0, []
 
     def _index(self, token_ids: list[int]) -> None:
-        """Index new tokens: the place after each run of tokens, where another token follows."""
+        """Index new tokens: the position after each run of tokens, where another token follows."""
         start = self._num_indexed
         end = len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):

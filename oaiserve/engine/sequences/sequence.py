@@ -51,7 +51,7 @@ class Sequence:
     client_name: str = ""  # clients take turns, where the policy asks for it
     share: float = 1.0  # the client's share, relative to other clients
     is_background: bool = False  # it can wait: see `Scheduler`, which ends this after `background_wait_ns`
-    background_wait_ns: int | None = None  # None: it can wait for ever
+    background_wait_ns: int | None = None  # None: it can wait forever
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # the grammar's constraint on the answer
     rules: tuple[SamplingRule, ...] = ()  # edits by plug-ins, on each of its draws

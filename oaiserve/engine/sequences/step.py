@@ -156,7 +156,7 @@ class ChunkResult:
     token_ids: list[int] = field(default_factory=list)  # drawn tokens, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # for tokens start+1 to min(end+1, prompt_len), if requested
-    error: str | None = None  # the sequence cannot go on, for this reason; the others can
+    error: str | None = None  # the sequence cannot continue, for this reason; the others can
     vector: array[float] | None = None  # 32-bit floats, of a sequence that is pooled
 
 

@@ -143,7 +143,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
 
 @contextmanager
 def _unknown_value_named(config: PreTrainedConfig) -> Iterator[None]:
-    """Raise ValueError with the name of a setting in place of a KeyError of its value, such as that of an activation
+    """Raise ValueError with the name of a setting instead of a KeyError of its value, such as that of an activation
     that transformers doesn't have."""
     try:
         yield

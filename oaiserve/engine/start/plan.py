@@ -95,7 +95,7 @@ def start_model(
 
 @contextmanager
 def _wrong_setting_named(source: ModelSource) -> Iterator[None]:
-    """Raise the refusal of a setting by transformers in place of another error in the `with` block, if there is one.
+    """Raise the refusal of a setting by transformers instead of another error in the `with` block, if there is one.
 
     A description doesn't check the types of all settings."""
     try:
@@ -194,7 +194,7 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
 
 def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
     """Compile the native code of a decoder that is stored in this dtype, if it is known, in a thread, while the start
-    goes on. None: there is nothing to compile. Raises StartupError for options that a CPU cannot obey."""
+    continues. None: there is nothing to compile. Raises StartupError for options that a CPU cannot obey."""
     import torch
 
     from oaiserve.engine.executors.native.build import build_beside, limit_features

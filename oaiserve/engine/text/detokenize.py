@@ -260,7 +260,7 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 class StopStrings:
-    """The stop strings of a request, which the matchers of all its choices share. If two end at the same place, the
+    """The stop strings of a request, which the matchers of all its choices share. If two end at the same position, the
     first in the list wins."""
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -275,7 +275,7 @@ class StopStrings:
         self._longest = max(map(len, stops), default=1)
 
     def held_from(self, text: str) -> int:
-        """Return the place of the longest beginning of a stop string at the end of the text, or else the text's
+        """Return the position of the longest beginning of a stop string at the end of the text, or else the text's
         length."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if (stops := self._by_first.get(text[start])) is not None:

@@ -1,4 +1,4 @@
-"""Simplifies the schemas of tools for simple chat templates: some fail at a list of types, at `true` in place of a
+"""Simplifies the schemas of tools for simple chat templates: some fail at a list of types, at `true` instead of a
 schema, or at an object without `additionalProperties`."""
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class SpecialTexts:
 
     def _tokens(self, text: str, at: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
         """Yield the place of each control token that begins in a part of a text, and the token; overlapping ones, too.
-        The longest of those that begin at one place comes first."""
+        The longest of those that begin at one position comes first."""
         end = len(text) if end is None else end + self._size - 1
         while (match := self._starts.search(text, at, end)) is not None:
             at = match.start()

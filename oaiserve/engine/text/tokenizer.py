@@ -71,7 +71,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """Wrap a transformers tokenizer, or a stored one.
 
-        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is not a Rust
+        `chat_template` is Jinja source instead of the model's own. Raises StartupError if the tokenizer is not a Rust
         one, or if the template is not valid.
         """
         if not isinstance(tokenizer, StoredTokenizer):

@@ -1,4 +1,4 @@
-"""The files and batches of clients, in the database of responses: `BatchStore`, in SQLite on a thread of its own.
+"""The files and batches of clients, in the database of responses: `BatchStore`, in SQLite on a separate thread.
 
 The answer to a line is written in one transaction, and its existence marks the line as done. So whenever the process
 ends, no line is lost and none is answered twice. A file's content is stored once, in pieces, and is never in memory as

@@ -145,7 +145,7 @@ async def tokens(request: Request) -> Response:
     if query["choice"] >= max(1, kept.num_choices):
         raise invalid("choice", f"must be < {kept.num_choices}, got {query['choice']}")
     earlier = _earlier(serving, kept_requests, kept) if query["prompt"] == 0 else None
-    # The event loop goes on writing into an open request, so the work gets copies.
+    # The event loop continues writing into an open request, so the work gets copies.
     prompt = kept.prompts[query["prompt"]]
     choice = kept.choices.get(query["prompt"] * kept.num_choices + query["choice"])
     work = _shown(serving, kept, prompt, None if choice is None else _copied(choice), earlier, query)

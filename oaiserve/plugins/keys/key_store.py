@@ -76,7 +76,7 @@ class KeyStore:
             await self._done(use, partial(self._table.look, use))
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
-        """Count soon what a request has used, in place of its reservation. Call it once per request."""
+        """Count soon what a request has used, instead of its reservation. Call it once per request."""
         self._add(use, partial(self._table.settle, use, tokens, cost), None)
 
     async def listed(self) -> list[dict[str, Any]]:

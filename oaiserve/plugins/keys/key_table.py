@@ -265,7 +265,7 @@ class KeyTable:
         use.left = _headers(self._left(use.key, now), now)
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
-        """Count what a request has used in place of its reservation, and delete old rows of its key.
+        """Count what a request has used instead of its reservation, and delete old rows of its key.
 
         Unused tokens of the reservation count from the time of admission, and tokens beyond it from now."""
         if use.admitted is not None:

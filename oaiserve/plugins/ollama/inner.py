@@ -1,4 +1,4 @@
-"""Sends a request to one of this app's own routes in place of the client's, and translates the answer.
+"""Sends a request to one of this app's own routes instead of the client's, and translates the answer.
 
 It passes the same router as any request, that of a server or of a gateway, with the client's key, ids and account. So
 the door is passed once.

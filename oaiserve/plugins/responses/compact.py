@@ -1,4 +1,4 @@
-"""Shortens conversations: the model writes a summary, and the conversation continues with it in place of its items.
+"""Shortens conversations: the model writes a summary, and the conversation continues with it instead of its items.
 
 The messages of users and of the system stay unchanged. A client requests it with the route /v1/responses/compact, which
 stores nothing, or with a `compaction_trigger` at the end of the input of a response.

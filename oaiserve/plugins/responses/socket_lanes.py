@@ -220,7 +220,7 @@ class Lanes:
             self._pending.popitem(last=False)
 
     def _keep(self, response_id: str, turn: Turn) -> None:
-        """Keep a turn for the responses that follow it, in place of the oldest ones."""
+        """Keep a turn for the responses that follow it, and drop the oldest turns."""
         with suppress(Overloaded):  # Then a later response gets the error that its previous one is not there.
             self.check_room(len(turn.items))
             self._kept[response_id] = turn

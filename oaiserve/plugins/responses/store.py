@@ -118,7 +118,7 @@ class ResponseDatabase(Store):
             self._counts = self._count()  # The thread replaces the whole value, and any thread may read it.
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        """Store a response, in place of one with the same id. If the store is a file, a crash of the process after this
+        """Store a response, which replaces one with the same id. If the store is a file, a crash of the process after this
         call does not lose it.
 
         Another server may have stored the response, and ended before its client had all of it. The client gets the end

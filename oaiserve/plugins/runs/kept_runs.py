@@ -97,7 +97,7 @@ class KeptRuns:
             return None if run is None else run.shown()
 
     def take_ended(self) -> list[list[KeptTurn]]:
-        """Return the turns of each run that has ended since the last call. If such a run goes on, its later turns
+        """Return the turns of each run that has ended since the last call. If such a run continues, its later turns
         count as another one."""
         since_ns = self.now_unix_ns() - SILENCE_SECONDS * 1_000_000_000
         ended = []

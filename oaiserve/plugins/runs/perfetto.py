@@ -12,7 +12,7 @@ GAP_NAMES = {"tools": "tools", "user": "waiting for the user"}
 
 def trace_of(run: Run) -> dict[str, Any]:
     """Return the trace: a thread for each agent or conversation, with its turns, their phases, and what lies between
-    them. Requests of one conversation that overlap each get a thread of their own."""
+    them. Requests of one conversation that overlap each get a separate thread."""
     events = [_named("process_name", PROCESS, run.run_id)]
     numbers: dict[tuple[str, int], int] = {}
     free_at_ns: dict[str, list[int]] = {}  # keyed by lane: for each thread, the end of its last slice

@@ -238,7 +238,7 @@ def told_cost(usage: Usage) -> Cost | UnsetType:
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield JSON in parts, with each filling in place of a hole."""
+    """Yield JSON in parts, with its holes filled."""
     before, *others = frame.split(b"\0")
     yield before
     for filling, after in zip(fillings, others, strict=True):

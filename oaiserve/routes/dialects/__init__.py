@@ -29,7 +29,7 @@ A Qwen model answers "Sure." and then calls a tool. Its text arrives in pieces t
 
 A `CallFamily` (family.py) has such a parser, and what the other direction needs: the text of calls in a history, and a
 grammar for calls that must be made. Its `form` (tagged_form.py) describes calls with tags, for both directions. Its
-`sites` (sites.py) are the places where the name of a tool occurs, each found by its `lead`, the text before it: from
+`sites` (sites.py) are the positions where the name of a tool occurs, each found by its `lead`, the text before it: from
 there on, the calls of strict tools obey their schemas.
 
 Files: families/ has one file for each family or several that are alike, and adding one there is enough. dialect.py

@@ -30,7 +30,7 @@ class NotACall(Exception):
 class Value(Protocol):
     """The search for the end of a value that is read as a whole. It receives the text piece by piece."""
 
-    num_read: int  # characters up to the end, once it has come, or up to the place where the value is broken
+    num_read: int  # characters up to the end, once it has come, or up to the position where the value is broken
     is_broken: bool
 
     def push(self, piece: str) -> bool:
@@ -77,7 +77,7 @@ class CallParser(ABC):
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # tags around texts that are not calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # the form of calls that are not in JSON
-    sites: ClassVar[tuple[Site, ...]] = ()  # places where names of calls occur
+    sites: ClassVar[tuple[Site, ...]] = ()  # positions where names of calls occur
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class CallParser(ABC):
                 at += len(piece)
 
     def _read_value(self, text: str, at: int) -> int:
-        """Read a text from `at` until the value is complete, and return the place after the part that was read."""
+        """Read a text from `at` until the value is complete, and return the position after the part that was read."""
         assert self._value is not None
         while self._awaits_value and at < len(text):
             piece = text[at : at + _SLICE]
@@ -153,7 +153,7 @@ class CallParser(ABC):
         self._behind_text = []
 
     def _end_of(self, value: Callable[[], Value], at: int) -> int | None:
-        """Return the place after the value at this place, or None if its end has not come. Raises NotACall."""
+        """Return the position after the value at this position, or None if its end has not come. Raises NotACall."""
         if self._value is None:
             self._value = value()
             self._awaits_value = not self._value.push(self._text[at:])
@@ -213,7 +213,7 @@ class CallParser(ABC):
         return bool(tag)
 
     def _find(self, text: str) -> tuple[int, str]:
-        """Return the place and the opening tag of the next call, as `find_tag` does."""
+        """Return the position and the opening tag of the next call, as `find_tag` does."""
         if self._is_blank and self.bare:
             num_spaces = len(text) - len(text.lstrip())
             if text.startswith(self.bare, num_spaces):
@@ -237,7 +237,7 @@ class CallParser(ABC):
             return True
 
     def _no_call(self, segments: list[Segment], at: int) -> None:
-        """Continue after the tag, or at the place where a long text turned out to be no call."""
+        """Continue after the tag, or at the position where a long text turned out to be no call."""
         self.num_unparsed += self._tag not in self.untagged
         taken = "".join(self._raw[1:])
         del self._raw[1:]
@@ -266,7 +266,7 @@ class CallParser(ABC):
         return None
 
     def _may_name_a_tool(self) -> bool:
-        """Return whether a text that ends before the arguments may go on with the name of a tool."""
+        """Return whether a text that ends before the arguments may continue with the name of a tool."""
         return True
 
     def _begin(self, segments: list[Segment], name: str) -> None:

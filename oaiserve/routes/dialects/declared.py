@@ -182,5 +182,5 @@ def family_of_template(form: ResponseForm) -> CallFamily:
         template_form = form
         tags = form.tags
 
-    # Calls in prompts of templates without a place for them are written as Hermes.
+    # Calls in prompts of templates that have no calls are written as Hermes.
     return replace(HERMES, name="response_template", parser=Calls, signs=(), is_forcible=False)

@@ -21,7 +21,7 @@ _ESCAPE = re.compile(r"""\\(?:["\\/bfnrtu]|([^\x00-\x1f]))""")
 
 
 class BrokenJson(Exception):
-    """The text is not JSON from the place `at` on."""
+    """The text is not JSON from the position `at` on."""
 
     def __init__(self, at: int) -> None:
         super().__init__(at)
@@ -50,9 +50,9 @@ class JsonScanner:
         return end is not None
 
     def scan(self, text: str, at: int, to_depth: int) -> int | None:
-        """Continue with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
+        """Continue with `text` from the position `at`, until a bracket closes down to the depth `to_depth`.
 
-        Return the place after that bracket, or None if the text ends first. Raises BrokenJson.
+        Return the position after that bracket, or None if the text ends first. Raises BrokenJson.
         """
         while at < len(text):
             if self._in_string:
@@ -76,7 +76,7 @@ class JsonScanner:
         return None
 
     def _end_of_string(self, text: str, at: int) -> int:
-        """Return the place after the string at `at`, or the end of the text. Raises BrokenJson."""
+        """Return the position after the string at `at`, or the end of the text. Raises BrokenJson."""
         if self.is_escaped:
             if text[at] < " ":
                 raise BrokenJson(at)
@@ -139,7 +139,7 @@ class JsonCallParser(CallParser):
         return self._head_of_object(segments, len(self._tag))
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
-        """Take the text up to the arguments of the object at this place, or after the white space there."""
+        """Take the text up to the arguments of the object at this position, or after the white space there."""
         at = self._place_of_object(at)
         if at == len(self._text):
             return False
@@ -152,7 +152,7 @@ class JsonCallParser(CallParser):
         return self._whole_object(segments, at)
 
     def _place_of_object(self, at: int) -> int:
-        """Return the place of the object after white space, or else the end of the text. Raises NotACall."""
+        """Return the position of the object after white space, or else the end of the text. Raises NotACall."""
         text = self._text
         at = after_blanks(text, at)
         if at < len(text) and (text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS])):
@@ -174,11 +174,11 @@ class JsonCallParser(CallParser):
         return end is not None and self._take_whole(segments, at, end)
 
     def _end_of_json(self, at: int) -> int | None:
-        """Return the place after the object at this place, or None if its end has not come. Raises NotACall."""
+        """Return the position after the object at this position, or None if its end has not come. Raises NotACall."""
         return self._end_of(JsonScanner, at)
 
     def _take_whole(self, segments: list[Segment], at: int, end: int) -> bool:
-        """Take the text up to the end of the object between these places."""
+        """Take the text up to the end of the object between these positions."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall(end)

@@ -221,7 +221,7 @@ class ThinkingParser:
         return self._end_trial(len(decisive.text) if len(decisive.text) > MOST_TRIED_AGAIN else len(self._tag))
 
     def _end_trial(self, at: int) -> int:
-        """Hold the text of the trial, and return its place `at`, which may be counted from its end."""
+        """Hold the text of the trial, and return its position `at`, which may be counted from its end."""
         self._held = "".join(self._tried)
         self._tried = []
         self._last = ""

@@ -66,9 +66,9 @@ def joined(segments: list[Segment]) -> list[Segment]:
 
 
 def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
-    """Return the place of the first tag, and the tag.
+    """Return the position of the first tag, and the tag.
 
-    If there is none, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the
+    If there is none, the tag is "", and the position is that of an unfinished tag at the end, or else the length of the
     text. No tag may begin with another one.
     """
     first = -1
@@ -116,7 +116,7 @@ def after_blanks(text: str, at: int) -> int:
 
 
 def unfinished_tag(text: str, tag: str) -> int:
-    """Return the place of an unfinished tag at the end of the text, or else the length of the text."""
+    """Return the position of an unfinished tag at the end of the text, or else the length of the text."""
     at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
     while at != -1:
         if tag.startswith(text[at:]):

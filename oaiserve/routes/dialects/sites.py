@@ -1,6 +1,6 @@
 """`Site`: a place in an answer where the name of a called tool appears, and the grammar from there to the call's end.
 
-An answer with strict tools is free up to the name of one of them in such a place. From there to the end of the
+An answer with strict tools is free up to the name of one of them in such a position. From there to the end of the
 arguments it obeys a grammar.
 """
 

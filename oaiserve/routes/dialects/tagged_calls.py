@@ -85,7 +85,7 @@ class TaggedCalls(JsonCallParser):
             self._take(at + len(end))
             segments.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(segments)
-        if self._separator == "{" and self._text.startswith("{", at):  # JSON in place of tags
+        if self._separator == "{" and self._text.startswith("{", at):  # JSON instead of tags
             self._begin_arguments(at, at, depth=0)
             return True
         match = pattern_of(form.key).match(self._text, at, partial=True)
@@ -117,7 +117,7 @@ class TaggedCalls(JsonCallParser):
     def _after_call(self, segments: list[Segment]) -> bool:
         end = self.form.end
         rest = self._text.lstrip()
-        if end and rest.startswith(end):  # after JSON in place of tags
+        if end and rest.startswith(end):  # after JSON instead of tags
             self._text = rest[len(end) :]
             return True
         if rest and end.startswith(rest):

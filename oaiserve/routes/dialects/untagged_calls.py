@@ -98,7 +98,7 @@ class UntaggedCalls(JsonCallParser):
     _is_plain = False  # true after bare JSON that is not a call: objects within it aren't calls, either
     _is_doubled = False  # The last call was in double braces.
     _has_language: bool  # The opening fence states a language.
-    _at: int  # the place in `_text` after the objects that were read
+    _at: int  # the position in `_text` after the objects that were read
     _calls: list[tuple[str, str]]  # names and arguments of those objects
     _is_begun = False  # A call of the block was passed on, except for its end.
 
@@ -239,7 +239,7 @@ class UntaggedCalls(JsonCallParser):
         return self._end_of_json(at) if self._has_first_key(at) else None
 
     def _has_first_key(self, at: int) -> bool:
-        """Return whether the first key of the objects at this place has arrived. Raises NotACall."""
+        """Return whether the first key of the objects at this position has arrived. Raises NotACall."""
         if not self._text[at + 1 : at + _MOST_CHARACTERS].strip():  # Another brace may follow.
             return False
         match = _FIRST_KEY.match(self._text, at, partial=True)

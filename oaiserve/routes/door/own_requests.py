@@ -1,4 +1,4 @@
-"""Requests that a server sends to its own routes, in place of a client that has left or was never there."""
+"""Requests that a server sends to its own routes, instead of a client that has left or was never there."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
-# What to use in place of words and names that other servers have.
+# What to use instead of words and names that other servers have.
 _INSTEAD = {
     "structural_tag": "Use a JSON Schema, or a Lark grammar with '%json' in 'structured_outputs.grammar'.",
 }

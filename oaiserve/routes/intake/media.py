@@ -29,7 +29,7 @@ from oaiserve.routes.serving import Serving, serving_of
 MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
 Part = dict[str, Any]
 _NOUNS: dict[MediaKind, str] = {"image": "images", "audio": "sounds"}
-# The model reads this in place of a medium.
+# The model reads this instead of a medium.
 _STAND_INS: dict[MediaKind, str] = {"image": "[Image left out]", "audio": "[Sound left out]"}
 # Parts that may only name an image, by their types.
 NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {

@@ -124,7 +124,7 @@ def build_beside(dtype: torch.dtype) -> Thread | None:
 
 
 def _compile(path: Path, dtype: torch.dtype) -> Path:
-    """Compile the library to this path, in a folder of its own."""
+    """Compile the library to this path, in a separate folder."""
     compiler = _compiler()
     command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     log.debug("Compiling: %s", shlex.join(command))

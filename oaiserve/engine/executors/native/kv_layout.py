@@ -34,7 +34,7 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 
 
 def latent_dim(rank: int, shared: int, shape: KVShape) -> int:
-    """Return the width of the vector in place of a token's keys and values, or 0 if the layout cannot hold it.
+    """Return the width of the vector instead of a token's keys and values, or 0 if the layout cannot hold it.
 
     It is the latent vector of keys and values, with `rank` numbers, and the numbers `shared` by all heads' keys.
     """

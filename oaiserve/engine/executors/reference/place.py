@@ -20,7 +20,7 @@ def new_cache(
 ) -> LayerCache:
     """Return the cache of one layer, filled with zeros.
 
-    A latent vector in place of keys and values is a token's only key. Raises NotKnown for keys and values in integers,
+    A latent vector instead of keys and values is a token's only key. Raises NotKnown for keys and values in integers,
     whose layout only native code knows.
     """
     if shape.is_int8:

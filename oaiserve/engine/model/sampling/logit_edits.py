@@ -84,7 +84,7 @@ def _edit_on_device(
         logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
         logits[index] = allowed_logits
     if banned:
-        # A number in place of this tensor would be copied to the device, and the host would wait for that.
+        # A number instead of this tensor would be copied to the device, and the host would wait for that.
         logits.index_put_(_index(banned, device), logits.new_full((), -torch.inf))
     if biased:
         values = np.concatenate([edits.biases for _, edits in biased])

@@ -93,7 +93,7 @@ def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: flo
 def _noise_bounds(seed: int, mixed: np.ndarray) -> np.ndarray:
     """Return upper bounds of the noise of ids, less `_BOUND_OFFSET`: float32.
 
-    `mixed` are the ids after `noise.mix32`, and this goes on as `noise.noise_bits` does up to the upper half.
+    `mixed` are the ids after `noise.mix32`, and this continues as `noise.noise_bits` does up to the upper half.
     """
     bits = mixed ^ np.uint32(seed >> 32)
     bits *= np.uint32(FACTOR_1)

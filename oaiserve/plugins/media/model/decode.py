@@ -120,7 +120,7 @@ def _end_all() -> None:
 def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int) -> NDArray[np.float32]:
     """Return the samples of a sound at this rate, the mean of its channels. Raises InvalidRequest.
 
-    A process of its own decodes it: the library writes a line to stderr for each fault in an MP3, without end.
+    A separate process decodes it: the library writes a line to stderr for each fault in an MP3, without end.
     """
     command = (sys.executable, "-m", _SOUNDS, str(rate), str(max_seconds))
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as its memory.

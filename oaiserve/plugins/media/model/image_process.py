@@ -1,4 +1,4 @@
-"""Decodes images in a process of its own, one after the other, with limits on the memory and CPU time of each.
+"""Decodes images in a separate process, one after the other, with limits on the memory and CPU time of each.
 
 An order is a line of JSON on stdin, and the bytes of a file. The answer on stdout is a line of JSON with the size of
 the image, and its pixels if these are wanted, or with the reason why there are none.

@@ -1,6 +1,6 @@
-"""Cuts the work of a tower into pieces: between two, the engine thread goes on with steps of other requests.
+"""Cuts the work of a tower into pieces: between two, the engine thread continues with steps of other requests.
 
-The tower's code runs in a thread of its own, in turns with the engine thread: one of them always waits for the other.
+The tower's code runs in a separate thread, in turns with the engine thread: one of them always waits for the other.
 Matrix products and attention are cut by rows, and each part begins with a pause.
 
 A greenlet of the engine thread could pause just as well, but it would crash: when torch's C++ code creates an error, it

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4 and FunctionGemma: `call:name{key:value}`, with strings between tags in place of quotes."""
+"""Calls of Gemma 4 and FunctionGemma: `call:name{key:value}`, with strings between tags instead of quotes."""
 
 from __future__ import annotations
 
