@@ -159,7 +159,7 @@ def create_app(
     )
     app.state.pages = pages
     app.state.runtime = runtime
-    app.state.count_refusal_delay = lambda delay_ns: None  # Telemetry reads the accounts themselves.
+    app.state.count_refusal_delay = lambda delay_ns: None  # does nothing: telemetry reads the delay from the accounts
     return app
 
 

@@ -134,7 +134,7 @@ def _remote_engine(config: Config, times: StartTimes, import_server: Callable[[]
     end_at_once_on_interrupt()  # holds until the server handles signals
     start = Start(
         model=config.model,
-        options=replace(config.engine, exit_on_hang=True),  # Another process is started then.
+        options=replace(config.engine, exit_on_hang=True),  # The front then starts another engine process.
         plugins=config.server.plugin,
         settings=config.file,
         log_level=config.server.log_level,

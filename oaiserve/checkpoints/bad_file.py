@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_MOST_POSITIONS = 2**24  # Some tables have a row for each position.
-_MOST_COUNT = 2**14  # experts, for example: as many as Doge's configuration has
-_MOST_LABELS = 2**17  # Names are made for them.
+_MOST_POSITIONS = 2**24  # Some models have tables with a row for each position.
+_MOST_COUNT = 2**14  # maximum counts, such as of experts: Doge's configuration has as many
+_MOST_LABELS = 2**17  # The library makes a name for each label.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")

@@ -19,10 +19,10 @@ from tqdm import tqdm
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 2.0
-LINE_SECONDS = 5.0  # between two lines
-DRAW_SECONDS = 0.1  # between two drawings of a bar
-LOOK_SECONDS = 0.5  # between two looks at long work
-MOST_LINE_SECONDS = 60.0  # between two lines on long work
+LINE_SECONDS = 5.0  # seconds between two lines of a log
+DRAW_SECONDS = 0.1  # seconds between two drawings of a bar
+LOOK_SECONDS = 0.5  # seconds between two checks of long work
+MOST_LINE_SECONDS = 60.0  # maximum seconds between two lines on long work
 
 
 class Progress(tqdm):  # type: ignore[misc]

@@ -171,7 +171,7 @@ class SamplingParams:
     # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
     shows_logprobs: bool = True
     grammar: Grammar | None = None
-    loop_rule: LoopRule | None = None  # ends a choice in a loop; None: loops are only noted
+    loop_rule: LoopRule | None = None  # choices in a loop by this rule end; None: loops are only counted
 
 
 @dataclass(frozen=True, slots=True)

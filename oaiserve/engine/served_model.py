@@ -40,7 +40,7 @@ class ServedModel:
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone
     rules: tuple[SamplingRule, ...] = ()  # sampling rules of plug-ins
-    make_tier: MakeTier | None = None  # below the KV blocks, by --prefix-cache-dir or --kv-offload
+    make_tier: MakeTier | None = None  # makes the tier below the KV blocks (--prefix-cache-dir or --kv-offload)
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False

@@ -200,7 +200,7 @@ class _CountedStream(httpcore2.AsyncNetworkStream):
 
 
 class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
-    """A network that looks each name up once, and connects only if all its addresses are allowed.
+    """Looks up each name once, and connects only if all of its addresses are allowed.
 
     Its connections are closed with `streams`, since httpcore2 leaves a connection open if its TLS handshake is
     cancelled.

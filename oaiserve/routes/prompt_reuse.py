@@ -117,12 +117,12 @@ class PromptReuse:
 
     @property
     def reason(self) -> ReadAgain | None:
-        """Return why most of them were read again."""
+        """Return the reason for which most tokens were read again."""
         again = max(self.by_prompt.values(), key=lambda each: each.num_read_again, default=None)
         return None if again is None else again.reason
 
     def turn(self, key_name: str) -> Turn | None:
-        """Return the place of the first prompt in its run, or None before its run is known."""
+        """Return the first prompt's position in its run, or None while its run is unknown."""
         if not self.outlines or not self.run.id:
             return None
         return turn_of(

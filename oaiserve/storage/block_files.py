@@ -156,7 +156,7 @@ class BlockFiles:
         self._num_children[parent] -= 1
         if self._num_children[parent] <= 0:
             del self._num_children[parent]
-        with suppress(OSError):  # The file should be gone, and is.
+        with suppress(OSError):  # An error means that the file is gone already.
             os.unlink(self._path(block_hash, parent))
 
     def _failed(self, what: str, path: Path, reason: object) -> None:

@@ -15,7 +15,7 @@ _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|[89a-
 
 
 def as_sent(value: bytes, readable: bytes | bytearray, sent: bytes | bytearray) -> bytes:
-    """Return a value of a readable body as it is in the body that was sent, with its halves of pairs."""
+    """Return a value of a readable body with its original bytes, including halves of surrogate pairs."""
     if REPLACEMENT not in value:
         return value
     at = readable.find(value)
@@ -23,7 +23,7 @@ def as_sent(value: bytes, readable: bytes | bytearray, sent: bytes | bytearray) 
 
 
 def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
-    """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
+    """Replace halves of surrogate pairs in a body, and return their offsets. Yields after each piece of work."""
     places = []
     at = 0
     while match := _SURROGATE.search(body, at):

@@ -42,9 +42,9 @@ class Mixture:
     has_shared: bool = False  # an MLP for all tokens
     has_shared_gate: bool = False
     has_gates: bool = True  # False: an expert has no gate, and activates its up projection
-    is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
-    activation: str | ClampedGate | None = None  # None: that of an MLP
-    scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
+    is_in_turns: bool = False  # Gate and up are one matrix, whose rows alternate.
+    activation: str | ClampedGate | None = None  # activation of the experts; None: the same as in an MLP
+    scales_inputs: bool = False  # An expert's weight multiplies its input instead of its output.
 
     def is_in(self, layer: int) -> bool:
         return self.layers is None or self.layers[layer]
@@ -69,7 +69,7 @@ class Facts:
     kv_heads: int
     head_dim: int
     norm: NormKind
-    activation: str  # a name in ACTIVATIONS of the executors
+    activation: str  # a key of the executors' ACTIVATIONS
     scaling: float  # factor of the products of queries and keys
     windows: tuple[int | None, ...]  # one for each layer
     chunks: tuple[int | None, ...] | None = None  # one for each layer; None: no layer attends in chunks

@@ -183,12 +183,13 @@ def _original(tokens: Tokens, grammar: Grammar) -> _Original:
 
 
 def _compiled(tokens: Tokens, translated: Translated, prefix: str, *, names_place: bool = True) -> _Original:
-    """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not.
-    Finding that one takes time, so only if somebody reads it."""
+    """Compile a grammar. With `names_place`, a refusal names the innermost subschema with the same kind of error.
+
+    llguidance names none, and finding it takes time."""
     in_one_line = cache(partial(_matcher, tokens, translated.text, prefix))
     if translated.in_lines:
         began_ns = thread_time_ns()
-        with ThreadPoolExecutor(1, "grammars") as beside:  # It begins no thread unless it has work.
+        with ThreadPoolExecutor(1, "grammars") as beside:  # Starts a thread only if work is submitted.
             if len(translated.text) > LONG_TEXT:
                 beside.submit(in_one_line)  # llguidance compiles without the interpreter's lock.
             matcher = _matcher(tokens, translated.in_lines, prefix)

@@ -1,6 +1,6 @@
-"""What a plug-in may use to start a model in a way of its own, with torch and transformers.
+"""The parts with which a plug-in starts a model in another way, with torch and transformers.
 
-`oaiserve.engine.start.request` has what a plug-in needs before these are imported.
+`oaiserve.engine.start.request` has what a plug-in needs before it imports these.
 """
 
 from oaiserve.engine.decoder.context_length import refuse_longer

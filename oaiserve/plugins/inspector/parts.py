@@ -133,7 +133,7 @@ def _kinds(parts: Sequence[str], spans: list[Span]) -> Iterator[str]:
 
 
 def _placed(rendered_ids: Sequence[int], kinds: Sequence[str], token_ids: Sequence[int]) -> list[str] | None:
-    """Return the kinds of a prompt's tokens, of which those of images are not in the rendered text; None if the others
+    """Return the kinds of a prompt's tokens. Tokens of images are not in the rendered text. Returns None if the others
     differ."""
     placed: list[str] = []
     at = 0

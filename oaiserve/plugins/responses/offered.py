@@ -83,7 +83,7 @@ def offered_tools(body: InputBody, adaptations: Adaptations) -> OfferedTools:
                     functions[f"{where}.tools[{place}]"] = msgspec.structs.replace(
                         function, name=name, description=described or None
                     )
-                    about = None  # Once is enough.
+                    about = None  # Only the first function repeats the description of its namespace.
             case hosted:
                 adaptations.note(where, "a tool that runs elsewhere is left out")
                 left_out.append(hosted)

@@ -118,8 +118,7 @@ class ResponseDatabase(Store):
             self._counts = self._count()  # The thread replaces the whole value, and any thread may read it.
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        """Store a response, which replaces one with the same id. If the store is a file, a crash of the process after this
-        call does not lose it.
+        """Store a response, which replaces one with the same id. In a file, it survives a crash after this call.
 
         Another server may have stored the response, and ended before its client had all of it. The client gets the end
         of the answer from the server that stores it last, so it must find that version. Raises ConversationTooLarge for

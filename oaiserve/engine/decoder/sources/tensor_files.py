@@ -53,11 +53,11 @@ class TensorFiles:
         return name in self._places
 
     def has_blocks(self) -> bool:
-        """Tell files with matrices in quantization blocks from those whose tensors are all of torch's types."""
+        """Return whether the files have matrices in quantized blocks, which torch has no types for."""
         return False
 
     def zero_biases(self) -> set[str]:
-        """Return the names of biases of zeros that are there for the format's sake."""
+        """Return the names of biases that are all zeros, which only the format requires."""
         return set()
 
     def shape(self, name: str) -> tuple[int, ...]:
