@@ -195,7 +195,7 @@ class Request:
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
-    is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
+    is_background: bool = False  # uses what nobody else needs, without the server's timeouts
     background_wait_ns: int | None = None  # how long it stays background work; None: forever
     reports_progress: bool = False  # whether to report the progress of prompts until the first token
     # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.
@@ -224,7 +224,7 @@ class PromptProgress:
     num_tokens: int  # tokens of all its prompts
     num_cached: int  # prompt tokens that were in the prefix cache
     num_computed: int  # computed prompt tokens, including cached ones and those of the current step
-    elapsed_ns: int  # since the request entered its first step
+    elapsed_ns: int  # time since the request entered its first step
     times: RequestTimes  # the stamps so far
 
     @property
@@ -238,8 +238,8 @@ class PromptProgress:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Keywords of schemas that are left out, since they cannot be obeyed together with the others: "" for all of one.
-    This event comes before the others, and only if there are some."""
+    """Keywords of schemas that are omitted, since they cannot be obeyed together with the others; "" stands for a whole
+    schema. This event comes first, and only if keywords are omitted."""
 
     request_id: str
     keywords: Sequence[str]
@@ -289,7 +289,7 @@ class Pooled:
 
     request_id: str
     index: int  # index of the prompt
-    vector: Floats  # 32-bit floats, as the model makes it: of any length
+    vector: Floats  # 32-bit floats, not normalised
 
 
 @dataclass(slots=True)
@@ -297,7 +297,7 @@ class Usage:
     prompt_tokens: int  # each prompt counted once
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
-    max_tokens_cut_to: int | None = None  # because the context has no room for more
+    max_tokens_cut_to: int | None = None  # lower limit, if the context has no room for max_tokens
     account: EngineAccount | None = None  # present if the client requested the cost
     read_again: tuple[int, ReadAgain | None] | None = None  # tokens and reason, if the client has asked for them
     # Tokens of drafts that came true and that did not, if the client has sent a prediction.
@@ -311,7 +311,7 @@ class Finished:
     """The request has finished: each choice has had its last chunk.
 
     Like all terminal events it carries the stamps of the request, to which its caller adds `responded`, and the
-    engine's account of it. The engine writes into neither of them any more.
+    engine's account of it. The engine no longer changes either of them.
     """
 
     request_id: str

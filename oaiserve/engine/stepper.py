@@ -1,6 +1,6 @@
-"""A step, from the loop to its events: the stops that `Stepper.turn` takes each step through. No torch.
+"""A step, from the loop to its events. `Stepper.turn` takes each step through these stops. No torch.
 
-    schedule   `Scheduler.schedule` chooses the chunks, behind drafts of the running sequences
+    schedule   `Scheduler.schedule` chooses the chunks, after drafts of the running sequences
     launch     `Runner.launch` begins to compute them; `Scheduler.advance` counts them as computed
     settle     `Scheduler.settle` decides which draws count, once the step before is committed
     draw       `Runner.draw` makes the late draws, with the masks of grammars
@@ -11,7 +11,7 @@
 With overlap, a step is launched before the results of the step before are on the host, so that the device computes
 while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
 step in flight wait until these are committed; the forward and all other draws of the step do not. The masks of grammars
-are filled behind the launch of the forward, while the device computes it. Drafts follow known ids, so none is in flight
+are filled after the launch of the forward, while the device computes it. Drafts follow known ids, so none is in flight
 when a step with drafts is scheduled, nor when the one after it is.
 """
 
@@ -39,7 +39,7 @@ from oaiserve.facts.step_record import HostPart
 
 log = logging.getLogger(__name__)
 
-WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
+WARN_INTERVAL_NS = 60_000_000_000  # minimum time between two equal warnings
 _LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 
 
@@ -48,12 +48,12 @@ class _Launched:
     step: Step
     handle: Any  # what the runner returned
     at_ns: int
-    newcomers: list[OpenRequest]  # the requests whose first step it is
+    newcomers: list[OpenRequest]  # requests for which this is the first step
 
 
 class Stepper:
-    """Takes steps from their scheduling to their events. `hand_over` is called when the events of a step are there, and
-    `publish` before the first step after a time without work."""
+    """Takes steps from scheduling to their events. Calls `hand_over` when the events of a step are complete, and
+    `publish` before the first step after an idle time."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Stepper:
         return self._shortage.num_steps
 
     def turn(self) -> bool:
-        """Launch the next step and end the one before; without overlap, the next one, too. Return whether one ended."""
+        """Launch the next step and end the previous one, or without overlap the next one, too. Return whether one ended."""
         has_ended = self._in_flight is not None  # True at the end of this turn
         self._prepare_drafts()
         launched = self._launch()
@@ -146,9 +146,9 @@ class Stepper:
             )
         newcomers = self._requests.scheduled(step, now_ns)
         if any(opened.progress_ns is not None for opened in newcomers):
-            self._hand_over()  # now: this step may take long
+            self._hand_over()  # Hand over now, because this step may take long.
         elif self._account.is_first_step:
-            self._publish()  # now: if this step hangs, the numbers of an idle engine would hide it
+            self._publish()  # Publish now: if this step hangs, the numbers of an idle engine would hide it.
         at_ns = self._host.enter(HostPart.LAUNCH, step)
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
@@ -184,11 +184,11 @@ class Stepper:
         return True
 
     def _compute_in_parts(self, step: Step, at_ns: int, newcomers: list[OpenRequest]) -> None:
-        """Compute a step too large for the device's memory. Afterwards it has ended, and none is in flight."""
+        """Compute a step that is too large for the device's memory. Afterwards, no step is in flight."""
         in_flight = self._in_flight
         self._in_flight = None
         if in_flight is not None:
-            self._complete(in_flight)  # parts need the ids that it draws, which only the device has
+            self._complete(in_flight)  # The parts need the ids that this step draws, which only the device has.
             self._scheduler.settle(step)
         # The blocks of sequences that this has ended are free, but no other sequence has got them yet.
         chunks = [
@@ -202,7 +202,7 @@ class Stepper:
         chunks = sorted((chunk.without_draft() for chunk in chunks), key=lambda chunk: chunk.num_tokens > 1)
         results = compute_in_parts(self._compute, Step(chunks), self._shortage.step_tokens)
         self._fail_for_memory([chunk.sequence for chunk, result in zip(chunks, results, strict=True) if result is None])
-        # Before the others advance: what a failed sequence has not computed must not get into the prefix cache.
+        # Before the others advance, so that the prefix cache gets nothing that a failed sequence has not computed.
         computed = [
             (chunk, result)
             for chunk, result in zip(chunks, results, strict=True)
@@ -230,7 +230,7 @@ class Stepper:
         self._runner.draw(handle, masks)
 
     def _fill_masks(self, step: Step, late: list[Chunk]) -> Masks | None:
-        """Return the masks for the draws of a step. A request whose grammar fails has failed."""
+        """Return the masks for the draws of a step. Fails requests whose grammar fails."""
         constrained = [c for c in late if c.sequence.constraint is not None and self._requests.of_choice(c.sequence)]
         if not constrained:
             return None

@@ -38,7 +38,7 @@ PROMPT_LOGPROBS_COST = 4
 
 
 class Turns(NamedTuple):
-    """Decodes that take turns in a step: those that have theirs, in order, and those that sit out."""
+    """Decodes that take turns: those that are in the step, in order, and those that skip it."""
 
     decodes: list[Sequence]
     sitting_out: set[Sequence]
@@ -51,7 +51,7 @@ class PromptsOfStep:
     budget: int  # tokens left in the step
     under_way: list[Sequence]  # prompts in progress that remain, in reverse order
     num_prompts: int  # prompts in progress, and those that begin in the step
-    of_several: bool  # clients
+    of_several: bool  # prompts of several clients
     time_share: float  # share of the step's remaining time that a prompt may take
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
@@ -68,7 +68,7 @@ NOBODY = Others(0, 0.0)
 
 
 class Order:
-    """Answers questions about the order of sequences by the policy. It changes none of them."""
+    """Decides the order of sequences by the policy. It changes no sequence."""
 
     def __init__(self, policy: Policy, limits: Limits, foreground: Lane, background: Lane) -> None:
         self.by_client = policy.by_client
@@ -80,8 +80,10 @@ class Order:
     # -- the prompts of a step ----------------------------------------------------------------------------------------
 
     def passes(self, head: Sequence | None, prompt: Sequence) -> bool:
-        """Return whether the next waiting prompt goes before this one, which is under way: its client has had less
-        service, or as much and has nothing running, or it is of another request of the same client and due earlier."""
+        """Return whether the next waiting prompt goes before this one, which is in progress.
+
+        That is so if its client has had less service, or as much and has nothing running, or if it belongs to another
+        request of the same client and is due earlier."""
         if head is None or not self.by_client:
             return False
         if head.client is not prompt.client:
@@ -91,9 +93,9 @@ class Order:
         return head.turn.num_running == 0 and head.key < prompt.key
 
     def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
-        """Return for how many steps prompts get only part of their time, once a prompt of `num_tokens` has arrived.
+        """Return for how many steps prompts get only part of their time, after a prompt of `num_tokens` has arrived.
 
-        Before, it was `num_steps`. `prompts_left` are the tokens that each running sequence has left.
+        `num_steps` is the number before. `prompts_left` are the tokens that each running sequence has left.
         """
         if any(left >= SHORT_BESIDE * num_tokens for left in prompts_left):
             return SHORTER_STEPS
@@ -102,8 +104,8 @@ class Order:
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def prompts_under_way(self, lane: Lane) -> list[Sequence]:
-        """Return the running prompts of a lane in the reverse of their order, so that `pop` returns the next: of the
-        client with the least service, then by key."""
+        """Return the running prompts of a lane in the reverse of their order, so that `pop` returns the next one:
+        by the client's service, lowest first, then by key."""
         prompts = (one for one in lane.running if one.num_uncomputed > 1 and not one.is_held)
         return sorted(prompts, key=_client_and_key, reverse=True)
 
@@ -121,7 +123,7 @@ class Order:
         return PromptsOfStep(budget, under_way, len(under_way), of_several, time_share)
 
     def sort_again(self, prompts: PromptsOfStep) -> None:
-        """Put the prompts left in their order, after a client among several has got some of the step."""
+        """Sort the remaining prompts again, after one of several clients has received some of the step."""
         if prompts.of_several:
             prompts.under_way.sort(key=_client_and_key, reverse=True)
 
@@ -137,9 +139,9 @@ class Order:
         for other in chain(reversed(prompts.under_way), self._waiting_heads(lane, head)):
             if other.client is not mine:
                 number += other.num_uncomputed
-                part = part or other.client.share / (mine.share + other.client.share)  # the first of them is next
+                part = part or other.client.share / (mine.share + other.client.share)  # The first one is next.
             elif not has_own:
-                has_own = True  # the next one
+                has_own = True  # the client's next prompt
                 number += other.num_uncomputed if other.num_uncomputed < sequence.num_uncomputed else 0
             if number >= prompts.budget:
                 break
@@ -152,19 +154,19 @@ class Order:
             yield from (other for other in lane.waiting.heads() if other is not head)
 
     def is_held_back(self, lane: Lane, head: Sequence) -> bool:
-        """Return whether the next sequence waits for the next step, because the step is full of decodes, and others of
-        its request are running."""
+        """Return whether the next sequence has to wait for the next step, because decodes fill this one and other
+        sequences of its request are running."""
         return bool(
             head.turn.num_running and lane.step_time is not None and self.by_client and lane.step_time.decodes_are_long
         )
 
     def has_room(self, lane: Lane, sequence: Sequence) -> bool:
-        """Return whether the time of the step has room for more of this prompt."""
+        """Return whether the step has time left for more of this prompt."""
         return lane.step_time is None or lane.step_time.has_room(sequence.num_uncomputed)
 
     def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
         """Return why no further waiting sequence may begin in this step, or None."""
-        if head is None:  # whatever waits next arrives during the step, or is held
+        if head is None:  # The next waiting sequence arrives during the step, or is held back.
             if prompts.has_held:
                 return WaitReason.TOKEN_BUDGET
             return WaitReason.STEP_UNDER_WAY
@@ -183,10 +185,10 @@ class Order:
         return len(lane.running) >= lane.max_running and not self._may_take_place(lane, head)
 
     def _may_take_place(self, lane: Lane, head: Sequence | None) -> bool:
-        """Return whether the next sequence may get a place in a full batch.
+        """Return whether the next sequence may displace another one in a full batch.
 
         It may if its client has nothing running, or if its request has nothing running and another request of the
-        client has several sequences running. One sequence per step gets a place in this way.
+        client has several sequences running. This admits one sequence per step.
         """
         if head is None or lane.step.admitted or not self.by_client:
             return False
@@ -195,7 +197,7 @@ class Order:
         return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
 
     def may_overtake(self, passed: list[Sequence]) -> bool:
-        """Return whether a sequence may overtake those that do not fit: only a few may, and not too often."""
+        """Return whether a sequence may overtake those that don't fit. Only a few may be overtaken, each not too often."""
         if len(passed) > self.limits.lookahead:
             return False
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
@@ -218,7 +220,7 @@ class Order:
         return max(most // UNIT * UNIT, min(num_tokens, UNIT))
 
     def cost_of_token(self, lane: Lane, sequence: Sequence) -> int:
-        """Return how many tokens of the budget a prompt token of this sequence counts for."""
+        """Return the cost of a prompt token of this sequence, in tokens of the budget."""
         chunks = lane.step.chunks
         others_decode = bool(chunks) and chunks[0].num_tokens == 1
         if sequence.wants_prompt_logprobs and others_decode:
@@ -238,7 +240,7 @@ class Order:
     def _turns_of_clients(self, lane: Lane, step_time: StepTime) -> Turns:
         """Let decodes of a client sit out if it has more than its share of rows, or if its masks take too long.
 
-        Otherwise a thousand sequences of one client would make each token of another client take as long as theirs.
+        Otherwise, next to a thousand sequences of one client, another client's tokens would take as long as theirs.
         """
         turns = Turns([], set())
         waiting = lane.waiting.next_client()
@@ -272,7 +274,7 @@ class Order:
         return turns
 
     def _num_without_debt(self, lane: Lane, by_client: Mapping[Client, list[Sequence]]) -> int:
-        """Return how many decodes do not wait for the masks of their clients."""
+        """Return the number of decodes that need not wait for masks of their clients."""
         return sum(
             one.constraint is None or client.name not in lane.mask_debts
             for client, decodes in by_client.items()
@@ -297,11 +299,11 @@ class Order:
     # -- who gives way ------------------------------------------------------------------------------------------------
 
     def gives_way(self, lane: Lane, sequence: Sequence) -> Sequence | None:
-        """Return the running sequence that gives its place and blocks to a waiting one, or None.
+        """Return the running sequence that makes room for a waiting one, or None.
 
-        It belongs to a client with more service and another sequence running, or, if the client of the waiting one
-        already has something running, to another of its requests with several. So the waiting one gets something, and
-        nobody loses everything. Otherwise a client would wait as long as another client's answers take.
+        It belongs to a client with more service and another sequence running. If the waiting sequence's client already
+        has something running, it belongs to another request of that client with several sequences. So nobody loses
+        everything. Otherwise a client would wait as long as another client's answers take.
         """
         client = sequence.client
         if client.num_running:
@@ -315,21 +317,21 @@ class Order:
         return None
 
     def preempted_first(self, lane: Lane) -> Sequence:
-        """Return the sequence that loses its blocks first if a decode needs one: a waiting one, or the last running."""
+        """Return the sequence that is preempted first for a decode's block: a waiting one, or the last running one."""
         return next(reversed(lane.forked), None) or self._last(lane.running)
 
     def needs_place(self, lane: Lane) -> bool:
-        """Return whether the next sequence of a lane needs a place that background work has."""
+        """Return whether the next sequence of a lane needs the slot of background work."""
         num_later = len(self.background.running)
         return lane is self.foreground and num_later > 0 and len(lane.running) + num_later >= lane.max_running
 
     def preempted_in_background(self) -> Sequence | None:
-        """Return the sequence of background work that gives its place and blocks to the foreground first, or None."""
+        """Return the background sequence that is preempted first for the foreground, or None."""
         lane = self.background
         if lane.running:
             return self._last(lane.running)
         return next(reversed(lane.forked), None)
 
     def _last(self, sequences: list[Sequence]) -> Sequence:
-        """Return the last sequence: of the client with the most service, then by key."""
+        """Return the last sequence: the one whose client has had most service, then the one with the highest key."""
         return max(sequences, key=_client_and_key)

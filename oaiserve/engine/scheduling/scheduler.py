@@ -7,8 +7,8 @@ Each step is scheduled, launched, advanced, and committed when its results are o
 scheduled before that commit, and is settled after it (`Draw`). Where the step before can draw only one token for a
 sequence, their number is known, and the sequence takes part; where it can draw several, it is held until the commit.
 
-The scheduler alone acts. It asks `Order` who is next and who gives way, moves sequences within their `Lane`, and gives
-them blocks and states from the `SequenceMemory`.
+Only the scheduler acts. `Order` says which sequence is next and which makes room; the scheduler moves sequences within
+their `Lane`, and gives them blocks and states from the `SequenceMemory`.
 
 A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
 leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
@@ -39,10 +39,10 @@ _RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3
 
 
 class Scheduler:
-    """Chooses the chunks of steps. Each sequence is in one place of one lane: waiting, parked, running or nowhere.
+    """Chooses the chunks of steps. Each sequence is in one state of one lane: waiting, parked, running or gone.
 
-    The foreground is scheduled as if there were no background work: it takes places and blocks from it. Then background
-    work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
+    The foreground is scheduled as if there were no background work, and takes slots and blocks from it. Then
+    background work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
     step by a few per cent, by the learned cost, and gets nothing while the cost is unknown. No background work begins
     while a sequence of the foreground waits. What still waits after its `background_wait_ns` joins the foreground.
     """
@@ -115,7 +115,7 @@ class Scheduler:
         lane = self.of(sequence)
         num_blocks = self.memory.blocks_for(sequence, sequence.max_len)
         if num_blocks + 1 > self.pool.num_blocks and leader is not None:
-            leader = None  # there is no room for a copy of the block in which the two part
+            leader = None  # There is no room for a copy of the block in which the two diverge.
         if num_blocks > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         num_new = 1
@@ -189,7 +189,9 @@ class Scheduler:
 
         Return True if it had left for its length and turns out to be shorter: then it waits again.
         """
-        lane = self.background if chunk.sequence.is_background else self.foreground  # inlined `of`: for each token
+        lane = (
+            self.background if chunk.sequence.is_background else self.foreground
+        )  # `of`, inlined: this runs for each token
         return commit(lane, chunk, token_ids)
 
     def commit_next(self, sequence: Sequence, start: int, token_id: int) -> None:
@@ -233,13 +235,13 @@ class Scheduler:
         step.add(lane.step)
 
     def _join_foreground(self) -> None:
-        """Let background work join the foreground once it has waited for its time. It counts there from the next step
+        """Move background work to the foreground once it has waited for its time. It counts there from the next step
         on."""
         due = [*takewhile(lambda sequence: self._joining[sequence] <= self._now_ns, self._joining)]
         for sequence in due:
             is_running = sequence.place is Place.RUNNING
             if sequence.place is Place.NOWHERE or (sequence.num_pending and not is_running):
-                continue  # it has left, or lost its place in this step, and the commit of the last one decides
+                continue  # It has left or was preempted in this step; the commit of the last step decides.
             del self._joining[sequence]
             self.background.hand_over(sequence, self._now_ns)
             sequence.is_background = False
@@ -261,7 +263,7 @@ class Scheduler:
         for sequence in decodes:
             lane.num_turns += 1
             sequence.last_turn = lane.num_turns
-        for sequence in lane.running.copy():  # the one loop of every step whose cost grows with the running sequences
+        for sequence in lane.running.copy():  # The only loop of every step whose cost grows with the running sequences.
             start = sequence.num_computed
             blocks = sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not _RUNNING:
@@ -326,18 +328,18 @@ class Scheduler:
         next_waiting = None if order.is_full(lane, head) else head
         while under_way and prompts.budget > 0 and not order.passes(next_waiting, under_way[-1]):
             sequence = under_way.pop()
-            if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # it was not preempted for another
+            if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # not preempted meanwhile
                 others = order.others_of(lane, prompts, sequence, next_waiting)
                 self._add_chunk(lane, prompts, sequence, others)
 
     def _begin(self, lane: Lane, prompts: PromptsOfStep, head: Sequence) -> WaitReason | None:
-        """Let the next waiting sequence run, with its first chunk, if it has room. Return why no other may begin."""
+        """Start the next waiting sequence with its first chunk, if there is room. Return why no other may begin."""
         if not self.order.may_overtake(prompts.passed):
             return WaitReason.BEHIND_OTHERS
         lane.waiting.take(head)
         has_others = bool(lane.step.chunks or lane.beside)
         if head.is_whole and has_others and self.order.num_tokens_in(lane, head, prompts.budget) < head.num_tokens:
-            lane.waiting.put_back(head)  # a step of its own is as long as it has to be
+            lane.waiting.put_back(head)  # Computed alone in a step, which is as long as it has to be.
             return WaitReason.TOKEN_BUDGET
         shared, awaited = self.memory.look_up(head)
         if awaited is not None:
@@ -361,16 +363,16 @@ class Scheduler:
         return None
 
     def _add_chunk(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, others: Others = NOBODY) -> None:
-        """Add a chunk of a prompt with as many tokens as budget and time allow beside those that `others` want."""
+        """Add a chunk of a prompt, as large as budget and time allow after what `others` could use."""
         cost = self.order.cost_of_token(lane, sequence)
         budget = prompts.budget
         num_tokens = sequence.num_uncomputed
         if not sequence.is_whole:
             num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), others, prompts.time_share)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
-        if num_tokens < 1:  # background work without room in a step of the foreground
+        if num_tokens < 1:  # There is no room for background work in a step of the foreground.
             return
-        if sequence.media is not None:  # a step grows for tokens that see each other
+        if sequence.media is not None:  # The chunk grows to include all tokens that see each other.
             start = sequence.num_computed
             num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
         draft: tuple[int, ...] = ()
@@ -411,7 +413,7 @@ class Scheduler:
     def _make_way(self, lane: Lane, sequence: Sequence, shared: list[int]) -> bool:
         """Admit a sequence instead of others, if any give way to it. Return False if it cannot be admitted.
 
-        One client at most gets in this way in a step.
+        At most one client per step is admitted in this way.
         """
         while not lane.step.admitted and (victim := self.order.gives_way(lane, sequence)) is not None:
             is_own = victim.client is sequence.client
@@ -424,7 +426,7 @@ class Scheduler:
         return sequence.place is Place.RUNNING
 
     def _take_from_background(self, lane: Lane) -> bool:
-        """Take the place and blocks of one background sequence for the foreground. Return False if there is none."""
+        """Preempt one background sequence for the foreground. Return False if there is none."""
         victim = self.order.preempted_in_background() if lane is self.foreground else None
         if victim is not None:
             self.background.preempt(victim)
@@ -463,8 +465,8 @@ class Scheduler:
     def _make_room_for_several(self, lane: Lane, sequence: Sequence) -> None:
         """Give a sequence with several draws in one step the blocks to compute them.
 
-        `_compute_prompts` gives it the tokens. The blocks are allocated before that because a sequence can only be
-        preempted while it has no chunk in the step. A prompt got its blocks when it was admitted.
+        `_compute_prompts` gives it the tokens. The blocks are allocated earlier, because a sequence can only be
+        preempted while it has no chunk in the step. Prompts get their blocks at admission.
         """
         if sequence.place is not Place.RUNNING or sequence.is_held:
             return
@@ -473,7 +475,7 @@ class Scheduler:
                 return
 
     def _make_room(self, lane: Lane, sequence: Sequence, index: int) -> bool:
-        """Give a sequence a block of its own, by preemption if need be. Return False if it was preempted itself."""
+        """Give a sequence an unshared block, by preemption if necessary. Return False if it was preempted itself."""
         is_new = index == len(sequence.blocks)
         while (block := self._allocate(lane, sequence, 1, [])) is None:
             victim = self.order.preempted_first(lane)
@@ -481,7 +483,7 @@ class Scheduler:
             if victim is sequence:
                 return False
             if not is_new and self.pool.is_writable(sequence.blocks[index]):
-                return True  # the sequence that shared it was preempted
+                return True  # The sequence that shared the block was preempted.
         if is_new:
             sequence.blocks += block
         else:
@@ -489,7 +491,7 @@ class Scheduler:
         return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if blocks and places are inconsistent."""
+        """Raise AssertionError if blocks and states of sequences contradict each other."""
         running = self.running + self.background.running
         if self.background.running and len(running) > self.limits.max_running:
             raise AssertionError("background work has a place too many")

@@ -46,12 +46,12 @@ _service = attrgetter("service")
 class WaitingQueue:
     """The waiting sequences: first those of the client whose turn it is, then by request, and by their key.
 
-    An absent client can be dropped, without any difference, once its counter is not above the
-    one that it would be lifted to. The others are kept, up to the MOST_ABSENT with the highest counters.
+    An absent client can be dropped once its counter is not above the value that it would be raised to. The others are
+    kept, up to the MOST_ABSENT with the highest counters.
     """
 
     def __init__(self, running: list[Sequence], *, by_client: bool) -> None:
-        """Begin without sequences. `running` are those that run, by the lane that has this queue."""
+        """Begin without sequences. `running` are the running sequences of the lane that has this queue."""
         self._running = running
         self._by_client = by_client
         self._clients: dict[str, Client] = {}
@@ -61,8 +61,8 @@ class WaitingQueue:
         self._turns: list[tuple[float, bool, int, Client]] = []
         self._numbers = itertools.count()
         self._last = Client("", EqualShares())  # the last client that stopped waiting
-        self._held: list[Client] = []  # clients that are passed over until the end of the step
-        self._most_clients = 2 * MOST_ABSENT  # before some are forgotten
+        self._held: list[Client] = []  # clients that are skipped until the end of the step
+        self._most_clients = 2 * MOST_ABSENT  # above this number, some are forgotten
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class WaitingQueue:
         return None
 
     def arrive(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give a sequence its client, its request, and by the tokens that its prompt takes its place among these."""
+        """Assign a sequence to its client and request, and sort it in by the tokens of its prompt."""
         if self._by_client:
             name = sequence.client_name
             request = sequence.request_id
@@ -109,14 +109,14 @@ class WaitingQueue:
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence. If its client has none waiting, it is lifted."""
+        """Add a sequence. If its client has none waiting, the client's counter is raised."""
         client = sequence.client
         if not client.num_waiting:
             client.service = max(client.service, self._floor())
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a sequence again, taken for the present step and not in it."""
+        """Put back a sequence that was taken for this step but isn't in it."""
         client = sequence.client
         turn = sequence.turn
         self._clients.setdefault(client.name, client)
@@ -137,7 +137,7 @@ class WaitingQueue:
             place, number, turn = turns[0]
             while turn.waiting and turn.waiting[0][1].place is not Place.WAITING:
                 heapq.heappop(turn.waiting)  # it was discarded
-            if place != turn.listed:  # it is listed in another place, too
+            if place != turn.listed:  # The request is listed at another position, too.
                 heapq.heappop(turns)
             elif not turn.waiting:
                 heapq.heappop(turns)
@@ -150,8 +150,8 @@ class WaitingQueue:
                 return head
 
     def heads(self) -> Iterator[Sequence]:
-        """Yield a next sequence of each client that waits and is not held, in no order. It may not be the very next of
-        its client."""
+        """Yield one early sequence of each waiting client that is not held, in any order. It need not be the client's
+        first."""
         for *_, client in self._turns:
             if client.num_waiting:
                 yield from (turn.waiting[0][1] for _, _, turn in client.turns[:1] if turn.waiting)
@@ -175,14 +175,14 @@ class WaitingQueue:
             self._last = client
 
     def hand_over(self, sequence: Sequence) -> None:
-        """Forget a sequence that was removed, and may wait in another queue: here, it would seem to wait again."""
+        """Forget a removed sequence. If it waits in another queue, this queue would otherwise count it as waiting."""
         waiting = sequence.turn.waiting
         waiting[:] = [entry for entry in waiting if entry[1] is not sequence]
         heapq.heapify(waiting)
         self.served(sequence, sequence.num_due)
 
     def hold(self, client: Client) -> None:
-        """Pass over a client, until `release`."""
+        """Skip a client until `release`."""
         self._turns = [turn for turn in self._turns if turn[-1] is not client]
         heapq.heapify(self._turns)
         self._held.append(client)
@@ -214,7 +214,7 @@ class WaitingQueue:
             self._list(client, turn)
 
     def served(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the client's clock continue by tokens of a prompt that were computed, or are not needed."""
+        """Advance the client's clock by prompt tokens that were computed or are no longer needed."""
         num_tokens = min(num_tokens, sequence.num_due)
         if num_tokens:
             sequence.num_due -= num_tokens
@@ -227,7 +227,7 @@ class WaitingQueue:
             self.served(sequence, sequence.num_due if chunk.max_draws else chunk.num_tokens)
         end = min(chunk.known_end, sequence.prompt_len)
         if end == sequence.prompt_len - 1:
-            end += 1  # it is computed like a token of the answer, and those are not looked at one by one
+            end += 1  # The last prompt token will be computed like a decode, so it is charged now.
         first = max(chunk.start, sequence.num_charged)
         if end > first:
             sequence.client.service += (end - first) / sequence.client.share
@@ -235,7 +235,7 @@ class WaitingQueue:
 
     def charge_draws(self, step: Step) -> None:
         """Count one token as service for each drawing chunk of a step. Tokens after it count once they are drawn."""
-        if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
+        if len(self._clients) > 1:  # With a single client, nothing depends on its counter.
             for chunk in step.chunks:
                 if chunk.max_draws:
                     client = chunk.sequence.client
@@ -252,7 +252,7 @@ class WaitingQueue:
             heapq.heappush(self._turns, (client.service, client.num_running > 0, next(self._numbers), client))
 
     def _list(self, client: Client, turn: RequestTurn) -> None:
-        """Put a request into the order of its client, if it is not there as early already."""
+        """Put a request into its client's order, unless it is already listed as early."""
         while turn.waiting[0][1].place is not Place.WAITING:
             heapq.heappop(turn.waiting)
         if turn.listed is None or turn.place < turn.listed:
@@ -260,7 +260,7 @@ class WaitingQueue:
             heapq.heappush(client.turns, (turn.listed, next(self._numbers), turn))
 
     def _floor(self) -> float:
-        """Return the least service of a client that wants prompt tokens, or else that of the last one that waited."""
+        """Return the lowest service of clients that want prompt tokens, or else that of the last client that waited."""
         services = [one.client.service for one in self._running if one.num_uncomputed > 1]
         if (client := self.next_client()) is not None:
             services.append(client.service)

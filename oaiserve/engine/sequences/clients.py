@@ -1,4 +1,4 @@
-"""The clients of waiting and running sequences, and their requests: what `waiting.py` orders. Engine thread only."""
+"""The clients of waiting and running sequences, and their requests, which `waiting.py` sorts. Engine thread only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weakref import WeakValueDictionary
 class RequestTurn:
     """The sequences of one request among those of its client. Written by WaitingQueue."""
 
-    due: float = 0.0  # when its last prompt would end on the client's clock: see EqualShares
+    due: float = 0.0  # time on the client's clock at which its last prompt would end: see EqualShares
     waiting: list[tuple[tuple[float, ...], Any]] = field(default_factory=list)  # a heap of sequences by key
     num_waiting: int = 0
     num_running: int = 0
-    listed: tuple[object, ...] | None = None  # its lowest place in the client's order of requests
+    listed: tuple[object, ...] | None = None  # its earliest position in the client's order of requests
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Return the place in the order of requests, of one that waits: first those with nothing running."""
+        """Return the sort key of a waiting request: requests with nothing running come first."""
         return (self.num_running > 0, self.waiting[0][0])
 
 
@@ -34,11 +34,11 @@ class Client:
     share: float = 1.0  # relative to other clients; from its last request
     service: float = 0.0  # prompt tokens and generated tokens, weighted, and divided by the share
     requests: WeakValueDictionary[str, RequestTurn] = field(default_factory=WeakValueDictionary)
-    turns: list[tuple[tuple[object, ...], int, RequestTurn]] = field(default_factory=list)  # a heap of those that wait
+    turns: list[tuple[tuple[object, ...], int, RequestTurn]] = field(default_factory=list)  # a heap of waiting requests
     num_waiting: int = 0
     has_turn: bool = False  # whether it is in the order of clients
     num_running: int = 0
-    num_spare: int = 0  # running sequences beyond the first one of each request
+    num_spare: int = 0  # running sequences, not counting the first one of each request
 
     @property
     def is_present(self) -> bool:
@@ -46,16 +46,16 @@ class Client:
 
 
 class EqualShares:
-    """A client's clock: the tokens that each prompt would have got if all of them were computed side by side.
+    """A client's clock: the tokens that each prompt would have received if all were computed at the same time.
 
-    A prompt that arrives is due when it would end in that way (Friedman and Henderson, "Fairness and efficiency in web
-    server protocols", SIGMETRICS 2003). In the order of these moments, each ends no later than side by side, and short
-    ones pass long ones. The prompts of a request count as one, one after the other.
+    A prompt is due when it would end in that way (Friedman and Henderson, "Fairness and efficiency in web
+    server protocols", SIGMETRICS 2003). Computed in this order, each prompt ends no later than it would with equal
+    shares, and short ones overtake long ones. The prompts of a request count as one, one after the other.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._ends: list[tuple[float, int, RequestTurn]] = []  # a heap of the requests that would not have ended
+        self._ends: list[tuple[float, int, RequestTurn]] = []  # a heap of the requests that would still be computed
         self._numbers = count()
 
     def arrive(self, turn: RequestTurn, num_tokens: int) -> float:
@@ -71,7 +71,7 @@ class EqualShares:
         ends = self._ends
         while ends:
             end, number, turn = ends[0]
-            if end < turn.due:  # another prompt of it has arrived since
+            if end < turn.due:  # Another prompt of the request has arrived since.
                 heapreplace(ends, (turn.due, number, turn))
                 continue
             needed = (end - self.now) * len(ends)
