@@ -92,7 +92,7 @@ class Stepper:
         return self._shortage.num_steps
 
     def turn(self) -> bool:
-        """Launch the next step and end the previous one, or without overlap the next one, too. Return whether one ended."""
+        """Launch the next step and end the previous one; without overlap, end both. Return whether a step ended."""
         has_ended = self._in_flight is not None  # True at the end of this turn
         self._prepare_drafts()
         launched = self._launch()

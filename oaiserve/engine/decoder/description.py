@@ -85,9 +85,9 @@ class HeadRows:
 class RotaryTable:
     cosines: Tensor  # float32 [positions, pairs]
     sines: Tensor
-    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + apart
+    is_interleaved: bool  # pairs are neighbours; False: number i is paired with number i + apart
     apart: int
-    # int32 [pairs]: by which of a token's positions, of time, height and width, a pair is rotated; None: it has one.
+    # int32 [pairs]: which position (time, height or width) rotates each pair. None: a token has one position.
     axes: Tensor | None = None
 
 
@@ -96,8 +96,8 @@ class AttentionParameters:
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    looks_ahead: bool = True  # tokens of an image see those behind them, where there are such
-    chunk: int | None = None  # sequences are cut into chunks of this many tokens; a token sees only its own chunk
+    looks_ahead: bool = True  # tokens of an image see later tokens of the image
+    chunk: int | None = None  # tokens per chunk; a token sees only the tokens of its chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,14 @@ class LatentProjection:
     query: Matrix
     down: Matrix  # rows: first those of the latent vector, then the part of keys that all heads share
     norm: Norm  # norm of the latent vector
-    up: Matrix  # The rows of each head make the other numbers of the key, and then the value.
+    up: Matrix  # for each head: rows of the other numbers of the key, then rows of the value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
-    cache_of: int | None = (
-        None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
-    )
-    values_of_keys: bool = False  # values are the keys before norm and rotation, and have no rows of their own
+    qkv: list[Matrix] | LatentProjection  # matrices, in the order of their outputs
+    cache_of: int | None = None  # index of the layer whose keys and values it uses; None: this layer
+    values_of_keys: bool = False  # values are the keys before norm and rotation, without separate rows
     gate: Matrix | None = None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
     out: Matrix
     heads: int
@@ -134,7 +132,7 @@ class Attention:
     rotary_offset: int = 0  # first number of each head that is rotated
     rotates_before_norms: bool = False  # queries and keys are rotated before their norms
     query_factors: Tensor | None = None  # float32 [positions], by which queries are multiplied
-    sinks: Tensor | None = None  # float32 [heads], the score of a key more, whose value is 0
+    sinks: Tensor | None = None  # float32 [heads], score of an additional key whose value is 0
     parameters: AttentionParameters
     key_sizes: Tensor | None = None  # float32 [kv_heads, key_dim], see key_sizes.py; None: all are 1
 
@@ -150,7 +148,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A causal convolution of each channel by itself. A part of the layer's state has its last inputs."""
+    """A causal convolution of each channel. Its last inputs are part of the layer's state."""
 
     weight: Tensor  # float32 [taps, channels], from the oldest input to the newest
     bias: Tensor | None  # float32 [channels]
@@ -161,11 +159,11 @@ class Convolution:
 class DeltaNet:
     """A gated delta net, as src/delta.h computes it. The convolution has queries, keys and values as its channels."""
 
-    # Their rows follow each other: queries and keys of all key heads, values of all value heads, and their gates.
+    # Rows, in this order: queries and keys of all key heads, values of all value heads, and their gates.
     projections: list[Matrix]
     gates: LowRank | None = None  # makes the gates of values, if the projections don't
     has_sigmoid_gates: bool = False  # False: their activation is silu
-    rates: list[Matrix]  # rate at which each value head learns, and then the input of its decay
+    rates: list[Matrix]  # for each value head: its learning rate, then the input of its decay
     rate_factor: float = 1.0
     decays: LowRank | None = None  # makes the input of the decay of each row of a state; None: a head has one
     convolution: Convolution
@@ -183,7 +181,7 @@ class DeltaNet:
 class Mamba2:
     """A mixer of Mamba 2, as src/mamba.h computes it. The convolution has x, B and C as its channels."""
 
-    # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and the inputs of the times.
+    # Rows, in this order: x of all heads, B and C of all groups, gates of x, and the inputs of the times.
     projections: list[Matrix]
     convolution: Convolution
     heads: int
@@ -204,12 +202,12 @@ class Mamba2:
 class ShortConvolution:
     """A short convolution whose inputs and outputs are gated, as in LFM2."""
 
-    projections: list[Matrix]  # their rows follow each other: inputs, their gates, gates of the outputs
+    projections: list[Matrix]  # rows, in this order: inputs, their gates, gates of the outputs
     convolution: Convolution
     out: Matrix
 
 
-# The mixers of layers, next to attention or instead of it. The order of such layers is that of their states.
+# The mixers of layers, next to or instead of attention. Their states have the same order as these layers.
 Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 
@@ -230,15 +228,15 @@ class Router:
     weight: Tensor  # [experts, width]
     module: str  # name of the module for adapters; "": they cannot name it
     logits_bias: Tensor | None  # float32 [experts]
-    bias: Tensor | None  # float32 [experts], added to the scores for the choice alone
+    bias: Tensor | None  # float32 [experts], added to the scores only to choose experts
     top_k: int
     groups: int  # experts are chosen within the best groups
     top_groups: int
     is_sigmoid: bool = False  # False: softmax
-    adds_best_two: bool = False  # a group is as good as its two best experts together, else as the best one
+    adds_best_two: bool = False  # A group's score is the sum of its two best experts'; False: its best expert's.
     renormalizes: bool = False
     scale: float
-    factors: Tensor | None  # float32 [experts], of the weight of an expert, wherever it is chosen
+    factors: Tensor | None  # float32 [experts], factor of an expert's weight
 
     @property
     def matrix(self) -> Matrix:
@@ -294,7 +292,7 @@ class MixtureNorms:
     router: Norm
     experts: Norm
     experts_out: Norm
-    shared_out: Norm  # `shared` has no norm before it but that of the MLP
+    shared_out: Norm  # norm after `shared`, which reads the MLP's norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +305,9 @@ class Experts:
         str | ClampedGate
     )  # a name in library.ACTIVATIONS, for activation(gate) * up, or activation(up) without gates
     shared: MLP | None  # an MLP that computes all tokens
-    shared_gate: Matrix | None = None  # [1, width], whose product with a token decides how much of `shared` it gets
+    shared_gate: Matrix | None = None  # [1, width], the product with a token is the gate of `shared`
     norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP
-    scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
+    scales_inputs: bool = False  # An expert's weight multiplies its input instead of its output.
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +387,7 @@ class Layer:
     mlp_norm: Norm | None = None
     mlp: MLP | Experts | None = None
     mlp_out_norm: Norm | None = None
-    is_parallel: bool = False  # the MLP reads the same hidden state as attention, without its addition
+    is_parallel: bool = False  # The MLP reads the same hidden state as attention does.
     input_gate: InputGate | None = None  # applied last
     factor: float = 1.0  # factor of the hidden state after the layer
     scales: Scales | None = None  # None: all are 1

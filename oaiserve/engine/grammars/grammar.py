@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
-MOST_SEARCH_NS = 200_000_000  # time for finding the place of an error
+MOST_SEARCH_NS = 200_000_000  # limit for locating an error
 # Tokens of a text before the answer between two looks at the time, and their usual time: a token takes about 1 us.
 BEGUN_TOGETHER = 8
 BEGUN_NS = 40_000
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
 # it. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
-MOST_LATER_NS = TOKEN_NS  # time of compiling a layout that is left to the engine thread
+MOST_LATER_NS = TOKEN_NS  # a layout that takes less time to compile is left to the engine thread
 LONG_TEXT = 4_000  # characters of a schema whose layouts take more time than that, and are compiled beside each other
 MOST_EXCESS_NS = 250_000_000
-SECONDS_OF_EXCESS = 25  # time until a client has its whole allowance again
+SECONDS_OF_EXCESS = 25  # time until a client's allowance is full again
 MOST_CLIENTS = 1024  # clients whose excess is stored
 MOST_QUOTED = 200  # characters of a library's message
 
-_Key = tuple[GrammarKind, str, str, bool, bool]  # fields of `Grammar`: the second one is the text
+_Key = tuple[GrammarKind, str, str, bool, bool]  # fields of `Grammar`, of which the second is the text
 _AFTER_BRACKET = re.compile(rb"[\[{]+[^\[{]")
 
 
 class GrammarViolation(Exception):
-    """The grammar does not allow a token that was drawn: a fault of the server."""
+    """The grammar does not allow a drawn token, which is a bug of the server."""
 
 
 class GrammarGivenUp(Exception):

@@ -197,7 +197,7 @@ class Order:
         return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
 
     def may_overtake(self, passed: list[Sequence]) -> bool:
-        """Return whether a sequence may overtake those that don't fit. Only a few may be overtaken, each not too often."""
+        """Return whether a sequence may overtake those that don't fit: only a few, and each not too often."""
         if len(passed) > self.limits.lookahead:
             return False
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN

@@ -41,8 +41,8 @@ _RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3
 class Scheduler:
     """Chooses the chunks of steps. Each sequence is in one state of one lane: waiting, parked, running or gone.
 
-    The foreground is scheduled as if there were no background work, and takes slots and blocks from it. Then
-    background work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
+    The foreground is scheduled as if there were no background work, and takes slots and blocks from it. Then background
+    work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
     step by a few per cent, by the learned cost, and gets nothing while the cost is unknown. No background work begins
     while a sequence of the foreground waits. What still waits after its `background_wait_ns` joins the foreground.
     """
@@ -189,9 +189,7 @@ class Scheduler:
 
         Return True if it had left for its length and turns out to be shorter: then it waits again.
         """
-        lane = (
-            self.background if chunk.sequence.is_background else self.foreground
-        )  # `of`, inlined: this runs for each token
+        lane = self.background if chunk.sequence.is_background else self.foreground  # `of`, inlined
         return commit(lane, chunk, token_ids)
 
     def commit_next(self, sequence: Sequence, start: int, token_id: int) -> None:

@@ -43,63 +43,63 @@ class Sequence:
     params: SamplingParams
     _: KW_ONLY
     max_len: int  # prompt and answer together, in tokens
-    stop_ids: frozenset[int] = frozenset()  # they end it: end-of-sequence unless ignored, and the client's own
-    draw_key: int = 0  # 64 bits: with the position, all the randomness there is
-    priority: int = 0  # lower is earlier, where the policy asks for it
+    stop_ids: frozenset[int] = frozenset()  # end tokens unless ignored, and the client's stop ids
+    draw_key: int = 0  # 64 bits; draws depend only on this and the position
+    priority: int = 0  # lower is earlier, under `--policy priority`
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # number of the adapter, or 0; also part of the salt
-    client_name: str = ""  # clients take turns, where the policy asks for it
+    client_name: str = ""  # clients take turns, under `--policy fair`
     share: float = 1.0  # the client's share, relative to other clients
-    is_background: bool = False  # it can wait: see `Scheduler`, which ends this after `background_wait_ns`
-    background_wait_ns: int | None = None  # None: it can wait forever
+    is_background: bool = False  # background work; False after `background_wait_ns`: see `Scheduler`
+    background_wait_ns: int | None = None  # None: forever
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # the grammar's constraint on the answer
-    rules: tuple[SamplingRule, ...] = ()  # edits by plug-ins, on each of its draws
+    rules: tuple[SamplingRule, ...] = ()  # edits of its logits by plug-ins, at each draw
     shared_edits: InitVar[FixedEdits | None] = None  # edits shared by the request; None: made from the parameters
     edits: FixedEdits = field(init=False)
-    # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
+    # All of its tokens are pooled in one step, and nothing is cached.
     is_whole: bool = False
     second_start: int | None = None  # where the second text of a pair begins
     media: PromptMedia | None = None  # images and sounds of its prompt
-    encoded: tuple[Encoded, ...] = ()  # the vectors of each of them
+    encoded: tuple[Encoded, ...] = ()  # the vectors of each medium
     prompt_len: int = 0
-    # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
+    # The host edits its logits by the previous ids, so all of these must be known when it draws.
     needs_ids: bool = False
     has_edits: bool = False  # whether ids or parameters other than min_tokens edit its logits
     is_greedy: bool = False
     draw_parameters: array[float] = field(init=False)  # the columns of its draws, as float32
     # written by Scheduler
     token_ids: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # including those that a step under way draws
-    num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
+    num_tokens: int = 0  # includes tokens that the current step draws
+    num_computed: int = 0  # tokens whose keys and values are in `blocks` at the end of the launched steps
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
-    lost: LostPrefix | None = None  # prompt tokens after them that were in the prefix cache before
+    lost: LostPrefix | None = None  # the next prompt tokens, if they were in the prefix cache before
     has_asked_tier: bool = False  # lower tier was asked since the start or the last preemption
     num_before_tier: int | None = None  # cached tokens before blocks of the lower tier were restored
     blocks: list[int] = field(default_factory=list)
-    held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before
+    held_ns: float = 0.0  # blocks times nanoseconds, for released blocks, without the time before it shared them
     state: int | None = None  # index in the pool of states, if the model's layers keep one
-    state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
+    state_ends: list[int] = field(default_factory=list)  # numbers of tokens after which its state must be stored
     hashes: list[BlockHash] = field(default_factory=list)  # hashes of its first full blocks
     siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
     place: Place = Place.NOWHERE
     key: tuple[float, ...] = ()
     num_overtaken: int = 0
     num_preemptions: int = 0
-    last_turn: int = 0  # among the decodes of its client, where a step leaves some out
+    last_turn: int = 0  # when it last decoded, in steps that leave out some decodes of its client
     # written by WaitingQueue
-    client: Client = field(init=False)  # since it arrived
+    client: Client = field(init=False)  # set at its arrival
     turn: RequestTurn = field(init=False)
     num_due: int = 0  # tokens of its prompt that the client's clock has not counted yet
-    num_charged: int = 0  # first tokens of the prompt that count as service, or did not need to be computed
+    num_charged: int = 0  # first prompt tokens that were charged as service, or were cached
     # written by QueueWaits
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)
-    own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
+    own_wait: tuple[WaitReason, int] | None = None  # (reason, start)
     # The common totals when it began to wait for common reasons.
     wait_totals_ns: dict[WaitReason, int] = field(default_factory=dict)
     # written by the engine loop
     causes: RequestCauses | None = None  # causes of its request's time; None: they are not counted
-    wants_prompt_logprobs: bool = False  # the first choice of a prompt reports them, once
+    wants_prompt_logprobs: bool = False  # True for the first choice of a prompt, until it has reported them
     last_token_ns: int | None = None
     # written by Drafts
     draft: list[int] = field(default_factory=list)  # a proposal for its next tokens, all allowed by its grammar
@@ -131,19 +131,19 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Return the number of possible draws of a step under way, whose ids are not known yet."""
+        """Return the number of tokens that launched steps may draw and whose ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
 
     @property
     def num_restored(self) -> int:
-        """Return how many of its cached prompt tokens came back from the tier below."""
+        """Return how many of its cached prompt tokens were restored from the lower tier."""
         if self.num_before_tier is None:
             return 0
         return max(0, self.num_cached - self.num_before_tier)
 
     @property
     def is_held(self) -> bool:
-        """Return whether a step under way may draw several tokens: their number is not known before its commit."""
+        """Return whether a launched step may draw several tokens, whose number is known only at its commit."""
         return self.num_tokens > len(self.token_ids) + 1
 
     @property
