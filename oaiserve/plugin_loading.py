@@ -147,7 +147,7 @@ def tables_in(settings: Settings) -> Mapping[str, Settings]:
 def server_for(
     models: Sequence[str], config: Config, plugins: Sequence[Plugin]
 ) -> Callable[[socket.socket], int] | None:
-    """Return what a plug-in serves instead of one model, or None. Raises OptionError and StartupError."""
+    """Return a plug-in's server, which replaces that of one model, or None. Raises OptionError and StartupError."""
     for plugin in plugins:
         if plugin.serve is not None and (serve := plugin.serve(models, config, plugins)) is not None:
             return serve
@@ -178,7 +178,7 @@ def commands_of(plugins: Iterable[Plugin]) -> dict[str, Command]:
 
 
 def _made(found: object, settings: Settings) -> object:
-    """Return what a module has as its plug-in, or what its function makes from the settings."""
+    """Return the plug-in of a module, or the one that the module's function makes from the settings."""
     if isinstance(found, Plugin) and settings:
         raise StartupError(f"it takes no settings, but the config file has {', '.join(settings)}.")
     return found if isinstance(found, Plugin) or not callable(found) else found(settings)
@@ -296,7 +296,7 @@ def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
-    """Return what asks the plug-ins in turn to load what reads images and sounds, or None if no plug-in can."""
+    """Return a loader of media readers, which tries the plug-ins in turn, or None if no plug-in has one."""
     loading = [(plugin.name, plugin.media) for plugin in plugins if plugin.media is not None]
 
     def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:

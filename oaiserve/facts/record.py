@@ -371,7 +371,7 @@ class EngineAccount:
         return self.machine_ns is not None
 
     def said_of(self, phase: str) -> Sequence[str]:
-        """Return what is said of a phase instead of its causes, for the server's operator."""
+        """Return the text that the operator sees for a phase instead of its causes."""
         return ()
 
     @property

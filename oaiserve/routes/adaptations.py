@@ -16,7 +16,7 @@ STORED = "the stored item "  # prefix of a place in an item that is not in the b
 
 
 def not_enforced(keyword: str) -> str:
-    """Return what a note says of a keyword that no grammar enforces; "" for all of a schema."""
+    """Return a note's text about a keyword that no grammar enforces; "" stands for a whole schema."""
     return f"'{keyword}' is not enforced" if keyword else "the schema is not enforced"
 
 

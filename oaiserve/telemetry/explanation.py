@@ -145,14 +145,14 @@ def _users(users_ns: Mapping[str, int], *, is_largest: bool) -> str:
 
 
 def _part_of(others: list[OthersTime]) -> str:
-    """Return what the client with the largest part of a time had of it."""
+    """Return words for the largest part of a time that went to one client."""
     if not others:
         return ""
     return f": {duration(others[0].total_ns)} of it for {_whose(others[0])}"
 
 
 def _whose(others: OthersTime) -> str:
-    """Return whose requests others were, and what of them took the most time."""
+    """Return words for the largest part of a client's requests, and the client."""
     kind = max(_KINDS, key=lambda kind: getattr(others, kind))
     if others.whose is Whose.SAME_CLIENT:
         return f"{_KINDS[kind]} of other requests of the same client"

@@ -128,7 +128,7 @@ class Order:
             prompts.under_way.sort(key=_client_and_key, reverse=True)
 
     def others_of(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> Others:
-        """Return what the prompts after this one could use in the step: those of other clients, and a shorter next one
+        """Return the tokens that later prompts could use in the step: prompts of other clients, and a shorter next one
         of the same client. `head` waits next. The count stops once they could fill the step."""
         if not self.by_client:
             return NOBODY

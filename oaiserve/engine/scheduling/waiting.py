@@ -56,8 +56,8 @@ class WaitingQueue:
         self._by_client = by_client
         self._clients: dict[str, Client] = {}
         # A heap with one entry for each client that waits: its counter, whether it had anything running, and a number.
-        # Of equal counters, those with nothing running are first, by arrival. As counters only grow, an entry is never
-        # above its client's counter, and is put right when its turn comes.
+        # Among equal counters, clients with nothing running come first, then the order is that of arrival. As counters
+        # only grow, an entry is never above its client's counter, and is corrected when its turn comes.
         self._turns: list[tuple[float, bool, int, Client]] = []
         self._numbers = itertools.count()
         self._last = Client("", EqualShares())  # the last client that stopped waiting

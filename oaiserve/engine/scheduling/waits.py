@@ -68,7 +68,7 @@ class QueueWaits:
         sequence.wait_totals_ns = {}
 
     def reason_of(self, sequence: Sequence) -> WaitReason:
-        """Return what a waiting sequence waits for now. Any thread may call this."""
+        """Return the current reason of a waiting sequence. Any thread may call this."""
         own = sequence.own_wait
         return self.reason if own is None else own[0]
 

@@ -23,7 +23,7 @@ def draw_row(sequence: Sequence, position: int) -> DrawRow:
 
 
 def draw_columns(draws: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `parameters_of` and `seeds` return for the rows of draws, each after the last token of its chunk."""
+    """Return the results of `parameters_of` and `seeds` for draws that follow the last token of each chunk."""
     positions = array("Q", [draw[1] + draw[2] for draw in draws])
     keys = array("Q", [draw[0].draw_key for draw in draws])
     noise = splitmix64(np.frombuffer(keys, np.uint64), np.frombuffer(positions, np.uint64)).view(np.int64)

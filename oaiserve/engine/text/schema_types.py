@@ -7,7 +7,7 @@ from typing import Any
 
 Types = tuple[str, ...]  # distinct types in the order of the schema
 
-_MOST_DEPTH = 16  # of nested alternatives and references; below that, any type is assumed
+_MOST_DEPTH = 16  # maximum nesting of alternatives and references; deeper ones may have any type
 _OF_VALUES = {
     str: "string",
     bool: "boolean",

@@ -123,7 +123,7 @@ class Tokenizer:
 
     @property
     def why_no_chat(self) -> str:
-        """Return what a model without a chat template can do, and how it can get one, in sentences."""
+        """Return sentences that say how to use a model without a chat template, and how to give it one."""
         can = "The model has no chat template, so it only continues texts, by /v1/completions."
         return f"{can} {advice(self.backend.token_to_id)}."
 

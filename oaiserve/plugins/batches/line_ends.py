@@ -17,7 +17,7 @@ class CrLf:
         self._at: Literal["first line", "delimiter", "headers", "content", "as it is"] = "first line"
 
     def fed(self, data: bytes) -> bytes:
-        """Return what the parser gets next, which may be nothing yet."""
+        """Return the bytes for the parser, which may be none yet."""
         if self._at == "as it is":
             return data
         self._held += data
@@ -27,7 +27,7 @@ class CrLf:
         return read
 
     def rest(self) -> bytes:
-        """Return what was held back, at the end of the form."""
+        """Return the bytes that were held back. Call this at the end of the form."""
         rest = self._held
         self._held = b""
         return rest

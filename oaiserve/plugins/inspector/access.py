@@ -55,7 +55,7 @@ def _is_owners(key: Key, backend: Backend, ring: Keyring) -> bool:
 
 def _is_from_this_machine(request: Request, backend: Backend) -> bool:
     """Return whether all addresses of a request are this machine's: that of its connection, and those that proxies
-    have added. Of gateways, only that of a child process is trusted to report who has sent a request."""
+    have added. Only the gateway of a child process is trusted to report the sender of a request."""
     if HOPS_HEADER in request.headers and not backend.is_child:
         return False
     addresses = [request.client.host if request.client is not None else ""]

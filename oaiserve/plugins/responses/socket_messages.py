@@ -122,7 +122,7 @@ def _cut(response_id: str | None) -> str:
 
 
 def _read(message: Content, decode: Callable[[Content], Result]) -> Work[tuple[Result, Content]]:
-    """Return what a decoder reads in a message, and the text that was read: without halves of surrogate pairs, which
+    """Return the decoded message and the text that was decoded: without halves of surrogate pairs, which
     the route replaces and notes. Raises InvalidRequest and RecursionError."""
     try:
         try:

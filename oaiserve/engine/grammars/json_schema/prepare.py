@@ -108,7 +108,7 @@ def prepare_leniently(text: str, *, is_open: bool = False) -> tuple[PreparedSche
 
 
 def whole_left_out(document: Any) -> tuple[PreparedSchema, Sequence[str]]:
-    """Return what `prepare_leniently` does where nothing of a schema but its type can be obeyed."""
+    """Return the result of `prepare_leniently` for a schema of which only the type can be obeyed."""
     is_array = isinstance(document, dict) and document.get("type") == "array"
     return PreparedSchema({"type": "array" if is_array else "object"}, []), [""]
 
