@@ -26,7 +26,7 @@ class LoopRule:
         return max(self.min_count * period, self.min_length)
 
     def least_repeated(self, above: int) -> int:
-        """Return the least tokens after the first period, of all loops with a period of more than `above` tokens."""
+        """Return the minimum tokens after the first period of any loop whose period exceeds `above` tokens."""
         turning_point = self.min_length // self.min_count  # Above this period, `min_count` decides.
         periods = (min(max(period, above + 1), self.max_pattern_size) for period in (turning_point, turning_point + 1))
         return min(self.least_length(period) - period for period in periods)

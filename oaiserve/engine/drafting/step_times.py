@@ -27,7 +27,7 @@ class StepTimes:
     MOST_GROWTH = 2  # cap of measured / expected time of one step; anything above has other causes
 
     def __init__(self) -> None:
-        self._unit_ns = 0.0  # the time of a step with one token, by the newest steps
+        self._unit_ns = 0.0  # time of a step with one token, from the latest steps
         self._ratios = [1.0] * len(SIZES)  # measured / assumed time, for each size
         self._num_measured = [0] * len(SIZES)  # steps that each ratio is the mean of
 

@@ -74,7 +74,7 @@ class Prefixes:
         return [], None
 
     def lost(self, sequence: Sequence, num_shared: int) -> LostPrefix | None:
-        """Return the part of a prompt after its first `num_shared` blocks that is cached no longer or unusable, or None.
+        """Return the part of a prompt after its first `num_shared` blocks that is lost for the prefix cache, or None.
 
         Either these blocks were evicted, or they are cached and the state of the layers isn't.
         """

@@ -36,7 +36,7 @@ class Sequence:
     has one writer, which its comment names.
     """
 
-    # given, then fixed
+    # set at construction, then constant
     request_id: str
     index: int
     prompt: InitVar[list[int]]

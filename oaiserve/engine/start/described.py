@@ -54,7 +54,7 @@ class Described(NamedTuple):
     spec: ModelSpec
     decoder: Decoder
     library: Library | None  # None: without --compile, or on a GPU
-    quantized: QuantizedFile | None = None  # has the blocks that --quantize made, and no name yet
+    quantized: QuantizedFile | None = None  # a file with the blocks that --quantize made, which has no name yet
     tensors: HubTensors | GgufTensors | None = None  # tensors of its files
 
 

@@ -150,7 +150,7 @@ def _refuse_offload(options: EngineOptions, kv_bytes: int = 0) -> None:
 
 
 def _with_tier(served: ServedModel, request: StartRequest) -> ServedModel:
-    """Return the model with the tier below its KV blocks that the options ask for. Torch is loaded now."""
+    """Return the model with the lower tier of KV blocks that the options request. Call this once torch is loaded."""
     options = request.options
     if (cache_dir := options.prefix_cache_dir) is not None:
         from oaiserve.engine.start.kept_blocks import keep_blocks

@@ -231,7 +231,7 @@ class PlainEncoding:
         return written, (_WRITTEN.join(MARK.join(cut(part)) for part in parts) for cut in cuts)
 
     def restored(self, token_ids: Sequence[int], written: Sequence[int]) -> list[int]:
-        """Return the ids of one of the forms, with those of the control tokens in their places."""
+        """Return the ids of one of the forms, with the ids of the control tokens inserted."""
         rest = iter(written)
         return [
             next(rest) if token_id == self._written_id else self._ids.get(token_id, token_id)

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 # Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
 MOST_COMPARED_CHARACTERS = 60
 LEAST_LIKENESS = 0.8  # likeness of a path and the route suggested for it, from 0 to 1, without the prefix
-_PREFIX = "/v1"  # Most routes begin with this, so it makes no two of them alike.
+_PREFIX = "/v1"  # Most routes begin with this, so it is left out when paths are compared for similarity.
 _NO_THREAD = "can't start new thread"  # the text of CPython's RuntimeError
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

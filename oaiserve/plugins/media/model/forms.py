@@ -21,7 +21,7 @@ NOUNS: dict[MediaKind, str] = {"image": "Images", "audio": "Sounds"}
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form in which media of one kind come into the prompts of a model."""
+    """How prompts of a model represent media of one kind."""
 
     kind: MediaKind
     family: Family
