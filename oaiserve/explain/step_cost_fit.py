@@ -103,11 +103,11 @@ class StepCostFit:
         self._run = run
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
         self._surprise = 0.0  # since the last fit
-        self._since_ns = 0  # total time of the steps since the last fit
+        self._since_ns = 0  # the time of the steps since then
         self._is_fitting = False
-        # Only fits write these, and only one fit runs at a time:
+        # These are written by the fits, of which there is one at a time:
         self._seen: Seen | None = None
-        self._unit_ns = 0.0  # time of a typical short step, the unit of the guess
+        self._unit_ns = 0.0  # a usual step, of the shortest ones, to which the guess is relative
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)

@@ -20,7 +20,7 @@ class Routers:
     """The routers of all models, with the methods of `Router`. A replica that reports no models counts for any."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
-        """With `is_strict`, requests for a model that no replica has reported find no replica."""
+        """With `is_strict`, a model that no replica has reported has no replica."""
         self._is_strict = is_strict
         self.fleet = Router()  # the router of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same

@@ -1,7 +1,7 @@
 """Passes the current replicas and their reports to the router.
 
-The router has a replica from its first report until its address is gone. It chooses silent replicas only if all are
-silent, and never chooses those that hang.
+The router has a replica from its first report until its address is gone. Silent replicas are chosen only if all are
+silent, and those that hang never.
 """
 
 from __future__ import annotations
