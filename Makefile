@@ -123,7 +123,7 @@ bench: setup
 PEERS_INTO_DOCS := --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
-	$(if $(ARGS),,$(BIN)/python -m tools.charts)
+	$(if $(ARGS),,$(BIN)/python -m tools.charts && $(BIN)/python -m tools.drawn)
 
 clients: setup
 	$(BIN)/python -m tools.clients $(if $(ARGS),$(ARGS),--markdown docs/clients.md)

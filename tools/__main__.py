@@ -61,6 +61,7 @@ COMMANDS = {
     "ranges": "tests with the lowest and newest versions of packages: `make test-range`",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md",
+    "drawn": "reduces docs/benchmarks to the numbers that tables and charts need",
     "quick": "the tests that a change can break, for at most 90 s: `make quick`",
     "style": "statements and words that are hard to read, with file and line: `make check`",
 }

@@ -10,11 +10,13 @@ import json
 import statistics
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from tools.bench import table
 from tools.bench.workloads import MEASURES, WORKLOADS
 
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "benchmarks" / "cpu-peers.json"
 CHART = DOCS / "images" / "peers-throughput.svg"
 BARS = {"oaiserve": ("oaiserve", "ours"), "vllm-cpu": ("vLLM", "peer1"), "llama-cpp": ("llama.cpp", "peer2")}
 WIDTH = 720
@@ -44,9 +46,9 @@ text { font: 13px system-ui, sans-serif; fill: #1a202b; }
 """
 
 
-def chart() -> str:
+def chart(results: dict[str, Any]) -> str:
     """Return the SVG: for each measure of throughput, in the order of the table, a bar of each server."""
-    servers = json.loads((DOCS / "benchmarks" / "cpu-peers.json").read_text())["servers"]
+    servers = results["servers"]
     rounds = {name: servers[name]["rounds"] for name in BARS if name in servers}
     title = f"Tokens per second, more is better: median (least..most) of {max(map(len, rounds.values()))} rounds"
     parts = [text(0, 16, title, "title")]
@@ -90,4 +92,4 @@ def text(x: int, y: int, words: str, style: str, anchor: str = "start") -> str:
 
 
 if __name__ == "__main__":
-    CHART.write_text(chart())
+    CHART.write_text(chart(json.loads(RESULTS.read_text())))
