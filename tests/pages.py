@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")),
     ROOT / "deploy/ray/README.md",
+    ROOT / "tests/features.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MARKDOWN = MarkdownIt("commonmark").enable("table")

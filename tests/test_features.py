@@ -1,4 +1,4 @@
-"""docs/features.md has a line for each command and flag that exists, and for nothing else."""
+"""tests/features.md has a line for each command and flag that exists, and for nothing else."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.missing_plugins import has_command
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = dict(
-    section.split("\n", 1) for section in (ROOT / "docs/features.md").read_text().split("\n## ")[1:]
+    section.split("\n", 1) for section in (ROOT / "tests/features.md").read_text().split("\n## ")[1:]
 )  # by title
 SERVE = (
     "`oaiserve serve`: the server",

@@ -1,6 +1,6 @@
 """What this project was asked for, and what may never be cut: one test for each of its six parts.
 
-Each part works, has a command, and is marked as promised in docs/features.md. A change that makes one of
+Each part works, has a command, and is marked as promised in tests/features.md. A change that makes one of
 these tests fail removes what users were promised.
 """
 
@@ -332,7 +332,7 @@ def test_the_benchmark_itself_runs_the_engine_in_process_and_prints_every_line(
 
 
 def test_what_was_promised_says_so_in_the_list_of_features() -> None:
-    lines = (ROOT / "docs/features.md").read_text().splitlines()
+    lines = (ROOT / "tests/features.md").read_text().splitlines()
     promised = [line for line in lines if "promised:" in line]
     for name in ("--tokenize-workers", "--stream-interval", "--nvtx", "bench run"):
         assert [line for line in promised if line.startswith("| `") and f"`{name}`" in line.split("|")[1]], name
