@@ -59,7 +59,7 @@ _CUT_OFF = (
 )
 
 # The model's generation_config.json has none. With the temperature and top_p of its card, 0.2 and 0.9, 14 of 60 answers
-# to the prompts that the chat page suggests repeated themselves, with these none (`python -m tools.demo_answers`).
+# to the prompts that the chat page suggests repeated themselves, with these none (tests/real/test_demo_answers.py).
 DEFAULTS = {"temperature": 0, "repetition_penalty": 1.1, "max_new_tokens": 512}
 
 DIGESTS = "SHA256SUMS"  # digests of the files in the folder

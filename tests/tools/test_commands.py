@@ -16,7 +16,6 @@ PARTS = {
     "tools",
     "tools.arm.answers",
     "tools.attack.neighbour",
-    "tools.bench.instructions.our_steps",
     "tools.gpu.resources",
     "tools.gpu.section",
     "tools.gpu.worker",

@@ -1,19 +1,13 @@
 """The fake GPU of the dry run: models start on it with kernels and graphs, and what they launch is compiled."""
 
-import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
-
-from oaiserve.engine.executors.cuda.step_sizes import Size
-from tools.engine_load import random_step
-from tools.gpu.padding import Counts, as_text
 
 pytestmark = pytest.mark.kernels
 
@@ -63,25 +57,6 @@ def test_a_model_starts_and_answers_with_kernels_and_graphs() -> None:
     assert features == '[["kernels", "graphs"], {}]'
     for name in ("prefill_kernel", "decode_kernel", "add_and_norm_kernel", "candidates_kernel"):
         assert name in kernels
-
-
-def test_padding_and_steps_without_a_graph_are_counted() -> None:
-    said = run("from tools.gpu import padding; print(json.dumps(padding.counted(4, 6)))")
-    found = json.loads(said.splitlines()[-1])
-    parts = [Counter(found[kind]) for kind in ("decodes", "decodes and prompts")]
-    assert parts[0] + parts[1] == +Counter(found["all"])
-    assert 0 < found["all"]["padding"] < found["all"]["rows"]
-    assert found["all"]["without_graph"] == 0
-
-
-def test_a_step_counts_as_padded_to_its_size_or_as_without_a_graph() -> None:
-    step = random_step([(3, 1), (0, 5)], 16)
-    counts = Counts()
-    counts.add(step, Size(4, 16))
-    counts.add(step, None)
-    assert counts.by_kind["all"] == {"steps": 2, "rows": 12, "padding": 10, "without_graph": 1}
-    text = as_text({"loads": [{"running": 4, "graphs": 9, **counts.by_kind}]})
-    assert text.splitlines()[-1] == "| 4 | 9 | 2 | 100 | 6.00 | 83.3 | 50.0 |"
 
 
 # The tile that heads of 512 had, and one that fits, by their rows.

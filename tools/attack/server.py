@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import torch
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, HI, NEIGHBOUR_KEY
 from tools.attack.liar import LIAR
-from tools.images import save_model
 from tools.server_process import ServerProcess, free_port, running_process
 
 MEMORY_LIMIT_BYTES = 10 * 2**30  # address space
@@ -27,6 +27,14 @@ FEW_FILES = 256
 # after the warm-up, so that what grows later is something else.
 KV_CACHE = ("--kv-cache-memory", "400MiB")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
+_TEXT = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192, "vocab_size": 49280,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "image_size": 512, "patch_size": 16,
+}  # fmt: skip
 LENGTH = ("--max-model-len", "4096")
 GATEWAY = "gateway"  # a gateway to a server of the first of KINDS and a replica that lies
 KINDS = {
@@ -85,7 +93,7 @@ def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
     with TemporaryDirectory() as folder:
         if kind == "images":
             model = f"{folder}/model"
-            save_model(Path(model))
+            _save_model(Path(model))
         command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", *([f"--nofile={FEW_FILES}"] if kind == "few files" else [])]
         command += [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json"]
         command += [*KV_CACHE, *KEYS, *KINDS[kind], *(_certificate(Path(folder)) if kind == "TLS" else ()), *flags]
@@ -110,6 +118,17 @@ def _gateway(behind: str) -> Iterator[Server]:
         key = {"OAISERVE_REPLICA_KEY": NEIGHBOUR_KEY}
         with running_process(command, port, log_file=Path(folder) / "log", env=os.environ | key) as process:
             yield Server(GATEWAY, process)
+
+
+def _save_model(folder: Path) -> None:
+    """Save a model at the shape of SmolVLM-256M with random weights, in bfloat16."""
+    from tests.plugins.media.seeing import KINDS, save_whole  # of a plug-in, which may be missing
+
+    pixels = {"size": {"longest_edge": 512}, "max_image_size": {"longest_edge": 512}}
+    kind = KINDS["smolvlm"]._replace(
+        of_images=pixels, settings={"image_seq_len": 64}, config={"scale_factor": 4}, vision=_VISION, text=_TEXT
+    )
+    save_whole("smolvlm", kind, folder, torch.bfloat16, 0.02)
 
 
 def _certificate(folder: Path) -> list[str]:

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
+import os
 import random
 import statistics
+import struct
 import sys
 import time
 from collections import Counter
@@ -37,6 +40,7 @@ from loadtest.metrics_page import parse_metrics
 from oaiserve.engine.grammars.grammar import MOST_KEPT
 from oaiserve.explain.reuse.recent_prompts import MAX_PROMPTS
 from oaiserve.http.fair_turns import MUCH_BYTES
+from oaiserve.plugins.responses.socket_frames import VERSION
 from tools.attack.attack import (
     ATTACKER_KEY,
     CHAT,
@@ -58,7 +62,6 @@ from tools.attack.families.grammars import EXPLODING, body, schema
 from tools.attack.forms import forms
 from tools.attack.server import Server, oaiserve
 from tools.attack.verdict import wrong
-from tools.attack.ways import KINDS, framed, handshake, with_fields
 from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
@@ -75,6 +78,7 @@ MOST_GROWTH_MIB = 24.0  # growth of the median from one half of the rounds that 
 LEAST_ROUNDS = 4  # in each half
 MOST_MORE = 4  # open files and threads than at the beginning: pools grow to their size
 STORE = ("--response-store-bytes", "16MiB")
+HOSTILE = (b'"x":1', b" " * 2**21 + b'"x":1', b",".join(b'"%x":1' % number for number in range(2**17)))
 EMPTY_PING = b"\x89\x80" + bytes(4)
 MARKERS = "soak"
 HEAD_OF_TABLE = ("minute", "RSS, MiB", "peak, MiB", "open files", "threads", "blocks used", "requests", "attacks",
@@ -203,12 +207,13 @@ class Soak:
     async def _socket(self) -> None:
         """Send messages on a socket, read some of what comes back, and leave in the midst."""
         connection = await self._strike.connect()
-        await connection.send(handshake(urlsplit(self.server.url).netloc))
-        hostile = self._random.choice([b'"x":1', b" " * 2**21 + b'"x":1', *(kind[: 2**20] for kind in KINDS.values())])
+        await connection.send(_handshake(urlsplit(self.server.url).netloc))
+        hostile = self._random.choice(HOSTILE)
         for _ in range(self._random.randrange(1, 8)):
             fields = {"type": "response.create", "input": "Hi", "store": False, "max_output_tokens": 16}
             fields["stream_id"] = self._random.choice("ab")
-            await connection.send(framed(with_fields(hostile, **fields)) + framed(b"{}") * 20 + EMPTY_PING * 100)
+            message = b"{%b,%b" % (hostile, json.dumps(fields).encode()[1:])
+            await connection.send(_framed(message) + _framed(b"{}") * 20 + EMPTY_PING * 100)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await connection.reader.read(2**16)
@@ -246,6 +251,19 @@ class Soak:
             self.num_honest,
             value("oaiserve_time_to_first_token_seconds_count"),
         )
+
+
+def _handshake(host: str) -> bytes:
+    """Return the request for a socket."""
+    key = base64.b64encode(os.urandom(16)).decode()
+    head = f"GET /v1/responses HTTP/1.1\r\nhost: {host}\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    head += f"sec-websocket-version: {VERSION}\r\nsec-websocket-key: {key}\r\nauthorization: Bearer {ATTACKER_KEY}\r\n"
+    return f"{head}\r\n".encode()
+
+
+def _framed(message: bytes) -> bytes:
+    """Return a whole message in one frame, whose mask changes nothing."""
+    return b"\x81\xff" + struct.pack(">Q", len(message)) + bytes(4) + message
 
 
 def _small_grammars() -> list[bytes]:

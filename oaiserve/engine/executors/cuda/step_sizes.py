@@ -34,7 +34,7 @@ def step_sizes(max_running: int, max_step_tokens: int, *, has_states: bool = Fal
 
     A row of padding reads no keys, and with up to some hundred tokens, a matrix product takes as long as reading its
     weights. So a few tokens of padding cost hardly any time. With more, each costs its arithmetic, so that there are
-    about 3 % of padding at most (`python -m tools.gpu.padding`). Sizes with few decodes compute fewer rows of logits.
+    about 3 % of padding at most. Sizes with few decodes compute fewer rows of logits.
     Layers with states compute each prompt by itself.
     """
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_running, 64)]
