@@ -36,7 +36,6 @@ COMMANDS = {
     "clients.small_model": "whether coding tools write a file with a real small model: docs/clients.md",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
-    "attack.broken_caches": "starts with spoiled records and quantized weights, which may only count as missing",
     "attack.fuzz": "spoiled files and bodies for their readers, 60 s each; fails where one raises more than a refusal",
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",

@@ -1,6 +1,7 @@
 """The list of the laboratory's commands has each of its programs."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,9 @@ def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: 
     assert record.keys() == {"name", "command", "created", "machine", "version", "rows"}
     assert (record["machine"], record["rows"]) == ("another", [1])
     assert record["command"].endswith(" --quick")
+
+
+def test_the_first_page_of_the_gpu_check_names_each_of_its_files() -> None:
+    page = (ROOT / "tools/gpu/__init__.py").read_text()
+    files = [path.stem for path in (ROOT / "tools/gpu").glob("[!_]*.*")]
+    assert [name for name in files if not re.search(rf"\b{name}\b", page)] == []
