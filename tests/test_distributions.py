@@ -31,7 +31,7 @@ for package in (oaiserve, loadtest):
                 raise ImportError(f"{{module.name}} needs {{error.name}}, which is not installed") from error
 ours = {{name: module for name, module in sys.modules.items() if name.partition(".")[0] in
     ("oaiserve", "loadtest", "tools", "tests")}}
-assert len(ours) > 700
+assert len(ours) > 400  # plug-ins may be missing
 print(*(name for name, module in ours.items() if not module.__spec__.origin.startswith(sys.prefix)))
 """
 
