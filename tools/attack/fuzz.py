@@ -59,7 +59,7 @@ from tools.attack import schema
 from tools.attack.broken_files import LLAMA
 from tools.attack.families import generated
 from tools.attack.media_files import plain
-from tools.attack.spoils import changed_bytes, cut, edited, edited_header, extreme_number, lengthened
+from tools.attack.spoils import changed_bytes, cut, edited, edited_header, extreme_number, lengthened, token_replaced
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -118,7 +118,7 @@ def part_repeated(content: bytes, rng: random.Random) -> bytes:
 def json_edited(content: bytes, rng: random.Random) -> bytes:
     try:
         return json.dumps(edited(json.loads(content), rng)).encode()
-    except ValueError:  # An earlier change has broken it.
+    except (ValueError, RecursionError):  # An earlier change has broken it.
         return content
 
 
@@ -220,7 +220,8 @@ def bodies(rng: random.Random) -> Iterator[bytes]:
     paths = st.sampled_from(sorted(generated.bodies()))
     pairs = paths.flatmap(lambda path: st.tuples(st.just(path), generated.contents(path)))
     while True:
-        for path, content in schema.drawn(pairs, rng.getrandbits(32), NUM_DRAWN):
+        for path, drawn in schema.drawn(pairs, rng.getrandbits(32), NUM_DRAWN):
+            content = token_replaced(drawn, rng) if rng.randrange(4) == 0 else drawn
             yield json.dumps(path).encode() + b"\n" + content
 
 
@@ -335,17 +336,17 @@ TARGETS = {
     "configurations": Target(
         reader_of_files("config.json", read_configuration),
         (StartupError,),
-        spoiled(configurations, json_edited, *BYTES),
+        spoiled(configurations, json_edited, token_replaced, *BYTES),
         num_fixed=4000,
     ),
     "adapters": Target(
         reader_of_files("adapter_config.json", read_adapter_of),
         (BadAdapter,),
-        spoiled(small_adapters, json_edited, json_edited, *BYTES),
+        spoiled(small_adapters, json_edited, json_edited, token_replaced, *BYTES),
         num_fixed=4000,
     ),
     "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
-    "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited)),
+    "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited, token_replaced)),
     "bodies": Target(read_body, (), bodies, num_fixed=500),
 }
 if find_spec("oaiserve.plugins.batches") is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets t
     *(2**64 - 1, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")),
 )
 OTHER_KINDS: tuple[Any, ...] = (None, True, "", "x" * 300, "../../../etc/passwd", [], {}, [[]], [None], {"": {}})
+
+
+# Beyond Python's limits of digits and of nesting, no character, no number of JSON, and beyond all floats.
+TOKENS = (b"7" * 5000, b"[" * 20_000 + b"]" * 20_000, b'"\\ud800"', b"NaN", b"1e999")
+_TOKEN = re.compile(rb'[:\[,]\s*("(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null)(?!\s*:)')
 
 
 def header_end(content: bytes) -> int:
@@ -51,6 +57,15 @@ def extreme_number(content: bytes, at: int, rng: random.Random) -> bytes:
     )
     written = number.to_bytes(bits // 8, "little")
     return content[:at] + written + content[at + len(written) :]
+
+
+def token_replaced(content: bytes, rng: random.Random) -> bytes:
+    """Replace a value in a text of JSON by one that readers of JSON have stumbled over."""
+    places = [match.span(1) for match in _TOKEN.finditer(content)]
+    if not places:
+        return content
+    begin, end = rng.choice(places)
+    return content[:begin] + rng.choice(TOKENS) + content[end:]
 
 
 def edited(tree: Any, rng: random.Random) -> Any:
