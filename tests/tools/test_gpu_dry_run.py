@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).parents[2]
-END = "end of a tile"
+END = "end of an answer"
 # In a process of its own, because Triton is in interpreter mode in that of the tests.
 START = """
 import json
@@ -42,39 +42,39 @@ def launched(head_dim, **settings):
 """
 
 
-def run(code: str) -> str:
+# The tile that heads of 512 had, and one that fits, by their rows.
+DO_FIT = {128: False, 32: True}
+_TILE = "attention.prefill_tile = lambda *sizes: attention.Tile(rows, 32, num_warps=8, num_stages=2)"
+_CHOSEN = "{one: ['a section'] for one in launched(512) if one.kernel == 'prefill_kernel'}"
+QUESTIONS = (
+    "print(sorted({one.kernel for one in launched(16)}))",
+    *(f"rows = {rows}; {_TILE}; print(dry_run.check_kernels({_CHOSEN}))" for rows in DO_FIT),
+)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[str]:
+    """Ask all questions in one process: importing torch and transformers takes longer than most answers."""
+    code = f"print({END!r})\n".join(f"{question}\n" for question in QUESTIONS)
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     # Processes that compile would run a script again, up to its imports of torch and transformers.
     command = [sys.executable, "-c", f"{START}\n\n{code}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split(f"{END}\n")
 
 
-def test_a_model_starts_and_answers_with_kernels_and_graphs() -> None:
-    answers, features, kernels = run("print(sorted({one.kernel for one in launched(16)}))").splitlines()
-    assert answers == "[4, 6]"
+def test_a_model_starts_and_answers_with_kernels_and_graphs(answers: list[str]) -> None:
+    sizes, features, kernels = answers[0].splitlines()
+    assert sizes == "[4, 6]"
     assert features == '[["kernels", "graphs"], {}]'
     for name in ("prefill_kernel", "decode_kernel", "add_and_norm_kernel", "candidates_kernel"):
         assert name in kernels
 
 
-# The tile that heads of 512 had, and one that fits, by their rows.
-DO_FIT = {128: False, 32: True}
-
-
-@pytest.fixture(scope="module")
-def said_of_tiles() -> dict[int, str]:
-    """Compile with each tile, in one process: importing torch and transformers takes longer."""
-    tile = "attention.prefill_tile = lambda *sizes: attention.Tile(rows, 32, num_warps=8, num_stages=2)"
-    chosen = "{one: ['a section'] for one in launched(512) if one.kernel == 'prefill_kernel'}"
-    said = run(f"for rows in {[*DO_FIT]}: {tile}; print(dry_run.check_kernels({chosen}), end='{END}')")
-    return dict(zip(DO_FIT, said.split(END), strict=False))
-
-
 @pytest.mark.parametrize("rows", DO_FIT)
-def test_a_kernel_that_needs_too_much_shared_memory_is_found(rows: int, said_of_tiles: dict[int, str]) -> None:
-    said = said_of_tiles[rows]
+def test_a_kernel_that_needs_too_much_shared_memory_is_found(rows: int, answers: list[str]) -> None:
+    said = answers[1 + [*DO_FIT].index(rows)].rstrip("\n")
     does_fit = DO_FIT[rows]
     assert said.endswith(f"\n{does_fit}")
     problems = [line for line in said.splitlines() if line.startswith("prefill_kernel")]
