@@ -76,8 +76,8 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jetmoe": {**EXPERTS, "kv_channels": 16, "num_attention_heads": 4},
     "kimi_linear": {
-        **_LATENT_AND_EXPERTS, **_STATE_AND_ATTENTION, "q_lora_rank": None, "linear_head_dim": 16,
-        "linear_num_heads": 4,
+        **_LATENT_AND_EXPERTS, **_STATE_AND_ATTENTION, "q_lora_rank": None, "n_routed_experts": None,
+        "num_experts": 4, "linear_head_dim": 16, "linear_num_heads": 4,
     },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {
