@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.chaos import ALL_SECONDS, MOST_SECONDS, Pauses
+from tests.chaos import ALL_SECONDS, ALL_SLOW_SECONDS, LINES_PER_SLOW_ONE, MOST_SECONDS, Pauses
 
 RACE = """
 from threading import Event, Thread
@@ -34,8 +34,10 @@ def test_two_additions_make_two(number):
 """
 
 
+# Tells the pauses by test and thread. The main thread also pauses where it waits for others, which it does not always.
 TOLD_PAUSES = """
 import json
+import os
 import threading
 
 from tests import chaos
@@ -45,7 +47,9 @@ sleep = chaos.sleep
 
 
 def told_sleep(seconds):
-    pauses.setdefault(threading.current_thread().name, []).append(seconds)
+    test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].rpartition(" ")[0]
+    if threading.current_thread() is not threading.main_thread():
+        pauses.setdefault(f"{test} {threading.current_thread().name}", []).append(seconds)
     sleep(seconds)
 
 
@@ -53,18 +57,17 @@ chaos.sleep = told_sleep
 
 
 def pytest_terminal_summary(terminalreporter):
-    del pauses["MainThread"]  # It also pauses where it waits for the others, which it does not always.
     terminalreporter.write_line(f"PAUSES {json.dumps(pauses, sort_keys=True)}")
 """
 
 
-def run_with_pauses(folder: Path, seed: int) -> tuple[set[str], dict[str, list[float]], str]:
+def run_with_pauses(folder: Path, seed: int, times: int = 1) -> tuple[set[str], dict[str, list[float]], str]:
     """Run the tests of a folder with the pauses of a seed. Return the names of those that failed, the pauses of their
     threads by name, in seconds, and the output."""
     flags = ["--config-file", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider", "-r", "f"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.chaos", *flags, str(folder)],
-        env=os.environ | {"CHAOS_SEED": str(seed)},
+        env=os.environ | {"CHAOS_SEED": str(seed), "CHAOS_TIMES": str(times)},
         capture_output=True,
         text=True,
     )
@@ -88,14 +91,63 @@ def test_a_race_fails_and_its_threads_pause_as_the_seed_says(tmp_path: Path) -> 
     assert run_with_pauses(tmp_path, 2)[1] != pauses
 
 
-def drawn(seed: str) -> list[float | None]:
-    pauses = Pauses(seed)
+FAILS = """
+from queue import Queue
+from threading import Thread
+
+
+def test_nobody_answers():
+    answers = Queue()
+    threads = [Thread(target=answers.put, args=(place,), name=f"{place}") for place in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers.empty()
+"""
+
+
+def test_one_of_several_seeds_has_long_pauses_and_repeats_them_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_fails.py").write_text(FAILS)
+    (tmp_path / "conftest.py").write_text(TOLD_PAUSES)
+    names, pauses, _ = run_with_pauses(tmp_path, 1, times=12)
+    assert names == {f"test_nobody_answers[seed{seed}]" for seed in range(1, 13)}
+    of_seeds: dict[int, dict[str, list[float]]] = {seed: {} for seed in range(1, 13)}
+    for name, found in pauses.items():
+        seed, thread = name.removeprefix("test_nobody_answers[seed").split("] ")
+        of_seeds[int(seed)][f"test_nobody_answers {thread}"] = found
+    longest = max(of_seeds, key=lambda seed: max(sum(of_seeds[seed].values(), [0.0])))
+    _, pauses, output = run_with_pauses(tmp_path, longest)
+    assert pauses == of_seeds[longest]
+    assert max(sum(pauses.values(), [0.0])) > max(MOST_SECONDS)
+    assert re.search(r"^ +[01]\.\d\d s at \S+, (before|after|in) ", output, re.MULTILINE)
+
+
+def drawn(test: str) -> list[float | None]:
+    pauses = Pauses(test, "0.1")
     return [pauses.next() for _ in range(10_000)]
 
 
+def drawn_at_lines(test: str) -> list[float]:
+    pauses = Pauses(test, "0.1")
+    return [pauses.next_at(f"line {place % 50}") or 0.0 for place in range(5_000)]
+
+
 def test_a_thread_has_the_same_pauses_with_the_same_seed_and_rests_within_a_bound() -> None:
-    seeds = [f"{number} test_a 0.1" for number in range(20)]
-    for seed in seeds:
-        assert drawn(seed) == drawn(seed)
-        assert sum(filter(None, drawn(seed))) < ALL_SECONDS + max(MOST_SECONDS)
-    assert len({tuple(drawn(seed)) for seed in seeds}) > 10
+    tests = [f"{number} test_a" for number in range(20)]
+    for test in tests:
+        assert drawn(test) == drawn(test)
+        assert drawn_at_lines(test) == drawn_at_lines(test)
+        assert sum(filter(None, drawn(test))) < ALL_SECONDS + max(MOST_SECONDS)
+        assert sum(drawn_at_lines(test)) < ALL_SLOW_SECONDS + 1e-9
+    assert len({tuple(drawn(test)) for test in tests}) > 10
+
+
+def test_slow_lines_are_few_and_the_same_for_all_threads_of_a_test() -> None:
+    def slow(test: str, line: int, thread: str) -> bool:
+        pauses = Pauses(test, thread)
+        return any(pauses.next_at(f"line {line}") for _ in range(100))
+
+    found = {(test, line): slow(str(test), line, "0.1") for test in range(20) for line in range(50)}
+    assert 0.5 / LINES_PER_SLOW_ONE < sum(found.values()) / len(found) < 2 / LINES_PER_SLOW_ONE
+    assert found == {(test, line): slow(str(test), line, "0.2") for test, line in found}
