@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve import __version__
 from oaiserve.config import EngineOptions, OptionError, ServerOptions, TelemetryOptions, flag_of
@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
+    from oaiserve.engine.decoder.families.family import Family
+    from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
     from oaiserve.engine.encoder import Media
     from oaiserve.engine.event_streams import LoopStreams
     from oaiserve.engine.start.request import LoadMedia, StartRequest, Way
     from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.http.keys import KeySource
     from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
 
 Settings = Mapping[str, Any]  # a table of the config file
+Made = TypeVar("Made")
 
 # The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
 GROUP = "oaiserve.plugins"
@@ -246,6 +250,23 @@ def _module(text: str) -> ModuleType:
     return module
 
 
+def made(plugins: Iterable[Plugin], what: str, make: Callable[[Plugin], Made | None]) -> Iterator[tuple[Plugin, Made]]:
+    """Yield what each plug-in makes, with the plug-in. `make` calls the part that makes it, or returns None.
+
+    A plug-in whose part raises anything has no such part, and the log says so. Raises StartupError if the part does.
+    """
+    for plugin in plugins:
+        try:
+            value = make(plugin)
+        except StartupError:
+            raise
+        except _RAISED:
+            logger.exception("Plug-in '%s' could not make its %s, and has none", plugin.name, what)
+            continue
+        if value is not None:
+            yield plugin, value
+
+
 def add_models(plugins: Iterable[Plugin]) -> None:
     """Add the model families and GGUF architectures of the plug-ins. Raises StartupError if one is there already."""
     bringing = [plugin for plugin in plugins if plugin.families or plugin.gguf_architectures]
@@ -253,64 +274,43 @@ def add_models(plugins: Iterable[Plugin]) -> None:
         return
     from oaiserve.engine.decoder.added_models import add_architectures, add_families  # imports torch
 
-    for plugin in bringing:
+    for plugin, (families, architectures) in made(bringing, "models", _models_of):
         try:
-            add_families(plugin.families() if plugin.families else ())
-            add_architectures(plugin.gguf_architectures() if plugin.gguf_architectures else ())
-        except StartupError:
-            raise
+            add_families(families)
+            add_architectures(architectures)
         except ValueError as error:
             raise StartupError(f"Plug-in '{plugin.name}' cannot add its models: {error}.") from error
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its model families, and adds none", plugin.name)
+
+
+def _models_of(plugin: Plugin) -> tuple[list[Family], list[Architecture]]:
+    families = plugin.families() if plugin.families else ()
+    architectures = plugin.gguf_architectures() if plugin.gguf_architectures else ()
+    return [*families], [*architectures]
 
 
 def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingRule, ...]:
     """Return the sampling rules of the plug-ins, for a model with this tokenizer."""
-    rules: list[SamplingRule] = []
-    for plugin in plugins:
-        if plugin.sampling_rules is None:
-            continue
-        try:
-            rules += [SamplingRule(plugin.name, rule) for rule in plugin.sampling_rules(tokenizer)]
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its sampling rules, and has none", plugin.name)
-    return tuple(rules)
+    rules = made(
+        plugins, "sampling rules", lambda plugin: plugin.sampling_rules and [*plugin.sampling_rules(tokenizer)]
+    )
+    return tuple(SamplingRule(plugin.name, rule) for plugin, of_plugin in rules for rule in of_plugin)
 
 
 def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
     """Return the ways of the plug-ins to start a model."""
-    ways: list[Way] = []
-    for plugin in plugins:
-        if plugin.starts is None:
-            continue
-        try:
-            ways += plugin.starts()
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its ways to start a model, and has none", plugin.name)
-    return ways
+    ways = made(plugins, "ways to start a model", lambda plugin: plugin.starts and [*plugin.starts()])
+    return [way for _, of_plugin in ways for way in of_plugin]
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
-    """Return a loader of media readers, which tries the plug-ins in turn, or None if no plug-in has one."""
-    loading = [(plugin.name, plugin.media) for plugin in plugins if plugin.media is not None]
+    """Return what asks the plug-ins in turn to load what reads images and sounds, or None if no plug-in can."""
+    loading = [plugin for plugin in plugins if plugin.media is not None]
 
     def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:
-        for name, load_it in loading:
-            try:
-                media = load_it(request, mmproj)
-            except StartupError:
-                raise
-            except _RAISED:
-                logger.exception("Plug-in '%s' could not load what reads images and sounds, and reads none", name)
-                continue
-            if media is not None:
-                return media
-        return None
+        readers = made(
+            loading, "reader of images and sounds", lambda plugin: plugin.media and plugin.media(request, mmproj)
+        )
+        return next((media for _, media in readers), None)
 
     return load_media if loading else None
 
@@ -341,18 +341,15 @@ def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
     if not config.needs_key:
         return None
     ring = Keyring(config.server.api_key, config.server.api_key_file)
-    for plugin in plugins:
-        if plugin.keys is None:
-            continue
-        try:
-            source = plugin.keys(config)
-            if source is not None:
-                ring.add(source)
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not bring its keys, and they are not accepted", plugin.name)
-    if not (config.server.api_key or config.server.api_key_file or ring.sources):
+
+    def added_keys(plugin: Plugin) -> KeySource | None:
+        source = plugin.keys(config) if plugin.keys else None
+        if source is not None:
+            ring.add(source)
+        return source
+
+    brought = [*made(plugins, "keys", added_keys)]
+    if not (config.server.api_key or config.server.api_key_file or brought):
         raise StartupError("Clients need an API key, but no plug-in brought the keys. The log says why.")
     return ring
 
@@ -362,17 +359,15 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
     from oaiserve.routes.pages import Pages  # imports an HTTP server, which the command line doesn't need
 
     pages = Pages()
-    for plugin in plugins:
-        if plugin.pages is None:
-            continue
-        try:
-            added = plugin.pages()
+
+    def checked(plugin: Plugin) -> Pages | None:
+        added = plugin.pages() if plugin.pages else None
+        if added is not None:
             added.check(pages)
-            pages = pages.and_those(added)
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its pages, and has none", plugin.name)
+        return added
+
+    for _, added in made(plugins, "pages", checked):
+        pages = pages.and_those(added)
     return pages
 
 
@@ -381,21 +376,18 @@ def routes_of(
 ) -> list[BaseRoute]:
     """Return the routes of the plug-ins: with `ask` those that a gateway of replicas answers, or else those of a
     server. Raises StartupError if one has a path that is taken."""
-    paths = set(taken)
-    routes: list[BaseRoute] = []
-    for plugin in plugins:
+
+    def of_plugin(plugin: Plugin) -> list[BaseRoute]:
         makers = [plugin.front_routes]
         if ask is None:
             makers.append(plugin.routes)
         elif plugin.gateway_routes is not None:
             makers.append(partial(plugin.gateway_routes, ask))
-        try:
-            added = [route for make in makers if make is not None for route in make(config)]
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its routes, and has none", plugin.name)
-            continue
+        return [route for make in makers if make is not None for route in make(config)]
+
+    paths = set(taken)
+    routes: list[BaseRoute] = []
+    for plugin, added in made(plugins, "routes", of_plugin):
         for route in added:
             path = getattr(route, "path", "")
             if path in paths:
@@ -406,24 +398,12 @@ def routes_of(
 
 
 def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopStreams] | None:
-    """Return the streams of requests that a plug-in brings instead of the engine's. Raises StartupError if two do."""
-    brought: dict[str, Callable[..., LoopStreams]] = {}
-    for plugin in plugins:
-        if plugin.streams is None:
-            continue
-        try:
-            streams = plugin.streams(config)
-        except StartupError:
-            raise
-        except _RAISED:
-            logger.exception("Plug-in '%s' could not make its streams, and has none", plugin.name)
-            continue
-        if streams is not None:
-            brought[plugin.name] = streams
+    """Return the streams of requests that a plug-in brings in place of the engine's. Raises StartupError if two do."""
+    brought = [*made(plugins, "streams", lambda plugin: plugin.streams and plugin.streams(config))]
     if len(brought) > 1:
-        first, second, *_ = brought
-        raise StartupError(f"Plug-ins '{first}' and '{second}' both bring streams of requests. Turn one off.")
-    return next(iter(brought.values()), None)
+        (first, _), (second, _), *_ = brought
+        raise StartupError(f"Plug-ins '{first.name}' and '{second.name}' both bring streams of requests. Turn one off.")
+    return brought[0][1] if brought else None
 
 
 @asynccontextmanager

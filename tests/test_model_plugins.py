@@ -154,7 +154,7 @@ def test_media_are_read_by_the_first_plugin_that_can_and_the_log_names_one_that_
     assert load_media is not None
     assert load_media(request, None) is media
     assert [record.getMessage() for record in caplog.records] == [
-        "Plug-in 'bad' could not load what reads images and sounds, and reads none"
+        "Plug-in 'bad' could not make its reader of images and sounds, and has none"
     ]
     assert media_of([Plugin(name="other")]) is None
 
@@ -165,6 +165,6 @@ def test_families_that_raise_another_error_are_left_out_and_the_log_names_the_pl
     added = Plugin(name="good", families=lambda: [Family(type="finch", like="llama")])
     add_models([Plugin(name="bad", families=broken), added])
     assert [record.getMessage() for record in caplog.records] == [
-        "Plug-in 'bad' could not make its model families, and adds none"
+        "Plug-in 'bad' could not make its models, and has none"
     ]
     assert "finch" in families.FAMILIES
