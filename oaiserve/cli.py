@@ -254,7 +254,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
 
     Without `all_flags`, the help of `serve` shows only the flags that most people use.
     """
-    tables = [name for plugin in plugins for name in plugin.tables]
+    tables = [name for plugin in plugins for name in plugin.inner.tables]
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",

@@ -20,7 +20,7 @@ from oaiserve.config import EngineOptions, OptionError, ServerOptions, Telemetry
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.http.keys import Keyring
-from oaiserve.plugin import AskReplicas, Command, Plugin
+from oaiserve.plugin import Command, Plugin
 
 if TYPE_CHECKING:
     import socket
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.start.request import LoadMedia, StartRequest, Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.http.keys import KeySource
+    from oaiserve.plugin.parts import AskReplicas
     from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ def server_for(
 ) -> Callable[[socket.socket], int] | None:
     """Return a plug-in's server, which replaces that of one model, or None. Raises OptionError and StartupError."""
     for plugin in plugins:
-        if plugin.serve is not None and (serve := plugin.serve(models, config, plugins)) is not None:
+        if plugin.inner.serve is not None and (serve := plugin.inner.serve(models, config, plugins)) is not None:
             return serve
     return None
 
@@ -298,17 +299,19 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
 
 def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
     """Return the ways of the plug-ins to start a model."""
-    ways = made(plugins, "ways to start a model", lambda plugin: plugin.starts and [*plugin.starts()])
+    ways = made(plugins, "ways to start a model", lambda plugin: plugin.inner.starts and [*plugin.inner.starts()])
     return [way for _, of_plugin in ways for way in of_plugin]
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
     """Return what asks the plug-ins in turn to load what reads images and sounds, or None if no plug-in can."""
-    loading = [plugin for plugin in plugins if plugin.media is not None]
+    loading = [plugin for plugin in plugins if plugin.inner.media is not None]
 
     def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:
         readers = made(
-            loading, "reader of images and sounds", lambda plugin: plugin.media and plugin.media(request, mmproj)
+            loading,
+            "reader of images and sounds",
+            lambda plugin: plugin.inner.media and plugin.inner.media(request, mmproj),
         )
         return next((media for _, media in readers), None)
 
@@ -361,7 +364,7 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
     pages = Pages()
 
     def checked(plugin: Plugin) -> Pages | None:
-        added = plugin.pages() if plugin.pages else None
+        added = plugin.inner.pages() if plugin.inner.pages else None
         if added is not None:
             added.check(pages)
         return added
@@ -378,11 +381,11 @@ def routes_of(
     server. Raises StartupError if one has a path that is taken."""
 
     def of_plugin(plugin: Plugin) -> list[BaseRoute]:
-        makers = [plugin.front_routes]
+        makers = [plugin.inner.front_routes]
         if ask is None:
             makers.append(plugin.routes)
-        elif plugin.gateway_routes is not None:
-            makers.append(partial(plugin.gateway_routes, ask))
+        elif plugin.inner.gateway_routes is not None:
+            makers.append(partial(plugin.inner.gateway_routes, ask))
         return [route for make in makers if make is not None for route in make(config)]
 
     paths = set(taken)
@@ -399,7 +402,7 @@ def routes_of(
 
 def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopStreams] | None:
     """Return the streams of requests that a plug-in brings in place of the engine's. Raises StartupError if two do."""
-    brought = [*made(plugins, "streams", lambda plugin: plugin.streams and plugin.streams(config))]
+    brought = [*made(plugins, "streams", lambda plugin: plugin.inner.streams and plugin.inner.streams(config))]
     if len(brought) > 1:
         (first, _), (second, _), *_ = brought
         raise StartupError(f"Plug-ins '{first.name}' and '{second.name}' both bring streams of requests. Turn one off.")

@@ -20,6 +20,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugin_loading import add_models, load, media_of
 from tests.engine.doubles import SimulatedEngine
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
@@ -147,9 +148,9 @@ def test_media_are_read_by_the_first_plugin_that_can_and_the_log_names_one_that_
 ) -> None:
     media: Any = object()
     request: Any = object()
-    failing = Plugin(name="bad", media=lambda request, mmproj: media if 1 / 0 else None)
-    declining = Plugin(name="none", media=lambda request, mmproj: None)
-    reading = Plugin(name="good", media=lambda request, mmproj: media)
+    failing = Plugin(name="bad", inner=InnerParts(media=lambda request, mmproj: media if 1 / 0 else None))
+    declining = Plugin(name="none", inner=InnerParts(media=lambda request, mmproj: None))
+    reading = Plugin(name="good", inner=InnerParts(media=lambda request, mmproj: media))
     load_media = media_of([Plugin(name="other"), failing, declining, reading])
     assert load_media is not None
     assert load_media(request, None) is media

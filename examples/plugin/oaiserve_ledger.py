@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oaiserve.facts.record import RequestRecord
-from oaiserve.plugin import Plugin, StartupError
+from oaiserve.plugin import Plugin, RequestRecord, StartupError
 
 
 def plugin(settings: Mapping[str, Any]) -> Plugin:

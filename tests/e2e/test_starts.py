@@ -13,6 +13,7 @@ from tests.e2e.live import clean_environment, serve_process
 # A way to start that declines when the test has written to a pipe.
 SLOW = """
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 
 class Slow:
@@ -24,7 +25,7 @@ class Slow:
         return "it is only slow"
 
 
-plugin = Plugin(name="slow", starts=lambda: [Slow()])
+plugin = Plugin(name="slow", inner=InnerParts(starts=lambda: [Slow()]))
 """
 
 

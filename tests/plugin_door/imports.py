@@ -3,13 +3,13 @@
 import ast
 from pathlib import Path
 
-from oaiserve.plugin import PUBLIC_MODULES
+PUBLIC = ("oaiserve.plugin", "oaiserve.plugin.dialects", "oaiserve.plugin.keys", "oaiserve.plugin.models")
 
 
 def private_imports(path: Path) -> list[str]:
-    """Return the modules of oaiserve that a file imports, and that are not public."""
-    public = tuple(f"{module}." for module in PUBLIC_MODULES)
-    return [each for each in imports_of(path) if each.startswith("oaiserve") and not f"{each}.".startswith(public)]
+    """Return the modules of oaiserve that a file imports from, and that promise nothing."""
+    imported = {node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    return sorted(module for module in imported if module.startswith("oaiserve") and module not in PUBLIC)
 
 
 def imports_of(path: Path, *, is_top: bool = False) -> list[str]:

@@ -28,14 +28,14 @@ def test_the_example_imports_public_modules() -> None:
 
 def test_the_plugins_of_the_page_have_at_most_forty_lines_and_import_public_modules(tmp_path: Path) -> None:
     files = plugins_of_page(tmp_path)
-    assert [file.name for file in files] == ["complete.py", "owl.py", "no_digits.py", "finch.py"]
+    assert [file.name for file in files] == ["complete.py", "ends.py", "owl.py", "no_digits.py", "finch.py"]
     for file in files:
         assert file.read_text().count("\n") <= 40
         assert not private_imports(file)
 
 
 def test_the_dialect_of_the_page_reads_and_writes_calls(tmp_path: Path, packages: Path) -> None:
-    _, owl, *_ = plugins_of_page(tmp_path)
+    _, _, owl, *_ = plugins_of_page(tmp_path)
     (plugin,) = (each.plugin for each in load([str(owl)]) if each.plugin.name == "owl")
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{# <owl> <tool_call> #}", {})
     family = dialect_of("auto", "auto", template, {}, plugin.dialects).calls

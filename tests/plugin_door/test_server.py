@@ -17,7 +17,8 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import RequestRecord
 from oaiserve.http.keys import KeySource
-from oaiserve.plugin import Plugin, engine_of
+from oaiserve.plugin import Plugin, Server
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugin_loading import streams_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.records import record_at
@@ -31,7 +32,7 @@ RAISED = [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.Canc
 
 
 def length(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(str(engine_of(request).max_model_len))
+    return PlainTextResponse(str(Server(request.app).max_model_len))
 
 
 def broken_routes(config: Config) -> list[BaseRoute]:
@@ -135,16 +136,16 @@ def test_streams_that_cannot_be_made_are_named_in_the_log_and_those_of_another_p
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plugins = [
-        Plugin(name="broken", streams=broken_streams),
-        Plugin(name="none", streams=lambda config: None),
-        Plugin(name="named", streams=lambda config: NamedStreams),
+        Plugin(name="broken", inner=InnerParts(streams=broken_streams)),
+        Plugin(name="none", inner=InnerParts(streams=lambda config: None)),
+        Plugin(name="named", inner=InnerParts(streams=lambda config: NamedStreams)),
     ]
     assert streams_of(plugins, Config("demo")) is NamedStreams
     assert "Plug-in 'broken' could not make its streams, and has none" in caplog.messages
 
 
 def test_two_plugins_with_streams_stop_the_start() -> None:
-    plugins = [Plugin(name=name, streams=lambda config: NamedStreams) for name in ("first", "second")]
+    plugins = [Plugin(name=name, inner=InnerParts(streams=lambda config: NamedStreams)) for name in ("first", "second")]
     with pytest.raises(StartupError, match="'first' and 'second' both bring streams of requests. Turn one off"):
         streams_of(plugins, Config("demo"))
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
@@ -64,5 +65,5 @@ plugin = Plugin(
     check=_check,
     routes=_routes,
     lifespan=_lifespan,
-    is_in_front=True,
+    inner=InnerParts(is_in_front=True),
 )

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.gateway.options import ModelsOptions
 
 if TYPE_CHECKING:
@@ -48,6 +49,5 @@ plugin = Plugin(
         )
     },
     options={"Several models": ModelsOptions},
-    tables=("models",),
-    serve=_serve,
+    inner=InnerParts(tables=("models",), serve=_serve),
 )

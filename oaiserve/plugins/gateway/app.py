@@ -176,7 +176,7 @@ def create_gateway_of_models(
     headers = report_headers(own_key)
     watch = Watch(routers, (models,), headers, PACE_OF_MODELS, runtime.clock_ns, logging.DEBUG)
     route = RouteOptions(body_limit=config.server.body_limit)
-    in_front = [plugin for plugin in parts if plugin.is_in_front]
+    in_front = [plugin for plugin in parts if plugin.inner.is_in_front]
     inside = Children(config.having(store), models, options, in_front, folder, ring, runtime)
     app, gateway = _create(watch, routers, config, route, parts, inside, runtime)
     return app, gateway, models
@@ -258,7 +258,7 @@ def _create(
         created = runtime.unix_ns() // 10**9
         routes += model_routes.routes(config, children.models, watch, routers, created)
         of_plugins = routes_of(children.plugins, children.config, {route.path for route in routes})
-    behind = [plugin for plugin in plugins if children is None or not plugin.is_in_front]
+    behind = [plugin for plugin in plugins if children is None or not plugin.inner.is_in_front]
     of_plugins += routes_of(behind, config, {route.path for route in routes}, ask=ask)
     app = Starlette(
         routes=[*routes, *of_plugins, Mount("", gateway)],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.inspector.options import InspectorOptions
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ plugin = Plugin(
     options={"Inspector": InspectorOptions},
     check=_check,
     routes=_routes,
-    pages=_pages,
-    streams=_streams,
     lifespan=_lifespan,
+    inner=InnerParts(pages=_pages, streams=_streams),
 )

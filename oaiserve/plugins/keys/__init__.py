@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin, StartupError
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.keys.options import KeysOptions
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.storage.store_options import StoreOptions
@@ -84,7 +85,7 @@ def with_runtime(runtime: Runtime) -> Plugin:
         keys=keys,
         routes=_routes,
         lifespan=_lifespan,
-        is_in_front=True,
+        inner=InnerParts(is_in_front=True),
     )
 
 

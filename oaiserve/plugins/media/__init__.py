@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,4 +21,4 @@ def _media(request: StartRequest, mmproj: Path | None) -> Media | None:
         return load_media(request, mmproj)
 
 
-plugin = Plugin(name="media", media=_media)
+plugin = Plugin(name="media", inner=InnerParts(media=_media))

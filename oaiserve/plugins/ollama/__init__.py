@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -52,4 +53,4 @@ def _front_routes(config: Config) -> list[Route]:
     return [Route(f"/api/{path}", _Late(name), methods=[method]) for method, path, name in _ROUTES]
 
 
-plugin = Plugin(name="ollama", front_routes=_front_routes)
+plugin = Plugin(name="ollama", inner=InnerParts(front_routes=_front_routes))

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -35,4 +36,4 @@ def _lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
     return running(app)
 
 
-plugin = Plugin(name="pages", pages=_pages, routes=_routes, lifespan=_lifespan)
+plugin = Plugin(name="pages", routes=_routes, lifespan=_lifespan, inner=InnerParts(pages=_pages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -32,4 +33,4 @@ def _starts() -> list[Way]:
     return [ToPool()]
 
 
-plugin = Plugin(name="pooling", routes=_routes, starts=_starts)
+plugin = Plugin(name="pooling", routes=_routes, inner=InnerParts(starts=_starts))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oaiserve.engine.start.request import StartRequest
 
 if TYPE_CHECKING:
-    from oaiserve.engine.start.parts import ServedModel
+    from oaiserve.engine.served_model import ServedModel
 
 
 class ToPool:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.responses import metrics
 from oaiserve.storage.store_options import StoreOptions
 
@@ -108,9 +109,9 @@ def with_store(open_store: Callable[[Config, Runtime], ResponseDatabase]) -> Plu
         options={"Stored responses and files": StoreOptions},
         check=_check,
         routes=_routes,
-        front_routes=_front_routes,
         lifespan=lifespan,
         metrics=(metrics.STORED, metrics.STORED_BYTES, metrics.DROPPED),
+        inner=InnerParts(front_routes=_front_routes),
     )
 
 

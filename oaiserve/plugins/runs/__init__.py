@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oaiserve.facts.times import WallClock
 from oaiserve.plugin import Plugin, StartupError
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.runs import metrics
 from oaiserve.plugins.runs.kept_runs import KeptRuns
 from oaiserve.plugins.runs.turns import row_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from oaiserve.config import Config
-    from oaiserve.plugin import AskReplicas
+    from oaiserve.plugin.parts import AskReplicas
     from oaiserve.routes.pages import Pages
 
 Observe = Callable[[float], None]  # adds a value to a histogram
@@ -93,9 +94,8 @@ def plugin(settings: Mapping[str, Any], runtime: Runtime = THREADS) -> Plugin:
     return Plugin(
         name="runs",
         routes=_routes,
-        pages=_pages,
-        gateway_routes=_gateway_routes,
         lifespan=lifespan,
         metrics=metrics.METRICS,
         observe=kept.add,
+        inner=InnerParts(pages=_pages, gateway_routes=_gateway_routes),
     )

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oaiserve.plugin import AskReplicas
+from oaiserve.plugin.parts import AskReplicas
 from oaiserve.plugins.runs.kept_runs import MAX_RUNS, Turns
 from oaiserve.plugins.runs.routes import FORM, RunList, missing, run_response
 from oaiserve.plugins.runs.turns import KeptTurn, Run, RunRow, row_of

@@ -25,6 +25,7 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.http.refusals import RECORDED_NS, Refusals
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugin_loading import own_plugins
 from oaiserve.plugins.gateway.app import create_gateway_of_models, version
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
@@ -81,7 +82,7 @@ def test_a_public_front_without_keys_shows_nobody_the_inside(front: Front, path:
 def test_a_route_in_front_with_a_path_that_is_taken_stops_the_start(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ModelsFolder()
     monkeypatch.setattr("oaiserve.plugins.gateway.app.ModelsFolder", lambda: folder)
-    plugin = Plugin(name="second", routes=lambda config: [Route(path, version)], is_in_front=True)
+    plugin = Plugin(name="second", routes=lambda config: [Route(path, version)], inner=InnerParts(is_in_front=True))
     config = Config("models")
     configs = models_of(["demo"], {}, config)
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugin_loading import own_plugins
 from oaiserve.routes.pages import Pages, View
 from tests.routes.doubles import FakeEngine, FakeTelemetry
@@ -66,7 +67,7 @@ def test_the_chat_has_the_links_of_all_pages() -> None:
 def test_pages_that_cannot_be_shown_are_named_in_the_log_and_the_others_answer(
     pages: Pages, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with client_of(Plugin(name="bills", pages=lambda: pages)) as client:
+    with client_of(Plugin(name="bills", inner=InnerParts(pages=lambda: pages))) as client:
         assert client.get("/bills").status_code == 404
         assert client.get("/dashboard").status_code == client.get("/requests/x").status_code == 200
     assert "Plug-in 'bills' could not make its pages, and has none" in caplog.messages
@@ -78,7 +79,9 @@ def test_a_page_without_an_empty_line_after_its_head_is_named_in_the_log(
 ) -> None:
     (tmp_path / "bills.html").write_text("<main>Bills</main>")
     views = [View(path="/bills", file="bills.html", summary="Bills.")]
-    with client_of(Plugin(name="bills", pages=lambda: Pages(views=views, folders=[tmp_path]))) as client:
+    with client_of(
+        Plugin(name="bills", inner=InnerParts(pages=lambda: Pages(views=views, folders=[tmp_path])))
+    ) as client:
         assert client.get("/bills").status_code == 404
         assert client.get("/dashboard").status_code == 200
     assert "bills.html' needs an empty line" in caplog.text
@@ -89,7 +92,9 @@ def test_a_view_with_the_file_of_another_plugin_is_named_in_the_log(
 ) -> None:
     (tmp_path / "live.html").write_text("<title>Mine</title>\n\n<main>Mine</main>")
     views = [View(path="/mine", file="live.html", summary="Mine.")]
-    with client_of(Plugin(name="mine", pages=lambda: Pages(views=views, folders=[tmp_path]))) as client:
+    with client_of(
+        Plugin(name="mine", inner=InnerParts(pages=lambda: Pages(views=views, folders=[tmp_path])))
+    ) as client:
         assert client.get("/mine").status_code == 404
         page = client.get("/dashboard").text
     assert page.count("<body>") == 1
@@ -101,7 +106,9 @@ def test_a_view_with_the_file_of_another_plugin_is_named_in_the_log(
 def test_two_views_may_share_a_file(tmp_path: Path) -> None:
     (tmp_path / "bills.html").write_text("<title>Bills</title>\n\n<main>Bills</main>")
     views = [View(path=path, file="bills.html", summary="Bills.") for path in ("/bills", "/bills/{year}")]
-    with client_of(Plugin(name="bills", pages=lambda: Pages(views=views, folders=[tmp_path]))) as client:
+    with client_of(
+        Plugin(name="bills", inner=InnerParts(pages=lambda: Pages(views=views, folders=[tmp_path])))
+    ) as client:
         pages = [client.get(path).text for path in ("/bills", "/bills/2026")]
     assert [page.count("<body>") for page in pages] == [1, 1]
     assert 'href="./docs"' in pages[0]
@@ -119,7 +126,7 @@ def test_a_view_of_any_plugin_has_the_frame_and_its_file(tmp_path: Path) -> None
         View(path="/sums", file="sums.html", summary="Sums.", link="Sums & more"),
     ]
     (tmp_path / "sums.html").write_text("<title>Sums</title>\n\n<main>Sums</main>")
-    plugin = Plugin(name="bills", pages=lambda: Pages(views=views, folders=[tmp_path]))
+    plugin = Plugin(name="bills", inner=InnerParts(pages=lambda: Pages(views=views, folders=[tmp_path])))
     with client_of(plugin) as client:
         page = client.get("/bills/2026").text
         assert "<main>Bills</main>" in page

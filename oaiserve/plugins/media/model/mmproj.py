@@ -21,8 +21,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, read_values
 from oaiserve.checkpoints.load_errors import reported
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import neighbours_as_halves
-from oaiserve.engine.start.parts import Fields, GgufFile, Metadata, NotKnown
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.plugins.media.model.families import Settings

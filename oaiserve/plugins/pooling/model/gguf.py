@@ -12,17 +12,12 @@ from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.checkpoints.gguf import architecture, read_tokenizer, read_values
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
+from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS, encoder_tensors
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK, Task, has_score
-from oaiserve.engine.start.parts import (
-    ENCODERS,
-    GgufFile,
-    GgufWeights,
-    NotKnown,
-    empty_model,
-    encoder_tensors,
-    named_parameters,
-    scale_frequencies,
-)
 from oaiserve.errors import StartupError
 from oaiserve.plugins.pooling.model.heads import Head, pool
 from oaiserve.plugins.pooling.model.jina_bert import JinaBert

@@ -23,21 +23,14 @@ from oaiserve.checkpoints.hub import local_source
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.quantization import refuse_costly_patterns
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.context_length import refuse_longer
+from oaiserve.engine.model.device import move, select_device
+from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.pooling import Pooling, Task
-from oaiserve.engine.start.parts import (
-    CPU_STEP_TOKENS,
-    GPU_STEP_TOKENS,
-    OF_WEIGHTS,
-    ServedModel,
-    config_of,
-    context_length,
-    default_threads,
-    move,
-    refuse_longer,
-    select_device,
-    select_dtype,
-)
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.request import StartRequest, needing_native
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.plugins.pooling.model.attention import PACKED
 from oaiserve.plugins.pooling.model.files import PoolingFiles, find_file, read_files, read_json, read_score_files
@@ -46,6 +39,7 @@ from oaiserve.plugins.pooling.model.heads import Head, embedding_head, load_dens
 from oaiserve.plugins.pooling.model.linear import pack_linears
 from oaiserve.plugins.pooling.model.packed_check import Unpackable, refuse_unless_equal
 from oaiserve.plugins.pooling.model.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
+from oaiserve.system_cpus import default_threads
 
 log = logging.getLogger(__name__)
 

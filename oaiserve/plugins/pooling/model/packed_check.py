@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface, PreTrainedModel
 
-from oaiserve.engine.start.parts import FLOAT32_TOLERANCE, Difference, difference_by_row
+from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference_by_row
 from oaiserve.plugins.pooling.model.attention import packed_attention
 
 _CHECKED = "oaiserve_packed_checked"

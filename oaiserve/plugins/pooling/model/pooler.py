@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.start.parts import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.plugins.pooling.model.attention import runs_of
 from oaiserve.plugins.pooling.model.heads import Head
 
