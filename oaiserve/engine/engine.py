@@ -24,7 +24,6 @@ from oaiserve.engine.current_numbers import current_numbers
 from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import EngineLoop
-from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.replica_reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -50,6 +49,7 @@ from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.request import LoadMedia, Way
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.engine.tokenize import Post, TokenizeStage
 from oaiserve.errors import InvalidRequest, NotFound, Unavailable
 from oaiserve.explain.step_cost import StepCost

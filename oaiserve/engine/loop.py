@@ -19,13 +19,13 @@ from oaiserve.engine.accounts.step_account import RequestNotes, StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.engine_parts import EngineParts
-from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.request import Failed, Request, Usage
 from oaiserve.engine.requests.commands import Abort, Command, DropAdapter, Stop, Submitted
 from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.step import OutOfMemory
 from oaiserve.engine.stepper import Stepper
+from oaiserve.engine.tiers.lower_tier import BlocksArrived
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable

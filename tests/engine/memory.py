@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import UNIT, StepTime
@@ -12,6 +11,7 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Draw, Step
+from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.explain.step_cost import StepCost
 
 

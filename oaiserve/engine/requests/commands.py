@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.request import Deliver, Request
+from oaiserve.engine.tiers.lower_tier import BlocksArrived
 from oaiserve.engine.tokenize import TokenizeEvent
 
 

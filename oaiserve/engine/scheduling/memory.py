@@ -5,10 +5,10 @@ This module preempts no sequence: if there is no room, the caller decides.
 
 from __future__ import annotations
 
-from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.scheduling.prefixes import Prefixes
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.facts.record import WaitReason
 
 

@@ -7,9 +7,9 @@ Where layers of the model have a state, a cached prefix is of use only up to a n
 
 from __future__ import annotations
 
-from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool, hash_block
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.facts.lost_prefix import LostPrefix
 
 

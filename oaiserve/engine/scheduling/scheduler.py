@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import takewhile
 
-from oaiserve.engine.lower_tier import BlocksArrived, LowerTier
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
@@ -33,6 +32,7 @@ from oaiserve.engine.scheduling.progress import advance, commit, planned_draw, s
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import Chunk, Draw, Step
+from oaiserve.engine.tiers.lower_tier import BlocksArrived, LowerTier
 from oaiserve.facts.record import WaitReason
 
 _RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3.11.

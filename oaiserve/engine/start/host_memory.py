@@ -8,9 +8,9 @@ from functools import partial
 
 from oaiserve.config import Bytes
 from oaiserve.engine.executors.runner import ModelRunner
-from oaiserve.engine.host_pool import HostPool
 from oaiserve.engine.model.block_copies import BlockCopies
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.tiers.host_pool import HostPool
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import torch
 from oaiserve.checkpoints.kind import kind_of
 from oaiserve.checkpoints.source import ModelSource, find_mmproj
 from oaiserve.config import EngineOptions
-from oaiserve.engine.disk_tier import KeptBlocks, disk_tier
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.tiers.disk_tier import KeptBlocks, disk_tier
 from oaiserve.errors import StartupError
 from oaiserve.storage.block_files import open_blocks
 from oaiserve.storage.private import NotPrivate

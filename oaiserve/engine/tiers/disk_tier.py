@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oaiserve.engine.lower_tier import BlocksArrived, MakeTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.tiers.lower_tier import BlocksArrived, MakeTier
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, ENDED, Empty, Priority, Runtime, When, Worker

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol
 
-from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.tiers.lower_tier import BlocksArrived
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker

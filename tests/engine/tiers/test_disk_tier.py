@@ -18,11 +18,11 @@ import pytest
 
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
-from oaiserve.engine.disk_tier import STOP_SECONDS, BlocksRead, DiskTier, KeptBlocks, Reading
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.start import kept_blocks
+from oaiserve.engine.tiers.disk_tier import STOP_SECONDS, BlocksRead, DiskTier, KeptBlocks, Reading
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, Empty

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from oaiserve.config import Bytes, EngineOptions, OptionError
-from oaiserve.engine import host_pool
-from oaiserve.engine.host_pool import HostPool
-from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.model import block_copies
 from oaiserve.engine.model.block_copies import BlockCopies
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import Step, StepResult
+from oaiserve.engine.tiers import host_pool
+from oaiserve.engine.tiers.host_pool import HostPool
+from oaiserve.engine.tiers.lower_tier import BlocksArrived
 from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
