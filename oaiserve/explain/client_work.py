@@ -7,17 +7,19 @@ Their growth until its end, without the request's own part, divides the time tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import NamedTuple
+from heapq import nlargest
+from itertools import chain
+from operator import attrgetter, sub
+from typing import NamedTuple, TypeVar
 
 from oaiserve.facts.record import OthersTime, Whose
 
 MOST_GONE = 64  # clients to remember that have nothing open, because requests may have waited for them
 MOST_NAMED = 8  # clients in the account of a phase; the rest is one without a name
 
-_others_ns = attrgetter("total_ns")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Work(NamedTuple):
@@ -30,6 +32,14 @@ class Work(NamedTuple):
     decodes_ns: float = 0.0
     media_ns: int = 0
 
+    @property
+    def total_ns(self) -> float:
+        return self.prompts_ns + self.decodes_ns + self.media_ns
+
+
+NO_WORK = Work()
+_sums_of = attrgetter(*Work._fields)
+
 
 @dataclass(slots=True, eq=False)
 class ClientWork:
@@ -39,48 +49,60 @@ class ClientWork:
     name: str | None  # that of its key, which may be shown
     num_opened: int = 0  # requests so far
     num_open: int = 0
+    last_step: int = 0  # the last one that had work for it
     prompt_tokens: int = 0
     decodes: int = 0
     prompts_ns: float = 0.0
     decodes_ns: float = 0.0
     media_ns: int = 0
 
-    def add(self, work: Work) -> None:
-        self.prompt_tokens += work.prompt_tokens
-        self.decodes += work.decodes
-        self.prompts_ns += work.prompts_ns
-        self.decodes_ns += work.decodes_ns
-
     @property
     def work(self) -> Work:
-        return Work(self.prompt_tokens, self.decodes, self.prompts_ns, self.decodes_ns, self.media_ns)
+        return Work._make(_sums_of(self))
 
     def since(self, then: Work) -> Work:
-        return Work(
-            self.prompt_tokens - then.prompt_tokens,
-            self.decodes - then.decodes,
-            self.prompts_ns - then.prompts_ns,
-            self.decodes_ns - then.decodes_ns,
-            self.media_ns - then.media_ns,
-        )
+        return Work._make(map(sub, _sums_of(self), then))
 
 
 class WorkBefore(NamedTuple):
     """The work for each client, and the requests of a request's own client, before a phase of the request."""
 
+    number: int  # of steps
     work: Mapping[ClientWork, Work]
     num_opened: int
     num_open: int
 
 
+class StepWork(NamedTuple):
+    """The work of one step by client, and the time of each token of a prompt, and of each row of decodes."""
+
+    prompt_tokens: Mapping[ClientWork | None, int]
+    decodes: Mapping[ClientWork | None, int]
+    prompt_token_ns: float
+    decode_ns: float
+
+    def work(self, client: ClientWork) -> Work:
+        tokens = self.prompt_tokens.get(client, 0)
+        rows = self.decodes.get(client, 0)
+        return Work(tokens, rows, tokens * self.prompt_token_ns, rows * self.decode_ns)
+
+
 class WorkByClient:
-    """The work for all clients with open requests, and for some that had one."""
+    """The work for all clients with open requests, and for some that had one.
+
+    A step costs an addition for each of its clients. What the work was after a step, or before it, is copied at most
+    once, however many requests end a phase with it.
+    """
 
     def __init__(self) -> None:
         self._clients: dict[str, ClientWork] = {}
         self._gone: dict[ClientWork, None] = {}  # those without open requests, the first one longest ago
         self.lone: ClientWork | None = None  # the only client with open requests
-        self._last_step: dict[ClientWork, Work] = {}
+        self._number = 0  # of steps so far
+        self._last_step = StepWork({}, {}, 0.0, 0.0)
+        # Copies of the work, now and before the last step, once one was needed
+        self._work_now: Mapping[ClientWork, Work] | None = None
+        self._work_before_step: Mapping[ClientWork, Work] | None = None
 
     def opened(self, client: str, name: str | None) -> ClientWork:
         """Count a request of a client, and return its client."""
@@ -111,7 +133,8 @@ class WorkByClient:
 
     def step_of_one(self, client: ClientWork, work: Work) -> None:
         """Add a step with requests of one client only."""
-        self._add({client: work})
+        tokens, rows, prompts_ns, decodes_ns, _ = work
+        self._add(StepWork({client: tokens}, {client: rows}, prompts_ns / max(1, tokens), decodes_ns / max(1, rows)))
 
     def step_ended(
         self, parts: Iterable[tuple[ClientWork | None, int, int]], prompts_ns: float, decodes_ns: float
@@ -121,46 +144,61 @@ class WorkByClient:
         prompt_tokens = Counter[ClientWork | None]()
         decodes = Counter[ClientWork | None]()
         for client, num_prompt_tokens, num_decodes in parts:
-            prompt_tokens[client] += num_prompt_tokens
-            decodes[client] += num_decodes
-        prompt_token_ns = prompts_ns / max(1, prompt_tokens.total())
-        decode_ns = decodes_ns / max(1, decodes.total())
-        self._add(
-            {
-                client: Work(tokens, rows, tokens * prompt_token_ns, rows * decode_ns)
-                for client, rows in decodes.items()
-                if client is not None and (tokens := prompt_tokens[client]) + rows
-            }
-        )
+            if num_prompt_tokens:
+                prompt_tokens[client] += num_prompt_tokens
+            if num_decodes:
+                decodes[client] += num_decodes
+        num_tokens = max(1, prompt_tokens.total())
+        num_rows = max(1, decodes.total())
+        self._add(StepWork(prompt_tokens, decodes, prompts_ns / num_tokens, decodes_ns / num_rows))
 
     def decodes_ended(self, clients: list[ClientWork | None], decodes_ns: float) -> None:
         """Add a step in which each of its chunks, which are these clients', is one row of decodes."""
-        decode_ns = decodes_ns / len(clients)
-        rows = Counter(clients)
-        self._add({one: Work(0, n, 0.0, n * decode_ns) for one, n in rows.items() if one is not None})
+        self._add(StepWork({}, Counter(clients), 0.0, decodes_ns / len(clients)))
 
-    def _add(self, step: dict[ClientWork, Work]) -> None:
+    def _add(self, step: StepWork) -> None:
+        self._number = number = self._number + 1
         self._last_step = step
-        for client, work in step.items():
-            client.add(work)
+        self._work_now = self._work_before_step = None
+        prompt_tokens, decodes, prompt_token_ns, decode_ns = step
+        for client, tokens in prompt_tokens.items():
+            if client is not None and tokens:
+                client.prompt_tokens += tokens
+                client.prompts_ns += tokens * prompt_token_ns
+                client.last_step = number
+        for client, rows in decodes.items():
+            if client is not None and rows:
+                client.decodes += rows
+                client.decodes_ns += rows * decode_ns
+                client.last_step = number
+
+    def encoded(self, client: ClientWork, media_ns: int) -> None:
+        """Add the time of an image or a sound between two steps."""
+        client.media_ns += media_ns
+        client.last_step = self._number + 1
+        self._work_now = self._work_before_step = None
 
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
         """Return what a phase of a request of this client begins with, now, or in the last step."""
-        work = {client: client.work for client in self._clients.values()}
-        if in_last_step:
-            work |= {client: client.since(of_step) for client, of_step in self._last_step.items()}
-        return WorkBefore(work, own.num_opened, own.num_open)
+        if self._work_now is None:
+            self._work_now = {client: client.work for client in self._clients.values()}
+        if not in_last_step:
+            return WorkBefore(self._number, self._work_now, own.num_opened, own.num_open)
+        if self._work_before_step is None:
+            self._work_before_step = {client: client.since(self._last_step.work(client)) for client in self._work_now}
+        return WorkBefore(self._number - 1, self._work_before_step, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:
         """Return what was computed for each client since then, without clients that got nothing. Of a request's own
         client, the request itself had `own_tokens` of its prompts and `own_rows` of its decodes, which don't count."""
         found = {}
-        for client in {**dict.fromkeys(before.work), **dict.fromkeys(self._clients.values())}:
-            then = before.work.get(client, Work())
-            grown = client.since(then)
+        for client in dict.fromkeys(chain(before.work, self._clients.values())):
+            if client.last_step <= before.number:
+                continue
+            grown = client.since(before.work.get(client, NO_WORK))
             if client is own:
                 has_others = before.num_open > 1 or client.num_opened > before.num_opened
-                grown = _without(grown, own_tokens, own_rows) if has_others else Work()
+                grown = _without(grown, own_tokens, own_rows) if has_others else NO_WORK
             if any(grown):
                 found[client] = grown
         return found
@@ -181,14 +219,11 @@ def _without(work: Work, tokens: int, rows: int) -> Work:
 def while_waiting(work: Mapping[ClientWork, Work], own: ClientWork, waited_ns: int) -> list[OthersTime]:
     """Return the time of steps that went to each client's work while a request waited, or computed tokens of its own.
     It is at most the time of the wait, which has only a part of the first and of the last of these steps."""
-    whole_ns = sum(one.prompts_ns + one.decodes_ns + one.media_ns for one in work.values())
+    whole_ns = sum(one.total_ns for one in work.values())
     scale = min(1.0, waited_ns / whole_ns) if whole_ns else 0.0
-    return _named(
-        {
-            client: (int(one.prompts_ns * scale), int(one.decodes_ns * scale), int(one.media_ns * scale))
-            for client, one in work.items()
-        },
-        own,
+    return _largest_first(
+        OthersTime(*owner, int(one.prompts_ns * scale), int(one.decodes_ns * scale), int(one.media_ns * scale))
+        for owner, one in _by_owner(work, own).items()
     )
 
 
@@ -197,36 +232,46 @@ def beside(
 ) -> list[OthersTime]:
     """Divide the time that others' prompts, decodes and media have added to a request's phase among their clients, by
     tokens, by rows, and by time. Each sum is kept, unless there were no such others."""
-    prompts = divided(prompts_ns, {client: one.prompt_tokens for client, one in work.items()})
-    decodes = divided(decodes_ns, {client: one.decodes for client, one in work.items()})
-    media = divided(media_ns, {client: one.media_ns for client, one in work.items()})
-    parts = {client: (prompts.get(client, 0), decodes.get(client, 0), media.get(client, 0)) for client in work}
-    return _named(parts, own)
+    owners = _by_owner(work, own)
+    prompts = divided(prompts_ns, {owner: one.prompt_tokens for owner, one in owners.items()})
+    decodes = divided(decodes_ns, {owner: one.decodes for owner, one in owners.items()})
+    media = divided(media_ns, {owner: one.media_ns for owner, one in owners.items()})
+    return _largest_first(
+        OthersTime(*owner, prompts.get(owner, 0), decodes.get(owner, 0), media.get(owner, 0)) for owner in owners
+    )
 
 
-def divided(amount: int, weights: Mapping[ClientWork, int]) -> dict[ClientWork, int]:
+def divided(amount: int, weights: Mapping[_Key, int]) -> dict[_Key, int]:
     """Divide an amount by weights into integers that add up to it; into none if all weights are zero."""
     left = amount
     left_weight = sum(weights.values())
     parts = {}
-    for client, weight in weights.items():
+    for key, weight in weights.items():
         if weight:
-            parts[client] = left * weight // left_weight
-            left -= parts[client]
+            parts[key] = left * weight // left_weight
+            left -= parts[key]
             left_weight -= weight
     return parts
 
 
-def _named(parts: Mapping[ClientWork, tuple[int, int, int]], own: ClientWork) -> list[OthersTime]:
-    """Return the times by client, the largest first. Clients without a name, and those after the first few, are one."""
-    sums: dict[tuple[Whose, str | None], tuple[int, int, int]] = {}
-    largest = sorted(parts.items(), key=lambda part: sum(part[1]), reverse=True)
-    for number, (client, times) in enumerate(largest):
-        if client is own:
-            key = (Whose.SAME_CLIENT, client.name)
-        else:
-            key = (Whose.OTHER_CLIENT, client.name if number < MOST_NAMED else None)
-        prompts_ns, decodes_ns, media_ns = (a + b for a, b in zip(sums.get(key, (0, 0, 0)), times, strict=True))
-        sums[key] = (prompts_ns, decodes_ns, media_ns)
-    found = [OthersTime(*key, *times) for key, times in sums.items() if any(times)]
-    return sorted(found, key=_others_ns, reverse=True)
+def _by_owner(work: Mapping[ClientWork, Work], own: ClientWork) -> dict[tuple[Whose, str | None], Work]:
+    """Return the work of a request's own client, of each client with a name, up to MOST_NAMED, and of all others."""
+    others = {client: one for client, one in work.items() if client is not own}
+    named = [client for client in others if client.name is not None]
+    if len(named) > MOST_NAMED:
+        named = nlargest(MOST_NAMED, named, key=lambda client: others[client].total_ns)
+    names = {client.name for client in named}
+    by_name: dict[str | None, list[Work]] = {}
+    for client, one in others.items():
+        by_name.setdefault(client.name if client.name in names else None, []).append(one)
+    owners: dict[tuple[Whose, str | None], Work] = {}
+    if own in work:
+        owners[Whose.SAME_CLIENT, own.name] = work[own]
+    for name, parts in by_name.items():
+        owners[Whose.OTHER_CLIENT, name] = Work._make(map(sum, zip(*parts, strict=True)))
+    return owners
+
+
+def _largest_first(times: Iterable[OthersTime]) -> list[OthersTime]:
+    found = [one for one in times if one.total_ns]
+    return sorted(found, key=attrgetter("total_ns"), reverse=True)

@@ -1,10 +1,22 @@
 """The work by client: it is divided exactly, and clients that have gone are remembered for a while only."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.explain.client_work import MOST_GONE, MOST_NAMED, ClientWork, Work, WorkByClient, beside, divided
-from oaiserve.facts.record import Whose
+from oaiserve.explain.client_work import (
+    MOST_GONE,
+    MOST_NAMED,
+    ClientWork,
+    Work,
+    WorkByClient,
+    beside,
+    divided,
+    while_waiting,
+)
+from oaiserve.facts.record import OthersTime, Whose
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -95,3 +107,105 @@ def test_clients_after_the_first_few_are_one_without_a_name() -> None:
     assert [one.client for one in found if one.client] == [str(number) for number in range(MOST_NAMED)]
     assert len(found) == MOST_NAMED + 1
     assert sum(one.prompts_ns for one in found) == 10_000
+
+
+MANY_NAMES = [None, *(f"key {number}" for number in range(MOST_NAMED + 4))]
+WORKS = st.builds(
+    Work,
+    prompt_tokens=st.integers(0, 10**6),
+    decodes=st.integers(0, 10**4),
+    prompts_ns=st.integers(0, 10**12).map(float),
+    decodes_ns=st.integers(0, 10**12).map(float),
+    media_ns=st.integers(0, 10**12),
+)
+
+
+def works_of(found: list[tuple[str | None, Work]]) -> dict[ClientWork, Work]:
+    return {ClientWork(f"{number}", name): work for number, (name, work) in enumerate(found)}
+
+
+def times_of(others: list[OthersTime]) -> list[int]:
+    return [
+        sum(one.prompts_ns for one in others),
+        sum(one.decodes_ns for one in others),
+        sum(one.media_ns for one in others),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(MANY_NAMES), WORKS), max_size=3 * MOST_NAMED),
+    st.integers(0, 3 * MOST_NAMED),
+    st.tuples(*[st.integers(0, 10**15)] * 3),
+)
+def test_times_of_named_and_unnamed_clients_add_up_to_all_that_others_added(
+    clients: list[tuple[str | None, Work]], which: int, amounts: tuple[int, int, int]
+) -> None:
+    works = works_of(clients)
+    own = [*works, ClientWork("own", "own")][min(which, len(works))]
+    found = beside(works, own, *amounts)
+    weights = [sum(work[place] for work in works.values()) for place in (0, 1, 4)]
+    assert times_of(found) == [ns if weight else 0 for ns, weight in zip(amounts, weights, strict=True)]
+    assert len({(one.whose, one.client) for one in found}) == len(found) <= MOST_NAMED + 2
+    assert found == sorted(found, key=lambda one: -one.total_ns)
+    others = {client.name for client in works if client is not own and client.name is not None}
+    named = {one.client for one in found if one.whose is Whose.OTHER_CLIENT} - {None}
+    assert named <= others
+
+
+@given(st.lists(st.tuples(st.sampled_from(MANY_NAMES), WORKS), max_size=3 * MOST_NAMED), st.integers(0, 10**14))
+def test_a_wait_is_never_divided_into_more_than_it_took(clients: list[tuple[str | None, Work]], waited: int) -> None:
+    works = works_of(clients)
+    whole = sum(work.total_ns for work in works.values())
+    times = times_of(while_waiting(works, ClientWork("own", "own"), waited))
+    assert min(waited, whole) - 3 * (MOST_NAMED + 2) - 1e-9 * whole <= sum(times) <= min(waited, whole) * (1 + 1e-9)
+
+
+CHANGES = st.one_of(
+    st.tuples(st.just("step"), st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 9), st.integers(0, 9)))),
+    st.tuples(st.just("decodes"), st.lists(st.sampled_from(NAMES), min_size=1)),
+    st.tuples(st.just("media"), st.sampled_from(NAMES)),
+    st.tuples(st.just("opened"), st.sampled_from([*NAMES, "new"])),
+    st.tuples(st.just("phase"), st.booleans()),
+)
+
+
+@given(st.lists(CHANGES, max_size=30))
+def test_phases_that_share_a_copy_of_the_work_find_the_same_as_with_copies_of_their_own(changes: list[Any]) -> None:
+    work = WorkByClient()
+    clients = {name: work.opened(name, name) for name in NAMES}
+    before_step = now = {client: client.work for client in clients.values()}
+    phases = []
+    for kind, details in changes:
+        if kind == "step":
+            work.step_ended([(clients[name], tokens, rows) for name, tokens, rows in details], 3e6, 5e6)
+        elif kind == "decodes":
+            work.decodes_ended([clients[name] for name in details], 7e6)
+        elif kind == "media":
+            work.encoded(clients[details], 11)
+            before_step = {
+                client: then._replace(media_ns=then.media_ns + 11 * (client is clients[details]))
+                for client, then in before_step.items()
+            }
+        elif kind == "opened":
+            clients[details] = work.opened(details, details)
+        else:
+            phases.append((work.before(clients["a"], in_last_step=details), before_step if details else now))
+        if kind in ("step", "decodes"):
+            before_step = now
+        now = {client: client.work for client in clients.values()}
+    for before, then in phases:
+        found = work.since(before, clients["a"], 0, 0)
+        for client in clients.values():
+            if client is not clients["a"]:
+                assert found.get(client, Work()) == pytest.approx(client.since(then.get(client, Work())))
+
+
+def test_phases_that_end_with_the_same_step_share_a_copy_of_the_work() -> None:
+    work = WorkByClient()
+    a, b = (work.opened(name, name) for name in "ab")
+    work.decodes_ended([a, b], 1e6)
+    assert work.before(a).work is work.before(b).work
+    assert work.before(a, in_last_step=True).work is work.before(b, in_last_step=True).work
+    before = work.before(a)
+    work.decodes_ended([a, b], 1e6)
+    assert work.before(a).work is not before.work

@@ -292,7 +292,7 @@ class StepAccount:
             self.numbers.media_encode_ns += encode_ns
             if self._causes is not None:
                 if own is not None:
-                    own.client.media_ns += encode_ns
+                    self._causes.clients.encoded(own.client, encode_ns)
                 self._causes.encoded_ns += encode_ns
                 self._carried_ns += began_ns - self._divided_ns
                 self._divided_ns = ended_ns
