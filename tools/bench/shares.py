@@ -8,6 +8,9 @@ these, and how many prompt tokens the heavy ones got in a second, without and wi
 A second table has the light client's time per token of a stream, alone and beside 128 streams of another client, who
 asks for 16 choices in each of eight threads, and the tokens that these get, beside it and without it.
 
+A third table has the times to first token of the light client's short prompts alone, and just after a prompt of 3,120
+tokens of its own.
+
 With --replicas 2, all of them ask a gateway with two servers.
 """
 
@@ -21,6 +24,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,8 @@ from tools.server_process import CHAT, QUESTION, exit_on_sigterm, free_port, run
 LIGHT_TOKENS = 40
 HEAVY_TOKENS = 1535
 ANSWER_TOKENS = 16  # of a heavy request
+OWN_TOKENS = 3120  # of a long prompt of the light client
+AHEAD_SECONDS = 0.1  # for which it runs before the short one comes
 PAUSE_SECONDS = 0.5  # of the light client, on average
 MOST_ID = 40_000  # token ids that the vocabularies of real models have
 CROWDS = ((1, 6), (3, 2), (3, 6))  # heavy clients, and the threads of each
@@ -46,6 +52,7 @@ STREAMS_HEAD = (
     *("streams of the heavy client", "time per token p50, ms", "p90"),
     *("tokens/s of the heavy one beside it", "and without it"),
 )
+OWN_HEAD = ("of the same client", "TTFT p50, ms", "p90", "max", "times alone")
 HEAD = (
     "heavy clients x threads",
     *("TTFT p50, ms", "p90", "max"),
@@ -84,6 +91,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
                     with_light = (heavy.num_answers - before) * HEAVY_TOKENS / (time.monotonic() - began)
                 name = f"{crowd[0]} x {crowd[1]}"
                 rounds.setdefault(name, []).append({"light": light, "heavy": with_light, "without": without})
+            rounds.setdefault(f"{OWN_TOKENS} tokens before", []).append({"own": own_seconds(url, seconds)})
             rounds.setdefault("no streams", []).append({"gaps": light_gaps(url, seconds)})
             with Crowd(url, 1, 8, num_choices=CHOICES):
                 before = computed_tokens(replicas)
@@ -142,6 +150,21 @@ def light_seconds(url: str, seconds: float) -> list[float]:
             ask(client, LIGHT_TOKENS, 1)
             taken.append(time.monotonic() - began)
             time.sleep(2 * PAUSE_SECONDS * random.random())
+    return taken
+
+
+def own_seconds(url: str, seconds: float) -> list[float]:
+    """Return how long each short request of the light client took that came just after a long one of its own."""
+    taken = []
+    ends = time.monotonic() + seconds
+    with client_from(url, "127.0.0.2") as client, ThreadPoolExecutor(1) as threads:
+        while time.monotonic() < ends:
+            long = threads.submit(ask, client, OWN_TOKENS, 1)
+            time.sleep(AHEAD_SECONDS)
+            began = time.monotonic()
+            ask(client, LIGHT_TOKENS, 1)
+            taken.append(time.monotonic() - began)
+            long.result()
     return taken
 
 
@@ -205,18 +228,30 @@ class Crowd:
 def report(results: dict[str, Any]) -> str:
     rows = []
     streams = []
+    own = []
+    alone = statistics.median(seconds for each in results["rounds"]["alone"] for seconds in each["light"])
     for name, rounds in results["rounds"].items():
         if "gaps" in rounds[0]:
             gaps = sorted(1e3 * gap for each in rounds for gap in each["gaps"])
             streams.append((name, number(statistics.median(gaps)), number(gaps[len(gaps) * 9 // 10]), *rates(rounds)))
             continue
-        light = sorted(1e3 * seconds for each in rounds for seconds in each["light"])
-        shown = map(number, (statistics.median(light), light[len(light) * 9 // 10], light[-1]))
-        rows.append((name, *shown, *rates(rounds)))
+        if "own" in rounds[0]:
+            taken = [seconds for each in rounds for seconds in each["own"]]
+            own = [("alone", *shown_times(results["rounds"]["alone"], "light"), "1")]
+            own.append((name, *shown_times(rounds, "own"), number(statistics.median(taken) / alone)))
+            continue
+        rows.append((name, *shown_times(rounds, "light"), *rates(rounds)))
     behind = f", {results['replicas']} servers behind a gateway" if results["replicas"] > 1 else ""
     about = f"{results['machine']}; {results['created']}; {results['model']}{behind}."
     tables = [*as_markdown([HEAD, *rows]), "", *as_markdown([STREAMS_HEAD, *streams])]
+    tables += ["", *as_markdown([OWN_HEAD, *own])] if own else []
     return "\n".join([*textwrap.wrap(about, 120), "", *tables])
+
+
+def shown_times(rounds: list[dict[str, Any]], name: str) -> list[str]:
+    """Return the median, the ninetieth percentile and the maximum of times, in ms."""
+    times = sorted(1e3 * seconds for each in rounds for seconds in each[name])
+    return [number(each) for each in (statistics.median(times), times[len(times) * 9 // 10], times[-1])]
 
 
 def rates(rounds: list[dict[str, Any]]) -> tuple[str, str]:
