@@ -3,22 +3,15 @@ text of prompts or answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
-from oaiserve.facts.record import Origin, OthersTime
+from oaiserve.facts.record import Cause, Origin, OthersTime
 from oaiserve.facts.times import Phase, RequestTimes
 
 MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
-
-
-class PhaseSoFar(msgspec.Struct):
-    """A phase of an open request. `start_ns` counts from its receipt. The last phase has not ended."""
-
-    name: str
-    start_ns: int
-    duration_ns: int
 
 
 class OthersSoFar(msgspec.Struct):
@@ -32,14 +25,26 @@ class OthersSoFar(msgspec.Struct):
     media_ns: int
 
 
+class PhaseSoFar(msgspec.Struct):
+    """A phase of an open request. `start_ns` counts from its receipt. The last phase has not ended.
+
+    In `prefill` and `decode`, `causes_ns` are those up to the last step, the largest first. `others` are those whose
+    requests the phase, or the queue, went to, the largest first.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    causes_ns: dict[str, int] = {}
+    others: list[OthersSoFar] = []
+
+
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
     `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. In `queue`, it `waits_for` a
-    reason. In `prefill` and `decode`, `causes_ns` are those of this phase up to the last step, the largest first.
-    `others` are those whose requests this phase, or the queue, went to, the largest first.
-    `prompt_left_ns` is the time until the first token, and `answer_left_ns` the time until the last one if the answer
-    becomes as long as it may. Both are by the pace of the phase so far; None while there is none.
+    reason. `prompt_left_ns` is the time until the first token, and `answer_left_ns` the time until the last one if the
+    answer becomes as long as it may. Both are by the pace of the phase so far; None while there is none.
     """
 
     request_id: str
@@ -56,8 +61,6 @@ class OpenRow(msgspec.Struct, kw_only=True):
     computed_prompt_tokens: int = 0
     completion_tokens: int = 0
     waits_for: str | None = None
-    causes_ns: dict[str, int] = {}
-    others: list[OthersSoFar] = []
     prompt_left_ns: int | None = None
     answer_left_ns: int | None = None
 
@@ -76,13 +79,14 @@ class OpenRow(msgspec.Struct, kw_only=True):
         num_continued_tokens: int = 0,
         most_tokens: int = 0,
         waits_for: str | None = None,
-        causes_ns: dict[str, int] | None = None,
-        others: Sequence[OthersTime] = (),
+        causes_ns: Mapping[str, Mapping[Cause, int]] = MappingProxyType({}),
+        others_ns: Mapping[str, Sequence[OthersTime]] = MappingProxyType({}),
     ) -> OpenRow:
         """Return the current row. Other threads may still write into `times`, in which `received` is set.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock. `most_tokens` is the limit of its answer, 0 where
-        there is none, and `num_continued_tokens` of the answer came from another server."""
+        there is none, and `num_continued_tokens` of the answer came from another server. `causes_ns` and `others_ns`
+        are by phase."""
         phases = times.so_far(clock_ns)
         received_ns = phases[0].start_ns
         return cls(
@@ -94,14 +98,21 @@ class OpenRow(msgspec.Struct, kw_only=True):
             client=origin.client,
             elapsed_ns=phases[-1].end_ns - received_ns,
             phase=phases[-1].name,
-            phases=[PhaseSoFar(phase.name, phase.start_ns - received_ns, phase.duration_ns) for phase in phases],
+            phases=[
+                PhaseSoFar(
+                    phase.name,
+                    phase.start_ns - received_ns,
+                    phase.duration_ns,
+                    {cause.value: ns for cause, ns in causes_ns.get(phase.name, {}).items()},
+                    [OthersSoFar(*one) for one in others_ns.get(phase.name, ())],
+                )
+                for phase in phases
+            ],
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             computed_prompt_tokens=computed_prompt_tokens,
             completion_tokens=completion_tokens,
             waits_for=waits_for if phases[-1].name == "queue" else None,
-            causes_ns=causes_ns or {},
-            others=[OthersSoFar(*one) for one in others],
             prompt_left_ns=_left_ns(
                 phases[-1], "prefill", computed_prompt_tokens - cached_tokens, prompt_tokens - cached_tokens
             ),

@@ -82,9 +82,10 @@ def test_an_open_request_has_its_causes_so_far_and_its_time_left() -> None:
     assert by_phase["queue"][-1].waits_for == WaitReason.BATCH_FULL
     assert not any(row.waits_for for row in by_phase["prefill"] + by_phase["decode"])
     last = [row for row in by_phase["decode"] if row.completion_tokens > 1][-1]
-    assert [*last.causes_ns.values()] == sorted(last.causes_ns.values(), reverse=True)
-    assert sum(last.causes_ns.values()) == last.phases[-1].duration_ns
-    assert last.causes_ns[Cause.ALONE] < ended["long"].account.decode_causes_ns[Cause.ALONE]
+    assert [*last.phases[-1].causes_ns.values()] == sorted(last.phases[-1].causes_ns.values(), reverse=True)
+    assert sum(last.phases[-1].causes_ns.values()) == last.phases[-1].duration_ns
+    assert last.phases[-2].causes_ns == ended["long"].account.prefill_causes_ns
+    assert last.phases[-1].causes_ns[Cause.ALONE] < ended["long"].account.decode_causes_ns[Cause.ALONE]
     num_decoded = last.completion_tokens - 1
     assert last.answer_left_ns == last.phases[-1].duration_ns * (39 - num_decoded) // num_decoded
     reading = next(row for row in by_phase["prefill"] if row.computed_prompt_tokens)
@@ -111,8 +112,8 @@ def test_an_open_request_says_whose_requests_its_phase_went_to(phase: str, polic
         heavy = of("batchjob", request("heavy", prompt_len=2000, max_tokens=60))
         sent = (light, heavy) if phase == "decode" else (heavy, light)
         ended = lab.run(*sent, after=2)
-    last = [row for row in rows if row.phase == phase and row.others][-1]
-    (so_far,) = last.others
+    last = [row for row in rows if row.phase == phase and row.phases[-1].others][-1]
+    (so_far,) = last.phases[-1].others
     (whole,) = ended["light"].account.others_ns[phase]
     assert (so_far.whose, so_far.client) == (Whose.OTHER_CLIENT, "batchjob")
     for kind in ("prompts_ns", "decodes_ns"):

@@ -45,25 +45,36 @@ class OpenRows:
         if isinstance(entry, Submitted):
             times = RequestTimes(received=entry.request.received_ns or entry.at_ns, submitted=entry.at_ns)
             return OpenRow.of(origin, times, self.clock_ns, epoch_offset_ns)
-        causes_ns = {}
+        account = entry.account
+        causes_ns = {"prefill": account.prefill_causes_ns}
+        others_ns = account.others_ns.copy()
         if self.causes is not None and entry.causes is not None:
-            causes_ns = self.causes.so_far(entry.causes)
+            phase = _phase_in_steps(entry.times)
+            causes_ns[phase] = so_far = self.causes.so_far(entry.causes)
+            others_ns[phase] = entry.notes.others_so_far(so_far, self.clock_ns())
         sequences = [*entry.outputs.copy()]
         most_tokens = 0
-        if len(sequences) == entry.account.num_choices:  # none has ended
+        if len(sequences) == account.num_choices:  # none has ended
             most_tokens = sum(each.max_len - each.prompt_len for each in sequences)
         return OpenRow.of(
             origin,
             entry.times,
             self.clock_ns,
             epoch_offset_ns,
-            causes_ns={str(cause): ns for cause, ns in causes_ns.items()},
-            others=entry.notes.others_so_far(causes_ns, self.clock_ns()),
+            causes_ns=causes_ns,
+            others_ns=others_ns,
             waits_for=self.requests.reason_of(sequences[0]) if sequences else None,
             most_tokens=most_tokens,
             prompt_tokens=entry.usage.prompt_tokens,
             cached_tokens=entry.usage.cached_tokens,
             computed_prompt_tokens=entry.computed_prompt_tokens,
             completion_tokens=entry.usage.completion_tokens,
-            num_continued_tokens=entry.account.num_continued_tokens,
+            num_continued_tokens=account.num_continued_tokens,
         )
+
+
+def _phase_in_steps(times: RequestTimes) -> str:
+    """Return the current phase of a request that waits for steps, or takes part in them."""
+    if times.scheduled is None:
+        return "queue"
+    return "prefill" if times.first_token is None else "decode"

@@ -359,7 +359,7 @@ def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServe
         page.wait_for_selector(f"{progress}:has-text('so far')")
         page.click("#pause")
         track = f"#open-requests a[data-request='{request_id}'] .track"
-        assert {"phase-queue", "phase-decode"} <= {
+        assert {"phase-queue", "phase-prefill shaded", "phase-decode shaded"} <= {
             *page.locator(f"{track} i").evaluate_all("all => all.map((i) => i.className)")
         }
         assert page.locator(f"{track} i").first.evaluate("node => node.offsetLeft") > 0  # others have begun before
@@ -367,6 +367,7 @@ def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServe
         assert page.locator(progress).evaluate(longest)
         page.click(f"#open-requests a[data-request='{request_id}']")
         page.wait_for_selector(".open:has-text('Running')")
+        page.wait_for_selector(".phases tr[data-phase='decode'] .track .shaded")
         check_texts_and_controls(page)
     page.wait_for_selector("#account .tiles:has-text('cancelled')")
 

@@ -58,10 +58,11 @@ def test_an_open_request_says_whose_requests_took_its_time(
     scripted_page: Page, whose: str, client: str | None, expected: str
 ) -> None:
     most = {"whose": whose, "client": client, "prompts_ns": 1_200_000_000, "decodes_ns": 300_000_000, "media_ns": 0}
-    entry = {"phase": "prefill", "causes_ns": {"alone": 10**9}, "others": [most, {**most, "client": "carol"}]}
+    phase = {"causes_ns": {"alone": 10**9}, "others": [most, {**most, "client": "carol"}]}
+    entry = {"phase": "prefill", "phases": [{}, phase]}
     ask = 'async (entry) => (await import("/dashboard/static/open.js")).sentencesOf(entry)'
     assert scripted_page.evaluate(ask, entry)[-1] == expected
-    assert len(scripted_page.evaluate(ask, {**entry, "others": []})) == 1
+    assert len(scripted_page.evaluate(ask, {**entry, "phases": [phase, {**phase, "others": []}]})) == 1
 
 
 JSON_VALUES = st.recursive(

@@ -90,7 +90,7 @@ function routing({ replica, reason, expected_hit_tokens: tokens, load, bound, en
 }
 
 // Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill.
-function waterfall(entry) {
+export function waterfall(entry) {
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "0");
   const ticks = axis.ticks(AXIS_SHARE * innerWidth).filter(({ text }) => text);
   const lines = ticks.map(({ at }) => `linear-gradient(var(--grid) 0 0) ${100 * at}% 0 / 1px 100% no-repeat`).join(", ");
@@ -106,8 +106,8 @@ function waterfall(entry) {
   });
   const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
   const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
-  const isShaded = entry.phases.some(({ causes_ns: found }) => partsOf(found).length);
-  const legend = isShaded ? [shadeLegend(restOf(entry.phases.map(({ causes_ns: found }) => found)))] : [];
+  const causes = entry.phases.map(({ causes_ns: found = {} }) => found);
+  const legend = causes.some((found) => partsOf(found).length) ? [shadeLegend(restOf(causes))] : [];
   return element("div", { class: "phases" }, table(heads, rows, axisCell), ...legend);
 }
 

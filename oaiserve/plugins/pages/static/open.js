@@ -35,7 +35,8 @@ function othersSoFar(phase, [largest]) {
 }
 
 // Returns sentences on what an open request waits for, how long it will still take, and what took its time so far.
-export function sentencesOf({ phase, waits_for: reason, causes_ns: causes = {}, others = [], prompt_left_ns: promptNs, answer_left_ns: answerNs }) {
+export function sentencesOf({ phase, phases, waits_for: reason, prompt_left_ns: promptNs, answer_left_ns: answerNs }) {
+  const { causes_ns: causes = {}, others = [] } = phases.at(-1);
   const left = promptNs ? [`Its first token comes in about ${duration(promptNs / 1e9)}.`] : answerNs ? [`It ends in ${duration(answerNs / 1e9)} or earlier.`] : [];
   const parts = Object.entries(causes).map(([name, ns]) => `${words(name)} ${duration(ns / 1e9)}`);
   const alone = isAloneUnknown(causes) ? ["what it takes alone is not known yet"] : [];

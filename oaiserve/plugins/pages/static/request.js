@@ -1,6 +1,6 @@
 // Shows the request that the address names: its account, or its progress while it is open.
 
-import { account } from "./account.js";
+import { account, waterfall } from "./account.js";
 import { copyOnClick } from "./copy.js";
 import { progressOf, promptShare, sentencesOf } from "./open.js";
 import { keepLoading } from "./page.js";
@@ -52,13 +52,13 @@ function missing({ message, lacksRight }) {
 
 // Returns the phase and the progress of an open request.
 function soFar(entry) {
-  const { phase, phases, elapsed_ns: elapsed, prompt_tokens: prompt, cached_tokens: cached } = entry;
+  const { phase, elapsed_ns: elapsed, prompt_tokens: prompt, cached_tokens: cached } = entry;
   const bar = element("progress", { max: "1", value: String(promptShare(entry)), "aria-label": "Prompt" });
   const pairs = [
     ["Elapsed", duration(elapsed / 1e9)],
     ["Prompt", prompt ? `${count(prompt)} tokens, ${count(cached)} of them from the cache` : "not tokenized yet"],
-    ...phases.map(({ name, duration_ns: ns }) => [words(name), duration(ns / 1e9)]),
   ];
+  const phases = entry.phases.map((one) => ({ ...one, share: one.duration_ns / Math.max(1, elapsed) }));
   return [
     element("div", { class: "card open" },
       element("p", {}, element("strong", {}, phase === "queue" ? "Waiting" : "Running"), ` · ${phase === "prefill" ? "prompt tokens: " : ""}${progressOf(entry)}`),
@@ -66,6 +66,8 @@ function soFar(entry) {
       ...sentencesOf(entry).map((sentence) => element("p", {}, sentence)),
       facts(pairs),
     ),
+    element("h2", {}, "Where the time went so far"),
+    waterfall({ ...entry, phases, duration_ns: elapsed }),
   ];
 }
 

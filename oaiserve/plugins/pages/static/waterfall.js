@@ -5,7 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
-import { shadeLegend } from "./shades.js";
+import { partsOf, shadeLegend } from "./shades.js";
 import { byId, clock, count, duration, element, PASSED_PHASES, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
@@ -55,7 +55,8 @@ export class Waterfall {
     this.entries = requests;
     this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
     this.open.replaceChildren(...this.openRows.map(({ row }) => row));
-    this.shades.hidden = !requests.some(({ phases }) => phases.some(([, , alone]) => alone !== undefined));
+    const isShaded = requests.some(({ phases }) => phases.some(([, , alone]) => alone !== undefined));
+    this.shades.hidden = !isShaded && !open.some(({ phases }) => phases.some(({ causes_ns: causes = {} }) => Object.keys(causes).length));
     const isPassed = requests.some(({ phases }) => phases.some(([name]) => !PHASES.includes(name)));
     for (const item of this.legend) item.hidden = !(isPassed ? PASSED_PHASES : PHASES).includes(item.dataset.phase);
     this.empty.hidden = requests.length + open.length > 0;
@@ -80,7 +81,7 @@ export class Waterfall {
     const axis = new Axis(spans, label);
     this.#drawAxis(axis);
     for (const { entry, row } of this.openRows) {
-      const phases = entry.phases.map(({ name, duration_ns: ns }) => [name, ns]);
+      const phases = entry.phases.map(({ name, duration_ns: ns, causes_ns: causes = {} }) => [name, ns, ...partsOf(causes)]);
       placeBar(row.querySelector(".track"), phaseSpans(start(entry), phases), axis);
     }
     const shown = new Map();
