@@ -137,7 +137,7 @@ class EngineLoop:
 
     def _look_at_users(self) -> None:
         if self.causes is not None and self.causes.users is not None:
-            self.causes.users.look(self.causes.machine_ns)
+            self.causes.users.look(self.causes.machine_ns, self.causes.totals.unexplained)
 
     @property
     def is_alive(self) -> bool:

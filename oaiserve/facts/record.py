@@ -119,6 +119,10 @@ class Whose(StrEnum):
     OTHER_CLIENT = "other_client"
 
 
+# Among the users of the machine, next to processes
+SLOW_CLOCK = "a lower clock frequency of the cores"
+
+
 class OthersTime(NamedTuple):
     """The part of a request's phase that went to requests of one client, by what was computed for them.
 

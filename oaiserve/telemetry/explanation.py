@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from oaiserve.facts.record import Cause, OthersTime, RequestRecord, WaitReason, Whose
+from oaiserve.facts.record import SLOW_CLOCK, Cause, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import duration
 from oaiserve.telemetry.loop_explanation import looped
 from oaiserve.telemetry.reuse_explanation import read_again, restored
@@ -95,7 +95,8 @@ def _causes(
         if cause in _SAID
     ]
     if unexplained_ns := causes_ns.get(Cause.UNEXPLAINED, 0):
-        said.append((unexplained_ns, f"{duration(unexplained_ns)} are unexplained"))
+        slowed = f" (meanwhile there was {SLOW_CLOCK})" if SLOW_CLOCK in users_ns else ""
+        said.append((unexplained_ns, f"{duration(unexplained_ns)} are unexplained{slowed}"))
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
     if (ns := decodes_ns + prompts_ns) >= least_ns:

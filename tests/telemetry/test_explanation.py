@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from oaiserve.facts.record import Cause, EngineAccount, OthersTime, RequestRecord, WaitReason, Whose
+from oaiserve.facts.record import SLOW_CLOCK, Cause, EngineAccount, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.explanation import sentences
 from tests.records import MS, record_at
@@ -90,6 +90,16 @@ def test_who_used_the_machine_is_named() -> None:
     assert next(sentences(slow, [slow])) == (
         "prefill took 100 ms; for 60 ms the machine was busy elsewhere (most of all with make (process 11) and the "
         "host of this virtual machine); alone it would have taken 40 ms."
+    )
+
+
+def test_a_lower_clock_frequency_is_named_where_time_is_unexplained() -> None:
+    causes_ns = {Cause.ALONE: 40 * MS, Cause.UNEXPLAINED: 60 * MS}
+    account = EngineAccount(prefill_causes_ns=causes_ns, machine_users_ns={SLOW_CLOCK: 50 * MS})
+    slow = record_at(0, 0, 0, 0, 0, 100, 100, 100, account=account)
+    assert next(sentences(slow, [slow])) == (
+        "prefill took 100 ms; 60 ms are unexplained (meanwhile there was a lower clock frequency of the cores); alone "
+        "it would have taken 40 ms."
     )
 
 

@@ -2,6 +2,9 @@
 
 The watchdog's thread looks once a second, and reads the accounts of all processes only if the engine has waited since
 the look before. The first look of such a time has nothing to compare with. Any thread may ask.
+
+A lower clock frequency of the cores makes steps longer without any wait, so it is also noted while steps take longer
+than expected for reasons that nobody knows.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from oaiserve.engine.accounts.core_clock import CoreClock
+from oaiserve.facts.record import SLOW_CLOCK
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")  # the unit of time in /proc
 WAITED_NS = 50_000_000  # A look reads the accounts if the engine has waited for so long since the look before.
@@ -60,18 +66,28 @@ class MachineUsers:
         self._num_faults = num_faults
         self._proc = root / "proc"
         self._own = os.getpid() if own is None else own
-        self._last_waited_ns = 0
+        self._clock = CoreClock(root)
+        self._last_waited_ns = self._last_unexplained_ns = 0
+        self._last_look_ns = clock_ns()
         self._before: tuple[int, _Accounts] | None = None
         self._looks: tuple[_Look, ...] = ()
 
-    def look(self, waited_ns: int) -> None:
-        """Look once. The engine has waited for `waited_ns` so far."""
+    def look(self, waited_ns: int, unexplained_ns: int = 0) -> None:
+        """Look once. The engine has waited for `waited_ns` so far, and its steps have taken `unexplained_ns` longer
+        than anyone knows why."""
         newly_ns = waited_ns - self._last_waited_ns
+        newly_unexplained_ns = unexplained_ns - self._last_unexplained_ns
         self._last_waited_ns = waited_ns
+        self._last_unexplained_ns = unexplained_ns
+        now_ns = self._clock_ns()
+        since_ns = self._last_look_ns
+        self._last_look_ns = now_ns
+        lost_share = self._clock.lost_share()
+        if lost_share and newly_ns + newly_unexplained_ns > WAITED_NS:
+            self._note(_Look(since_ns, now_ns, {SLOW_CLOCK: int(lost_share * (now_ns - since_ns))}))
         if newly_ns <= WAITED_NS:
             self._before = None
             return
-        now_ns = self._clock_ns()
         before = self._before
         try:
             accounts = self._read()
@@ -79,8 +95,10 @@ class MachineUsers:
             return
         self._before = now_ns, accounts
         if before is not None:
-            look = _Look(before[0], now_ns, self._users_ns(before[1], accounts, newly_ns))
-            self._looks = (*self._looks[1 - MOST_LOOKS :], look)
+            self._note(_Look(before[0], now_ns, self._users_ns(before[1], accounts, newly_ns)))
+
+    def _note(self, look: _Look) -> None:
+        self._looks = (*self._looks[1 - MOST_LOOKS :], look)
 
     def between(self, since_ns: int, until_ns: int) -> dict[str, int]:
         """Return who used cores in this time for how long, the longest first, as far as looks cover it."""

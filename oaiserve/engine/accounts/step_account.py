@@ -25,7 +25,7 @@ from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
 _MASKS = HostPart.MASKS
-MACHINE_SHARE = 0.1  # of a request's time in steps, from which it is asked who used the machine
+MACHINE_SHARE = 0.1  # of a request's time in steps, from which it is asked who used the machine, or slowed it
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -235,8 +235,8 @@ class RequestNotes:
         if users is None or since_ns is None:
             return
         causes = (account.prefill_causes_ns, account.decode_causes_ns)
-        machine_ns = sum(causes_ns.get(Cause.MACHINE, 0) for causes_ns in causes)
-        if machine_ns > MACHINE_SHARE * (now_ns - since_ns):
+        least_ns = MACHINE_SHARE * (now_ns - since_ns)
+        if any(sum(each.get(cause, 0) for each in causes) > least_ns for cause in (Cause.MACHINE, Cause.UNEXPLAINED)):
             account.machine_users_ns = users.between(since_ns, now_ns)
 
 

@@ -14,6 +14,7 @@ from oaiserve.engine.accounts.machine_users import (
     WAITED_NS,
     MachineUsers,
 )
+from oaiserve.facts.record import SLOW_CLOCK
 
 SECOND_NS = 1_000_000_000
 OWN = 7
@@ -30,6 +31,7 @@ class Machine:
         self.num_faults = 0
         self.busy = 1000
         self.stolen = 0
+        self.unexplained_ns = 0
         self.processes = {OWN: ("oaiserve", 300), 11: ("make", 100), 12: ("a) b (c", 50)}
         self.users = MachineUsers(
             lambda: self.throttled_ns, lambda: self.num_faults, root, OWN, clock_ns=lambda: self.now_ns
@@ -51,7 +53,7 @@ class Machine:
         (self.folder / "stat").write_text(f"cpu {self.busy} 0 0 5 6 0 0 {self.stolen} 0 0\ncpu0 1 2 3\n")
         self.now_ns += SECOND_NS
         self.waited_ns += waited_ns
-        self.users.look(self.waited_ns)
+        self.users.look(self.waited_ns, self.unexplained_ns)
 
     def found(self) -> dict[str, int]:
         return self.users.between(0, self.now_ns)
@@ -124,4 +126,51 @@ def test_without_accounts_nobody_is_named(machine: Machine) -> None:
     (machine.folder / "stat").unlink()
     machine.waited_ns += SECOND_NS
     machine.users.look(machine.waited_ns)
+    assert machine.found() == {}
+
+
+def set_clocks(root: Path, *khz: int) -> None:
+    for core, number in enumerate(khz):
+        folder = root / "sys/devices/system/cpu" / f"cpu{core}" / "cpufreq"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "scaling_cur_freq").write_text(f"{number}\n")
+
+
+@pytest.mark.parametrize("reason", ["waited", "unexplained"])
+def test_a_lower_clock_frequency_is_named_where_steps_take_longer(tmp_path: Path, reason: str) -> None:
+    set_clocks(tmp_path, 800_000, 3_000_000)
+    machine = Machine(tmp_path)
+    machine.second(waited_ns=0)
+    set_clocks(tmp_path, 1_200_000, 800_000)
+    machine.unexplained_ns += SECOND_NS if reason == "unexplained" else 0
+    machine.second(waited_ns=SECOND_NS if reason == "waited" else 0)
+    assert machine.found() == {SLOW_CLOCK: pytest.approx(0.6 * SECOND_NS)}
+
+
+@pytest.mark.parametrize("khz", [2_400_000, 3_200_000])
+def test_the_usual_clock_frequency_is_not_named(tmp_path: Path, khz: int) -> None:
+    set_clocks(tmp_path, 3_000_000)
+    machine = Machine(tmp_path)
+    machine.second()
+    set_clocks(tmp_path, khz)
+    machine.second()
+    assert machine.found() == {}
+
+
+def test_a_lower_clock_frequency_is_not_named_while_steps_take_what_they_usually_do(tmp_path: Path) -> None:
+    set_clocks(tmp_path, 3_000_000)
+    machine = Machine(tmp_path)
+    machine.second(waited_ns=0)
+    set_clocks(tmp_path, 800_000)
+    machine.second(waited_ns=0)
+    assert machine.found() == {}
+
+
+@pytest.mark.parametrize("content", ["", "<unknown>"])
+def test_a_clock_frequency_that_cannot_be_read_is_not_named(tmp_path: Path, content: str) -> None:
+    set_clocks(tmp_path, 3_000_000)
+    machine = Machine(tmp_path)
+    machine.second()
+    (tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").write_text(content)
+    machine.second()
     assert machine.found() == {}
