@@ -1,7 +1,7 @@
 """Tests a server with stored keys: roles, limits, models and priorities; and changes while it runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -321,16 +321,25 @@ def test_metrics_name_clients_only_to_a_key_that_may_watch(run: RunServer, table
 
 
 def test_no_client_learns_another_ones_name(run: RunServer, table: KeyTable) -> None:
-    """The server knows that "rival" made alice wait. Whatever alice asks for, she gets neither name nor part of it."""
+    """The server knows that "rival" made alice wait, and answers a request of its. Whatever alice asks for, she gets
+    neither its name, nor a text, nor an id."""
     waited = OthersTime(Whose.OTHER_CLIENT, "rival", 271828, 0, 0)
     accounts = [EngineAccount(others_ns={"queue": [waited]}) for _ in range(2)]
-    table.add("rival", {})
+    rival, watch = table.add("rival", {}), table.add("watch", {"role": "watch"})
     key = table.add("alice", {})
     everything = {"x-include-cost": "true", "x-include-reuse": "true", "traceparent": f"00-{1:032x}-{2:016x}-01"}
     texts: list[str] = []
-    with asking(run, key) as served:
+    with asking(run, key) as served, ExitStack() as entered:
         served.telemetry.clients.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=accounts[0]))
         served.telemetry.recent.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=accounts[0]))
+        served.engine.script = starts("A rival's text")
+        body = {"model": "org/demo", "prompt": "A rival's prompt", "stream": True}
+        stream = entered.enter_context(served.http.stream("POST", "/v1/completions", json=body, headers=bearer(rival)))
+        assert b"A rival's text" in next(stream.iter_raw())
+        rivals_id = stream.headers["x-request-id"]
+        for path in ("/metrics", "/debug/clients", "/debug/requests"):
+            seen = served.http.get(path, headers=bearer(watch)).text
+            assert "rival" in seen or path == "/metrics", f"an operator sees it in {path}"
         served.engine.script = says("Hello", account=accounts[1])
         messages = [{"role": "user", "content": "Hi"}]
         for path, body in (
@@ -348,8 +357,10 @@ def test_no_client_learns_another_ones_name(run: RunServer, table: KeyTable) -> 
             if method == "GET":
                 answer = served.http.get(path)
                 texts += [answer.text, str(answer.headers)]
+        answer = served.http.get(f"/debug/requests/{rivals_id}")
+        texts.append(answer.text.replace(rivals_id, "the id that she asked for"))
     assert any('"others_ns":{"queue":{"other_client":271828}}' in text for text in texts), "she learns how long it was"
-    assert not [text for text in texts if "rival" in text]
+    assert not [text for text in texts if "rival" in text or rivals_id in text]
 
 
 # -- changes and failures ----------------------------------------------------------------------------------------------
