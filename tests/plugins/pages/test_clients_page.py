@@ -31,3 +31,14 @@ def test_who_made_others_wait_comes_first_with_the_command_that_ends_it(
     check_texts_and_controls(page)
     with page.expect_request(lambda request: request.url.endswith("/debug/clients?seconds=60")):
         page.click("text=1 min")
+
+
+def test_no_limit_of_requests_is_proposed_for_a_client_whose_requests_have_not_ended(
+    served_on_a_port: Served, open_page: OpenPage
+) -> None:
+    """A limit of 0 would be none."""
+    account = EngineAccount(others_ns={"queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", 5900 * MS, 0, 0)]})
+    served_on_a_port.telemetry.clients.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=account))
+    page = open_page(f"{served_on_a_port.url}/clients")
+    page.wait_for_selector("#commands code")
+    assert page.locator("#commands code").all_inner_texts() == ["oaiserve keys limit batchjob --share 0.25"]

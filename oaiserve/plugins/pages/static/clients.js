@@ -44,10 +44,12 @@ function advise(client) {
   byId("advice").hidden = !client;
   if (!client) return;
   const { client: name, delayed_ns: ns, requests } = client;
-  const perMinute = Math.ceil((requests * 60) / seconds / 2);
+  const perMinute = Math.ceil((requests * 60) / seconds / 2); // 0 where none has ended, which would take the limit away
   byId("advice-text").textContent = `${name || "Clients without a key"} made others wait ${duration(ns / 1e9)} in all.`;
+  const limit = `oaiserve keys limit ${name}`;
+  const fewer = perMinute ? [[`${limit} --requests-per-minute ${perMinute}`, "half of what it sent per minute in this time"]] : [];
   const commands = name
-    ? [[`oaiserve keys limit ${name} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], [`oaiserve keys limit ${name} --requests-per-minute ${perMinute}`, "half of what it sent per minute in this time"]]
+    ? [[`${limit} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], ...fewer]
     : [["oaiserve keys add NAME", "gives a client a key, by which it can be told from others and limited"]];
   byId("commands").replaceChildren(...commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect))));
 }
