@@ -40,6 +40,7 @@ COMMANDS = {
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
     "attack.soak": "attacks a server for half an hour while other clients use it; fails if its memory grows",
+    "incident": "one client makes the others wait, from the alert to the command that limits it: docs/runbook.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "retry_failed": "runs pytest, and tries up to three failed tests once more: for CI",
     "ranges": "tests with the lowest and newest versions of packages: `make test-range`",

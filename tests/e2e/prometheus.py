@@ -55,16 +55,25 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(
-    folder: Path, targets: Mapping[str, str], rule_files: Sequence[Path] = ()
+    folder: Path,
+    targets: Mapping[str, str],
+    rule_files: Sequence[Path] = (),
+    *,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name."""
+    """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name.
+
+    It sends the API key, if there is one, and its alerts know these external labels.
+    """
+    access = {} if key is None else {"authorization": {"credentials": key}}
     jobs = [
-        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}], **access}
         for job, url in targets.items()
     ]
     intervals = ("scrape_interval", "scrape_timeout", "evaluation_interval")
     config = {
-        "global": dict.fromkeys(intervals, SCRAPE_INTERVAL),
+        "global": dict.fromkeys(intervals, SCRAPE_INTERVAL) | {"external_labels": dict(labels or {})},
         "scrape_configs": jobs,
         "rule_files": [str(file) for file in rule_files],
     }
