@@ -76,7 +76,7 @@ def walk(folder: Path, seconds: float, num_tokens: int, pictures: Path | None) -
             print(f"{alerts(prometheus) or 'no alert'}", flush=True)
             heavy = running.enter_context(load(server.url, keys["batchjob"], num_tokens))
             began = time.monotonic()
-            until(lambda: "firing" in alerts(prometheus))
+            until(lambda: bool(measured(alice, 1)) and "firing" in alerts(prometheus))
             print(f"{ALERT} fires after {time.monotonic() - began:.0f} s.", flush=True)
             (fired,) = (one for one in prometheus.get("alerts")["alerts"] if one["labels"]["alertname"] == ALERT)
             print("\n".join(f"{name}: {text}" for name, text in fired["annotations"].items()), flush=True)

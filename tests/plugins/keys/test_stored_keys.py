@@ -325,7 +325,8 @@ def test_no_client_learns_another_ones_name(run: RunServer, table: KeyTable) -> 
     neither its name, nor a text, nor an id."""
     waited = OthersTime(Whose.OTHER_CLIENT, "rival", 271828, 0, 0)
     accounts = [EngineAccount(others_ns={"queue": [waited]}) for _ in range(2)]
-    rival, watch = table.add("rival", {}), table.add("watch", {"role": "watch"})
+    rival = table.add("rival", {})
+    watch = table.add("watch", {"role": "watch"})
     key = table.add("alice", {})
     everything = {"x-include-cost": "true", "x-include-reuse": "true", "traceparent": f"00-{1:032x}-{2:016x}-01"}
     texts: list[str] = []
