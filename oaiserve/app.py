@@ -201,6 +201,17 @@ def server_telemetry(
     elsewhere: dict[Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
         names.ENGINE_RESTARTS: lambda: {(): engine.num_restarts},
+        names.REPLICA_UP: lambda: {(each.name,): int(each.is_up) for each in engine.replicas},
+        names.REPLICA_RESTARTS: lambda: {(each.name,): each.num_restarts for each in engine.replicas},
+        names.REPLICA_KV_USED_RATIO: lambda: {(each.name,): each.numbers.kv_usage for each in engine.replicas},
+        names.REPLICA_SEQUENCES: lambda: {
+            (each.name, state): number
+            for each in engine.replicas
+            for state, number in (("running", each.numbers.num_running), ("waiting", each.numbers.num_waiting))
+        },
+        names.REPLICA_CHOICES: lambda: {
+            (each.name, reason): number for each in engine.replicas for reason, number in each.choices.items()
+        },
         names.METER_JOULES: lambda: {(): engine.energy.joules} if engine.energy.is_known else {},
     }
     if connections is not None:

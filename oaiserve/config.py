@@ -26,6 +26,7 @@ DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 EngineProcessOption = Literal["auto", "on", "off"]
+Replicas = int | Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
@@ -224,6 +225,10 @@ class ServerOptions(ListenerOptions):
     """Run the engine in a process of its own. If it ends, another one goes on with the open requests. auto: off, on
     GPUs, too, until it has been measured there. With several models, each has a process anyway."""
 
+    replicas: Replicas = 1
+    """Engine processes that share the requests of one model: one for each GPU, or on a CPU any number, among which
+    --cpu-threads are divided. auto: one for each GPU, or else for each NUMA node (docs/replicas.md)."""
+
     plugin: tuple[str, ...] = ()
     """Plug-in to load: a module, or a file that ends in .py. Repeatable (docs/plugins.md)."""
 
@@ -256,6 +261,10 @@ class ServerOptions(ListenerOptions):
         check(is_seconds, "--progress-after-seconds", self.progress_after_seconds, "at least 0, and finite")
         for name in ("header_timeout_seconds", "idle_timeout_seconds"):
             check_seconds(name, getattr(self, name))
+        if self.replicas != "auto":
+            check(self.replicas >= 1, "--replicas", self.replicas, "at least 1, or auto")
+        if self.replicas != 1 and self.engine_process == "off":
+            raise OptionError("--replicas needs processes for its engines, which --engine-process off forbids.")
         check_least(
             self,
             body_limit=1,
@@ -402,7 +411,7 @@ class EngineOptions:
     """Private folder that keeps the prefix cache across restarts, on a CPU with native code."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
-    """Maximum disk space for --prefix-cache-dir. The least recently used blocks are removed."""
+    """Maximum disk space for --prefix-cache-dir. The least recently used blocks are removed. Replicas divide it."""
 
     kv_offload: Bytes | None = None
     """Host memory for KV blocks that a GPU's prefix cache evicts. Later prompts get them back."""
@@ -427,6 +436,9 @@ class EngineOptions:
 
     explain: bool = True
     """Learn what steps cost, and divide each request's prefill and decode into causes."""
+
+    num_sharing: int = field(default=1, metadata=NO_FLAG)
+    """Engine processes that share the memory of this machine."""
 
     nvtx: bool = False
     """Mark steps and phases of requests as ranges for a profiler: NVTX on a GPU, ITT on a CPU (docs/telemetry.md)."""

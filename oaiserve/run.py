@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oaiserve import plugin_loading
@@ -27,7 +28,7 @@ from oaiserve.commands.servers import announced
 from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
-from oaiserve.errors import DeviceLost
+from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.http.connections import allowed_connections
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
@@ -37,6 +38,7 @@ from oaiserve.runtime import THREADS
 
 if TYPE_CHECKING:
     from oaiserve.engine.boundary import AnyEngine
+    from oaiserve.process.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -113,39 +115,64 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_
             plugin_loading.import_routes(plugins)
 
     try:
-        if config.server.engine_process == "on" and not is_child:
-            return _remote_engine(config, times, import_server)
+        if not is_child and (config.server.replicas != 1 or config.server.engine_process == "on"):
+            from oaiserve.process.placement import placements
+
+            places = placements(config.server.replicas, config.engine.device)
+            if len(places) > 1 or config.server.engine_process == "on":
+                return _remote_engine(config, places, times, import_server)
         return load_engine(config.model, config.engine, times, plugins, import_server)
     except DeviceLost as error:
         logger.warning("%s The server starts again without kernels of its own", error)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _remote_engine(config: Config, times: StartTimes, import_server: Callable[[], None]) -> AnyEngine:
-    """Start an engine process, and wait until it has loaded the model. Raises StartupError."""
+def _remote_engine(
+    config: Config, places: list[Placement], times: StartTimes, import_server: Callable[[], None]
+) -> AnyEngine:
+    """Start an engine process in each place, and wait until all have loaded the model. Raises StartupError."""
+    from oaiserve.engine.accounts.energy import Energy
     from oaiserve.engine.start.request import tokenizer_of
     from oaiserve.process.child import ChildProcess
     from oaiserve.process.messages import Start
+    from oaiserve.process.placement import options_of
     from oaiserve.process.remote_engine import RemoteEngine
 
     # A download shows its progress, and Ctrl-C removes what is not complete.
     if config.model == "demo":
         times.run("files of the demo", demo.fetched)
     end_at_once_on_interrupt()  # holds until the server handles signals
-    start = Start(
-        model=config.model,
-        options=replace(config.engine, exit_on_hang=True),  # The front then starts another engine process.
-        plugins=config.server.plugin,
-        settings=config.file,
-        log_level=config.server.log_level,
-        log_format=config.server.log_format,
-    )
-    started = [ChildProcess(start, THREADS)]
+    starts = [
+        Start(
+            model=config.model,
+            # Another process is started after a hang.
+            options=replace(options_of(config.engine, places, index), exit_on_hang=True),
+            plugins=config.server.plugin,
+            settings=config.file,
+            log_level=config.server.log_level,
+            log_format=config.server.log_format,
+            replica=f"replica {index}" if len(places) > 1 else None,
+            cpus=place.cpus,
+        )
+        for index, place in enumerate(places)
+    ]
+    started = [[ChildProcess(start, THREADS, place.gpu)] for start, place in zip(starts, places, strict=True)]
+
+    def launch(index: int) -> ChildProcess:
+        return started[index].pop() if started[index] else ChildProcess(starts[index], THREADS, places[index].gpu)
+
     import_server()
     with times.part("engine process"):
-        return RemoteEngine(
-            lambda: started.pop() if started else ChildProcess(start, THREADS),
+        engine = RemoteEngine(
+            [partial(launch, index) for index in range(len(places))],
             config.engine,
             lambda path: tokenizer_of(path, config.engine, THREADS),
             THREADS,
+            Energy.found(THREADS.clock_ns, gpus=[place.gpu for place in places if place.gpu]),
         )
+    if engine.is_on_cpu and places[0].gpu:
+        engine.stop()
+        raise StartupError(
+            f"--replicas found {len(places)} GPUs, but the model runs on the CPU. Use --device cpu, or torch for GPUs."
+        )
+    return engine

@@ -114,9 +114,11 @@ def run(arguments: list[str]) -> int:
     link.start(received, closed)
     start = inbox.get()
     assert isinstance(start, Start)
+    if start.cpus:  # The threads that compute are started by this one.
+        os.sched_setaffinity(0, start.cpus)
     from oaiserve.telemetry import logs
 
-    logs.configure(start.log_level, start.log_format)
+    logs.configure(start.log_level, start.log_format, model=start.replica)
     prepare_process()
     try:
         found = plugin_loading.find(

@@ -59,6 +59,8 @@ def engine_facts(config: Config, engine: AnyEngine) -> dict[str, str]:
         )
         if engine.tokenizer.chat_template is None:
             facts["No chat"] = engine.tokenizer.why_no_chat
+    if engine.replicas:
+        facts["Replicas"] = f"{len(engine.replicas)}, each with an engine process of its own"
     if config.model == "demo":
         facts["This demo"] = f"is very small. {demo.advice()}"
     if engine.adapters.served:
@@ -83,6 +85,8 @@ def _executor(config: Config, engine: AnyEngine) -> str:
     if info["device"] == "cpu":
         num_threads = config.engine.cpu_threads or default_threads()
         parts = [f"CPU, {num_threads} thread{'s' if num_threads > 1 else ''}"]
+        if engine.replicas:
+            parts.append("divided among the replicas")
         is_native = features.get("native_step") == "" or engine.pooling is not None
         parts.append("native code" if is_native else "PyTorch, which is slower than native code")
     parts.append(info["dtype"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,7 +15,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Deliver, Prompt, Request
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost import StepCost
-from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.http.fair_turns import Work
@@ -75,6 +75,11 @@ class AnyEngine(Protocol):
 
     @property
     def num_restarts(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[ReplicaState]:
+        """The engines of which this one consists; none if it is one."""
+        ...
+
     @property
     def is_ready(self) -> bool: ...
     @property

@@ -73,6 +73,7 @@ class Engine:
     # Only an engine in a separate process is started again, and pauses meanwhile.
     pause = ""
     num_restarts = 0
+    replicas = ()
 
     def __init__(self, parts: EngineParts) -> None:
         """Make an engine, not started yet."""
@@ -266,7 +267,7 @@ class Engine:
 
     @property
     def is_reporting(self) -> bool:
-        """Return whether a report has been asked for. From then on requests should have `prefix_keys`."""
+        """Return whether a report has been asked for. From then on requests should have `routing`."""
         return self._reports.is_asked
 
     def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:

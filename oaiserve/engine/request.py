@@ -1,4 +1,4 @@
-"""Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
+"""Requests, which go into the engine, and events, which come out of it. No tensors, no HTTP.
 
 An accepted request gets any number of `PromptProgress`, if it requests them, then of `PromptDone` and `TokenChunk`, or
 of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Nothing writes into a request.
@@ -20,6 +20,7 @@ from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import EngineAccount, Origin, ReadAgain
 from oaiserve.facts.times import RequestTimes
 from oaiserve.wire.continuation import Piece
+from oaiserve.wire.prefix_keys import Prompt as RoutedPrompt
 
 if TYPE_CHECKING:
     Floats = array[float]
@@ -192,8 +193,9 @@ class Request:
     # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
     draw_seed: int | None = None
     received_ns: int | None = None  # when the caller received it; None: at submission
-    # The prefix keys of its only prompt, for routers, each with its share of the prompt.
-    prefix_keys: tuple[tuple[int, float], ...] = ()
+    # What routers know of its only prompt, as read from its body. None: it has several, or no router needs it.
+    routing: RoutedPrompt | None = None
+    session: str = ""  # the requests of one session are kept together by routers; "": it has none
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # uses what nobody else needs, without the server's timeouts
     background_wait_ns: int | None = None  # how long it stays background work; None: forever

@@ -6,10 +6,11 @@ Sequences are choices: a request has `prompts * n` of them. Stdlib only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, zip_longest
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import fact
 from oaiserve.facts.step_record import HostPart
@@ -80,7 +81,6 @@ class EngineNumbers:
     blocks_cached: int = 0  # blocks that the prefix cache can find
     blocks_reusable: int = 0  # free blocks that the prefix cache can find
     blocks_total: int = 0
-    host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # times so far
     # Since when the engine thread has been idle; `host_ns` doesn't include this time yet.
     idle_since_ns: int | None = None
     load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
@@ -97,6 +97,7 @@ class EngineNumbers:
     num_offloaded: int = fact("KV blocks in the host memory of --kv-offload.", metric="oaiserve_kv_offload_blocks")
 
     # Sums over all steps so far.
+    host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))
     num_media_encoded: int = fact("Encoded images and sounds.", metric="oaiserve_media_encoded_total")
     num_media_rows: int = fact("Tokens of encoded images and sounds.", metric="oaiserve_media_encoded_tokens_total")
     media_encode_ns: int = fact(
@@ -198,4 +199,36 @@ class EngineNumbers:
         return self.blocks_used / max(1, self.blocks_total)
 
 
-_values = attrgetter(*(one.name for one in fields(EngineNumbers)))
+class ReplicaState(NamedTuple):
+    """One of several engines behind one front."""
+
+    name: str
+    is_up: bool
+    num_restarts: int
+    numbers: EngineNumbers
+    choices: Mapping[str, int]  # requests that it was chosen for, by the reason
+
+
+_names = [one.name for one in fields(EngineNumbers)]
+_CURRENT = _names[: _names.index("host_ns")]
+_values = attrgetter(*_names)
+_at_rest = EngineNumbers()
+
+
+def added(numbers: Iterable[EngineNumbers]) -> EngineNumbers:
+    """Return the numbers of several engines together, except for their `load` and since when they are idle."""
+    together = EngineNumbers(*map(_added, zip(*map(_values, numbers), strict=True)))
+    return replace(together, load=LoadTotals(), idle_since_ns=None)
+
+
+def sums_of(numbers: EngineNumbers) -> EngineNumbers:
+    """Return the sums of an engine that has ended, without its current numbers."""
+    return replace(numbers, **{name: getattr(_at_rest, name) for name in _CURRENT})
+
+
+def _added(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return {key: _added([each[key] for each in values if key in each]) for key in dict.fromkeys(chain(*values))}
+    if isinstance(values[0], tuple):
+        return tuple(map(sum, zip_longest(*values, fillvalue=0)))
+    return sum(value or 0 for value in values)

@@ -243,6 +243,14 @@ class EngineAccount:
         log=True,
         log_when="engine_restart_ns",
     )
+    replica: str | None = fact(
+        "The replica of --replicas that has computed the end of its answer. None: there is one engine.",
+        None,
+        json=True,
+        log=True,
+        span="oaiserve.replica",
+        when="replica",
+    )
     # These describe the steps from its first to its last, including other requests' sequences.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0

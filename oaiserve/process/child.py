@@ -11,6 +11,7 @@ from signal import Signals
 from oaiserve.interpreter import child_environment
 from oaiserve.process.link import SocketLink
 from oaiserve.process.messages import Start, ToFront
+from oaiserve.process.placement import VISIBLE_GPUS
 from oaiserve.process.plain_data import decoder
 from oaiserve.runtime import Runtime
 
@@ -22,13 +23,14 @@ GOODBYE_SECONDS = 2.0  # from the end of the link to that of the process
 class ChildProcess:
     """An engine process, which has been started and loads its model."""
 
-    def __init__(self, start: Start, runtime: Runtime) -> None:
+    def __init__(self, start: Start, runtime: Runtime, gpu: str = "") -> None:
+        """Without a `gpu`, it sees those that this process sees."""
         ours, its_own = socket.socketpair()
         with its_own:
             self._process = subprocess.Popen(
                 # The model's name is for `ps`.
                 [sys.executable, *PROGRAM, COMMAND, str(its_own.fileno()), start.model],
-                env=child_environment(),
+                env=child_environment() | ({VISIBLE_GPUS: gpu} if gpu else {}),
                 pass_fds=(its_own.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C then reaches only this process.

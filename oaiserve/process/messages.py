@@ -67,6 +67,8 @@ class Start(msgspec.Struct, tag=True, kw_only=True):
     settings: Path | None  # the file of settings, with those of plug-ins
     log_level: LogLevel
     log_format: LogFormat
+    replica: str | None = None  # its name in log lines, if there are several
+    cpus: tuple[int, ...] = ()  # those that it may run on; (): all
 
 
 class Submit(msgspec.Struct, tag=True):

@@ -46,6 +46,7 @@ class OpenAnswer:
     deliver: Deliver
     submitted_ns: int
     clock_ns: Callable[[], int]
+    replica: str = ""  # name of the replica that has it, or will get it
     is_sent: bool = False  # to the engine process that runs now
     is_aborted: bool = False  # That process has been told.
     has_begun: bool = False  # It has entered a step of that process,

@@ -35,16 +35,20 @@ class PassedRoom:
         client = request.client
         self.left([(client, num_waiting(request))], [(client, request.num_bytes)])
 
+    def add(self, request: Request) -> None:
+        """Count a request as waiting: no process has begun with it."""
+        self.admission.waiting.add(request.client, num_waiting(request))
+        self.admission.body_bytes.add(request.client, request.num_bytes)
+        self.note(request)
+
     def count_again(self, requests: Iterable[Request]) -> None:
-        """Count these requests, all that are open, as waiting: no process has begun with them."""
+        """Count these requests, all that are open here, as waiting: no process has begun with them."""
         for client, (num_choices, num_bytes) in self.by_client.items():
             self.admission.waiting.give_back(client, num_choices)
             self.admission.body_bytes.give_back(client, num_bytes)
         self.by_client.clear()
         for request in requests:
-            self.admission.waiting.add(request.client, num_waiting(request))
-            self.admission.body_bytes.add(request.client, request.num_bytes)
-            self.note(request)
+            self.add(request)
 
     def _give_back(self, index: int, limit: SharedLimit, left: Iterable[tuple[str, int]]) -> None:
         for client, number in left:

@@ -1,28 +1,27 @@
-"""`RemoteEngine`: the front's end of an engine in a process of its own, with the members of `Engine` that routes use.
+"""`RemoteEngine`: the front's end of engines in processes of their own, with the members of `Engine` that routes use.
 
-If the process ends, another one is started and goes on with the open requests. Their consumers notice only a pause.
+If a process ends, another one is started. The open requests go on there, or on another replica. Their consumers notice
+only a pause.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from threading import Lock
 from time import process_time_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.admission import Admission
-from oaiserve.engine.current_numbers import current_numbers
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -39,132 +38,86 @@ from oaiserve.engine.requests.drain_rate import drain_seconds
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.time_limits import TimeLimits
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.errors import (
-    AdapterUnloaded,
-    APIError,
-    InternalError,
-    NotFound,
-    StartupError,
-    Unavailable,
-    invalid,
-)
+from oaiserve.errors import AdapterUnloaded, APIError, InternalError, NotFound, Unavailable, invalid
 from oaiserve.explain.step_cost import StepCost
-from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState, added
+from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.fair_turns import LONG, TurnWorkers, Work
-from oaiserve.process.link import Link
 from oaiserve.process.messages import (
     Abort,
-    Answer,
     AskOpenRows,
     AskReport,
     AskTokens,
-    Begun,
-    Ended,
-    Health,
     LoadAdapter,
-    NotStarted,
     Ready,
     Step,
-    Stop,
     Submit,
-    ToFront,
     UnloadAdapter,
 )
 from oaiserve.process.open_answer import OpenAnswer
 from oaiserve.process.passed_room import PassedRoom
 from oaiserve.process.remote_adapters import RemoteAdapters
-from oaiserve.process.suspects import MOST_DEATHS, Suspects, refusal
-from oaiserve.runtime import AT_ONCE, ENDED, Empty, Queue, Runtime, When, Worker
-from oaiserve.wire.report import ReplicaReport
+from oaiserve.process.replica import EngineProcess, Replica, unavailable
+from oaiserve.process.replica_choice import ReplicaChoice
+from oaiserve.process.suspects import MOST_DEATHS, Quarantine, refusal
+from oaiserve.runtime import Runtime
+from oaiserve.wire.report import ReplicaReport, together
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-LOOK_NS = 1_000_000_000
-MOST_ENDS = 3  # ends of engine processes within ENDS_NS, with which the server ends
-ENDS_NS = 60 * 10**9
 MOST_STEPS = 100_000  # records of steps that nobody has taken
 STOP_SECONDS = 10.0  # for a process to end after its open requests
 
 
-class EngineProcess(Protocol):
-    """An engine process that has been started."""
-
-    @property
-    def link(self) -> Link: ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-    def ended(self) -> str:
-        """Wait until it has ended, and return how. One that has closed its link and does not end is killed."""
-        ...
-
-
-class EngineGone(Exception):
-    """The engine has ended too often."""
-
-
 class RemoteEngine:
-    """An engine in another process. All of its methods may be called from any thread."""
+    """Engines in other processes, which have the same model. All methods may be called from any thread."""
 
     def __init__(
         self,
-        launch: Callable[[], EngineProcess],
+        launches: Sequence[Callable[[], EngineProcess]],
         options: EngineOptions,
         load_tokenizer: Callable[[Path], Tokenizer],
         runtime: Runtime,
         energy: Energy | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
     ) -> None:
-        """Start an engine process with `launch`, and wait until it is ready. Raises StartupError."""
-        self._launch = launch
+        """Start an engine process with each of `launches`, and wait until all are ready. Raises StartupError."""
         self._runtime = runtime
         self._clock_ns = runtime.clock_ns
         self._cores_ns = cores_ns
         self._options = options
         self._lock = Lock()  # of what follows, up to the empty line
         self._open: dict[str, OpenAnswer] = {}
-        self._is_up = False  # The process has reported that it is ready, and it has not ended.
-        self._asked: dict[int, Future[Any]] = {}
-        self._suspects = Suspects()
-
         # Those of the engine are its own. These are for requests that wait until another process is there.
         bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)
         self._limits = TimeLimits(bounds, self._open.__contains__)
-        self._numbers_of_questions = count()
+        self._quarantine = Quarantine()
+        self._unloaded: list[OpenAnswer] = []  # could not be sent, because their adapter was unloaded
+
         self._is_draining = False
-        self._is_reporting = False
         self._is_stopping = False
         self._failure: BaseException | None = None
-        self._reason = ""  # why the process has ended, as it has said itself
-        self._ends_ns: deque[int] = deque(maxlen=MOST_ENDS)
-        self.num_restarts = 0
         self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
-        self._silent_looks = 0
-        self._next_look_ns = 0
-        self._numbers = EngineNumbers()
-        self._health = Health(0, 0, 0, "", None)
-        # Gets a process that has ended, or one that is ready with its facts.
-        self._keeper: Worker[tuple[EngineProcess, Ready | None]] = runtime.worker("engine-keeper", self._keep)
-        first: Queue[Ready | NotStarted | None] = runtime.queue()
-        self._first: Queue[Ready | NotStarted | None] | None = first
-        self._process = launch()
-        self._begin(self._process)
-        match first.get():
-            case Ready() as ready:
-                pass
-            case NotStarted(error):
-                self._process.ended()
-                raise error
-            case _:
-                raise StartupError(f"The engine process has ended {self._process.ended()} while it loaded the model.")
-        self._first = None
+        self._replicas = {
+            str(number): Replica(str(number), launch, self, self._lock, options.watchdog_seconds, runtime)
+            for number, launch in enumerate(launches)
+        }
+        self._is_alone = len(self._replicas) == 1
+        self._is_reporting = not self._is_alone
+        self._num_reports = 0
+        self._incarnation = runtime.token_hex(8)
+        self._choice = ReplicaChoice(self._clock_ns)  # under the lock
+        try:
+            every = [replica.first() for replica in self._replicas.values()]
+        except BaseException:
+            for replica in self._replicas.values():
+                replica.kill()
+            raise
+        ready = every[0]
         assert ready.path is not None
         self.path: Path | None = ready.path
         self.tokenizer = load_tokenizer(ready.path)
@@ -177,18 +130,17 @@ class RemoteEngine:
         self.recommendation = ready.recommendation
         self.energy = energy or Energy.found(runtime.clock_ns)
         self.is_on_cpu = ready.is_on_cpu
-        self.kv_bytes = ready.kv_bytes
+        self.kv_bytes = sum(each.kv_bytes for each in every)
         self.model_info = ready.model_info
-        self.capacity: dict[str, int] = ready.capacity
+        self.capacity: dict[str, int] = {
+            **ready.capacity,
+            **{name: sum(each.capacity[name] for each in every) for name in ("kv_blocks", "max_running")},
+        }
         self.features = ready.features
-        self.admission = Admission(
-            options.max_waiting,
-            lambda num_waiting: drain_seconds(self._numbers.drain_rate, num_waiting),
-            has_media=bool(ready.media),
-        )
-        self._room = PassedRoom(self.admission)  # under the lock
+        self.admission = Admission(options.max_waiting, self._drain_seconds, has_media=bool(ready.media))
+        for replica in self._replicas.values():
+            replica.room = PassedRoom(self.admission)
         self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=bool(ready.media), runtime=runtime)
-        self._is_up = True
 
     # What routes see of it.
 
@@ -198,13 +150,37 @@ class RemoteEngine:
 
     @property
     def hang(self) -> str:
-        return self._health.hang
+        hangs = [replica.health.hang for replica in self._replicas.values()]
+        return hangs[0] if all(hangs) else ""
 
     @property
     def pause(self) -> str:
-        if self._is_up or self._failure is not None:
+        if self._failure is not None:
             return ""
-        return "The engine is started again. Open requests go on then."
+        return " ".join(filter(None, map(self._pause_of, self._replicas.values())))
+
+    def _pause_of(self, replica: Replica) -> str:
+        if replica.is_up:
+            return ""
+        if self._is_alone:
+            return "The engine is started again. Open requests go on then."
+        name = f"Replica {replica.name} of {len(self._replicas)}"
+        if replica.failure is not None:
+            return f"{name} is down until the server is started again. {replica.failure}"
+        return f"{name} is started again. Its requests go on on others."
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(replica.num_restarts for replica in self._replicas.values())
+
+    @property
+    def replicas(self) -> Sequence[ReplicaState]:
+        if self._is_alone:
+            return ()
+        return [
+            ReplicaState(each.name, each.is_up, each.num_restarts, self._now(each), {**each.choices})
+            for each in self._replicas.values()
+        ]
 
     @property
     def is_ready(self) -> bool:
@@ -216,24 +192,19 @@ class RemoteEngine:
 
     @property
     def step_cost(self) -> StepCost | None:
-        return self._health.step_cost
+        return next((cost for each in self._replicas.values() if (cost := each.health.step_cost) is not None), None)
 
     def snapshot(self) -> EngineNumbers:
-        """Return the engine's numbers after its last message. The CPU time of this process is nobody's."""
-        health = self._health
-        now = current_numbers(
-            self._numbers,
-            self.adapters.served,
-            now_ns=self._clock_ns(),
-            cores_ns=health.cores_ns,
-            explains=self._options.explain,
-            num_tokenizing=health.num_tokenizing,
-            num_hangs=health.num_hangs,
-        )
+        """Return the engines' numbers after their last messages. The CPU time of this process is nobody's."""
+        numbers = [*map(self._now, self._replicas.values())]
+        now = numbers[0] if self._is_alone else added(numbers)
         front_ns = self._cores_ns()
         now.core_ns += front_ns
         now.nobody_core_ns += front_ns
         return now
+
+    def _now(self, replica: Replica) -> EngineNumbers:
+        return replica.now(self.adapters.served, self._clock_ns(), explains=self._options.explain)
 
     def take_steps(self) -> list[StepRecord]:
         """As of `Engine`."""
@@ -243,42 +214,74 @@ class RemoteEngine:
         return steps
 
     def report(self, replica: str = "") -> ReplicaReport:
-        """As of `Engine`. Raises Unavailable while there is no engine process."""
+        """As of `Engine`, of all replicas together. Raises Unavailable while there is no engine process."""
         self._is_reporting = True
-        report: ReplicaReport = self._ask(AskReport(next(self._numbers_of_questions), replica)).result().report
-        return report
+        asked = self._ask_all(lambda number: AskReport(number, replica))
+        reports: list[ReplicaReport] = [each.result().report for each in asked.values()]
+        if self._is_alone:
+            return reports[0]
+        self._num_reports += 1
+        return replace(together(reports), incarnation=self._incarnation, number=self._num_reports)
 
     def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
-        """As of `Engine`. While there is no engine process, there are no rows."""
+        """As of `Engine`. Requests that wait for an engine process have no rows."""
+        found: list[tuple[str, OpenRow]] = []
         try:
-            answer = self._ask(AskOpenRows(next(self._numbers_of_questions), epoch_offset_ns, request_id)).result()
+            asked = self._ask_all(lambda number: AskOpenRows(number, epoch_offset_ns, request_id))
         except Unavailable:
             return {}
-        rows: dict[str, OpenRow] = answer.rows
-        return rows
+        for replica, question in asked.items():
+            try:
+                rows: dict[str, OpenRow] = question.result().rows
+            except Unavailable:
+                continue
+            if not self._is_alone:
+                for row in rows.values():
+                    row.replica = replica.name
+            found += rows.items()
+        found.sort(key=lambda item: item[1].received_unix_ns, reverse=True)
+        return dict(found[:MOST_SHOWN])
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
-        """As of `Engine`."""
-        loaded = self._ask(LoadAdapter(next(self._numbers_of_questions), name, path, in_place)).result()
-        return self.adapters.add(loaded.adapter)
+        """As of `Engine`. All replicas load it, or none."""
+        loaded: dict[EngineProcess, ServedAdapter] = {}
+        while True:
+            asked = self._ask_all(lambda number: LoadAdapter(number, name, path, in_place), without=loaded)
+            for replica, question in asked.items():
+                process = replica.process
+                try:
+                    loaded[process] = question.result().adapter
+                except Unavailable:  # The next process loads it with the others.
+                    continue
+                except Exception:
+                    if loaded:
+                        self._unload(name)
+                    raise
+            with self._lock:
+                ups = self._ups()
+                if loaded and {replica.process for replica in ups} <= loaded.keys():
+                    adapter = self.adapters.add(next(iter(loaded.values())))
+                    for replica in ups:
+                        replica.adapter_numbers[adapter.number] = loaded[replica.process].number
+                    return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """As of `Engine`."""
         adapter = self.adapters.get(name)
         if adapter is None:
             raise NotFound(f"No adapter '{name[:200]}' is loaded.", param="lora_name")
-        self._ask(UnloadAdapter(next(self._numbers_of_questions), name)).result()
-        self.adapters.remove(name)
+        self._unload(name)
         return adapter
 
     def start(self) -> None:
-        """Begin to watch the process, which is ready."""
-        self._keeper.start()
+        """Begin to watch the processes, which are ready."""
+        for replica in self._replicas.values():
+            replica.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        """As of `Engine`. While an engine process is started again, requests wait for it."""
+        """As of `Engine`. While an engine process is started again, requests wait for it, unless there are others."""
         self._check_open()
-        if self._suspects.has_quarantined(request):
+        if request in self._quarantine:
             raise refusal()
         if request.is_background:
             num_open = sum(answer.request.is_background for answer in self._open.copy().values())
@@ -287,11 +290,14 @@ class RemoteEngine:
             self.admission.take(request.client, request.num_choices, request.num_bytes)
         answer = OpenAnswer.of(request, deliver, self._clock_ns)
         with self._lock:
+            replica = self._choose(request)
+            answer.replica = replica.name
             self._open[request.request_id] = answer
             self._limits.begin(request, answer.submitted_ns)
-            self._room.note(request)
-            if self._is_up:
-                self._send(answer)
+            replica.room.note(request)
+            if replica.is_up:
+                self._send(replica, answer)
+        self._fail_unloaded()
 
     def abort(self, request_id: str) -> None:
         """As of `Engine`."""
@@ -301,17 +307,20 @@ class RemoteEngine:
                 return
             if answer.is_sent:
                 answer.is_aborted = True
-                self._process.link.send(Abort(request_id))
+                self._replicas[answer.replica].send(Abort(request_id))
                 return
         self._abort(answer)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
-        """As of `Engine`. Images and sounds are read in the engine process."""
+        """As of `Engine`. Images and sounds are read in an engine process."""
         if isinstance(prompt, ChatPrompt) and prompt.media:
             if not self.media:
                 raise invalid(prompt.param, "this model reads text alone")
             yield LONG
-            asked = self._ask(AskTokens.of(next(self._numbers_of_questions), prompt, most_tokens))
+            replica = next(iter(self._ups()), None)
+            if replica is None:
+                raise unavailable()
+            asked = replica.ask(lambda number: AskTokens.of(number, prompt, most_tokens))
             token_ids: list[int] = asked.result().token_ids
             return token_ids
         return (yield from self.tokenizer.encode_in_pieces(prompt, most_tokens))
@@ -336,67 +345,28 @@ class RemoteEngine:
         self._is_draining = True
 
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:
-        """As of `Engine`. The process is killed if it does not end."""
+        """As of `Engine`. Processes that do not end are killed."""
         self.drain()
         self._is_stopping = True
-        self._process.link.send(Stop(drain_timeout_seconds))
-        if not self._keeper.join(drain_timeout_seconds + STOP_SECONDS):
-            self._process.kill()
-            self._keeper.join()
-        self._process.ended()
+        for replica in self._replicas.values():
+            replica.stop(drain_timeout_seconds)
+        last_ns = self._clock_ns() + int((drain_timeout_seconds + STOP_SECONDS) * 1e9)
+        for replica in self._replicas.values():
+            replica.join(max(0.0, (last_ns - self._clock_ns()) / 1e9))
         self._workers.stop()
 
-    # What comes from the process.
+    # What comes from the processes.
 
-    def _begin(self, process: EngineProcess) -> None:
-        process.link.start(partial(self._received, process), partial(self._closed, process))
+    def began(self, replica: Replica, request_ids: Iterable[str]) -> None:
+        for answer in filter(None, map(self._open.get, request_ids)):
+            if answer.replica == replica.name:
+                answer.has_begun = True
 
-    def _received(self, process: EngineProcess, message: ToFront) -> None:
-        """Take a message. Only one thread calls this at a time for one process."""
-        if process is not self._process and self._first is None:
-            return
-        self._silent_looks = 0
-        match message:
-            case Step():
-                self._take(message)
-            case Begun(request_ids):
-                for answer in filter(None, map(self._open.get, request_ids)):
-                    answer.has_begun = True
-            case Answer():
-                with self._lock:
-                    asked = self._asked.pop(message.number, None)
-                if asked is not None:
-                    _settle(asked, message)
-            case Ready() | NotStarted() if self._first is not None:
-                self._first.put(message)
-            case Ready():
-                self._keeper.post((process, message))
-            case NotStarted(error):
-                self._reason = str(error)
-            case Ended(reason):
-                self._reason = reason
-
-    def _closed(self, process: EngineProcess) -> None:
-        """Note that a process has ended. Questions that it has not answered get an error."""
-        if self._first is not None:
-            self._first.put(None)
-        with self._lock:
-            self._is_up = False
-            asked = [*self._asked.values()]
-            self._asked.clear()
-        for each in asked:
-            each.set_exception(_unavailable())
-        self._keeper.post((process, None))
-
-    def _take(self, step: Step) -> None:
-        if step.numbers is not None:
-            self._numbers = step.numbers
-        if step.health is not None:
-            self._health = step.health
+    def took_step(self, replica: Replica, step: Step) -> None:
         self._steps.extend(step.steps)
         if step.left_waiting or step.tokenized_bytes:
             with self._lock:
-                self._room.left(step.left_waiting, step.tokenized_bytes)
+                replica.room.left(step.left_waiting, step.tokenized_bytes)
         of_consumers: dict[Deliver, list[Event]] = {}
         for event in step.events():
             answer = self._open.get(event.request_id)
@@ -405,6 +375,8 @@ class RemoteEngine:
             if (passed := answer.take(event)) is not None:
                 of_consumers.setdefault(answer.deliver, []).append(passed)
             if isinstance(event, TERMINAL):
+                if not self._is_alone:
+                    event.account.replica = replica.name
                 with self._lock:
                     del self._open[event.request_id]
         for deliver, events in of_consumers.items():
@@ -414,160 +386,181 @@ class RemoteEngine:
                 log.exception("A consumer failed to take its events; its requests are dropped")
                 for event in events:
                     self.abort(event.request_id)
-        if self._suspects:
+        if replica.suspects:
             with self._lock:
-                self._send_next_suspect()
+                self._send_next_suspect(replica)
+            self._fail_unloaded()
 
-    # The process that has ended, and the next one. All of this is on the keeper's thread.
-
-    def _keep(self) -> When:
-        with suppress(Empty):
-            process, ready = self._keeper.take()
-            if process is not self._process:
-                return AT_ONCE
-            if ready is None:
-                return self._go_on_without()
-            self._go_on_with(ready)
-            return AT_ONCE
-        now_ns = self._clock_ns()
-        if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + LOOK_NS
-            self._look()
-            self._end_overdue(now_ns)
-        return self._next_look_ns
-
-    def _end_overdue(self, now_ns: int) -> None:
-        """End requests at their time limits that no process has. The engine ends the others."""
+    def looked(self, replica: Replica) -> None:
+        """End requests at their time limits that no process has. The engines end the others. With several replicas,
+        ask for a report, by which requests are routed."""
         with self._lock:
-            expired = [*self._limits.deadlines.take_expired(now_ns)]
+            expired = [*self._limits.deadlines.take_expired(self._clock_ns())]
         for request_id, limit in expired:
             answer = self._open.get(request_id)
             if answer is None or answer.is_sent:
                 continue
-            seconds = drain_seconds(self._numbers.drain_rate, self.admission.waiting.total)
+            seconds = self._drain_seconds(self.admission.waiting.total)
             if (error := self._limits.overdue(answer.limited(), limit, seconds)) is not None:
                 self._fail_one(answer, error)
+        if replica.is_up and not self._is_alone:
+            try:
+                replica.ask(lambda number: AskReport(number, replica.name)).add_done_callback(self._learn)
+            except Unavailable:  # It has just ended.
+                return
 
-    def _look(self) -> None:
-        """Kill a process that has sent nothing for long. The looks are counted, not the time: this process may have
-        been stopped, too."""
-        self._silent_looks += 1
-        if self._is_up and self._silent_looks > self._options.watchdog_seconds:
-            log.error("The engine process has sent nothing for %d s, and is killed", self._silent_looks)
-            self._process.kill()
+    def _learn(self, asked: Future[Any]) -> None:
+        if asked.exception() is None:
+            with self._lock:
+                self._choice.learn(asked.result().report)
 
-    def _go_on_without(self) -> When:
-        """Start another process in place of one that has ended, unless that happens too often."""
-        how = self._process.ended()
-        if self._reason:
-            how = f"{how} ({self._reason})"
-            self._reason = ""
-        now_ns = self._clock_ns()
+    # A process that has ended, and the next one. All of this is on the keeper's thread of its replica.
+
+    def lost(self, replica: Replica) -> None:
+        """Let the requests of a process that has ended go on elsewhere, or wait for the next one."""
         with self._lock:
-            for answer in self._open.values():
-                answer.process_ended()
-            self._suspects.clear()
-            self._room.count_again(answer.request for answer in self._open.values())
-        if self._is_stopping:
-            self._fail_all(Unavailable("The server is shutting down.", retry_after_seconds=5))
-            return ENDED
-        for answer in [answer for answer in self._open.copy().values() if answer.is_aborted]:
-            self._abort(answer)
-        self._ends_ns.append(now_ns)
-        if len(self._ends_ns) == MOST_ENDS and now_ns - self._ends_ns[0] <= ENDS_NS:
-            message = f"The engine process has ended {MOST_ENDS} times within a minute, at last {how}."
-            log.error("%s The server ends", message)
-            self._failure = EngineGone(message)
-            self._fail_all(
-                InternalError("The engine has stopped after an internal error; the server must be restarted.")
-            )
-            return ENDED
-        log.error("The engine process has ended %s. Another one is started, and goes on with the open requests", how)
-        self._refuse_guilty()
-        self.num_restarts += 1
-        self._silent_looks = 0
-        self._process = self._launch()
-        self._begin(self._process)
-        return AT_ONCE
-
-    def _refuse_guilty(self) -> None:
-        """Refuse requests that have ended as many processes as one may, and their prompts from now on."""
-        guilty = [answer for answer in self._open.copy().values() if answer.num_deaths >= MOST_DEATHS]
-        for answer in guilty:
-            log.error("The request %s has ended %d engine processes", answer.request.request_id, MOST_DEATHS)
-            self._suspects.quarantine(answer.request)
-            self._fail_one(answer, refusal())
-
-    def _go_on_with(self, ready: Ready) -> None:
-        """Let a process that is ready go on with the open requests."""
-        try:
-            numbers = self._adapters_again(ready)
-        except APIError as error:  # It has ended meanwhile, which comes next.
-            log.debug("The process has ended: %s", error)
-            return
-        with self._lock:
-            self.adapters.renumber(numbers)
-            self._numbers = ready.numbers
-            answers = [*self._open.values()]
-            self._suspects.wait(answers)
+            answers = [answer for answer in self._open.values() if answer.replica == replica.name]
             for answer in answers:
-                if not answer.num_deaths and not answer.is_sent:
-                    self._send(answer)
-            self._send_next_suspect()
-            self._is_up = True
-        lost = [answer for answer in answers if answer.request.adapter and answer.request.adapter not in numbers]
-        for answer in lost:
-            message = "The adapter that 'model' names has just been unloaded."
-            self._fail_one(answer, AdapterUnloaded(message, param="model"))
+                answer.process_ended()
+            replica.suspects.clear()
+            replica.room.count_again(answer.request for answer in answers)
+        if self._is_stopping:
+            self._fail_all(answers, Unavailable("The server is shutting down.", retry_after_seconds=5))
+            return
+        for answer in answers:
+            if answer.is_aborted:
+                self._abort(answer)
+            elif answer.num_deaths >= MOST_DEATHS:
+                self._refuse(answer)
+        if replica.failure is not None:
+            if all(each.failure is not None for each in self._replicas.values()):
+                log.error("%s The server ends", replica.failure)
+                self._failure = replica.failure
+                message = "The engine has stopped after an internal error; the server must be restarted."
+                self._fail_all(self._open.copy().values(), InternalError(message))
+                return
+            log.error("%s Replica %s stays down, and the others go on", replica.failure, replica.name)
+        self._move([answer for answer in answers if answer.request.request_id in self._open], replica)
 
-    def _adapters_again(self, ready: Ready) -> dict[int, int]:
-        """Load the adapters that the process lacks, and return the numbers of all. Raises Unavailable if it ends."""
-        here = {adapter.name: adapter for adapter in ready.adapters}
-        numbers = {}
+    def _move(self, answers: Iterable[OpenAnswer], replica: Replica) -> None:
+        """Let requests of a replica without a process go on on others, if there are any. Those that may have ended the
+        process wait for the next one, in which nobody else is."""
+        with self._lock:
+            for answer in answers:
+                if answer.num_deaths and replica.failure is None:
+                    continue
+                other = self._choose(answer.request)
+                if other is replica:
+                    continue
+                replica.room.give_back(answer.request)
+                other.room.add(answer.request)
+                answer.replica = other.name
+                if not other.is_up:
+                    continue
+                if answer.num_deaths:
+                    other.suspects.wait([answer])
+                    self._send_next_suspect(other)
+                else:
+                    self._send(other, answer)
+        self._fail_unloaded()
+
+    def _refuse(self, answer: OpenAnswer) -> None:
+        """Refuse a request that has ended as many processes as one may, and its prompts from now on."""
+        log.error("The request %s has ended %d engine processes", answer.request.request_id, MOST_DEATHS)
+        self._quarantine.add(answer.request)
+        self._fail_one(answer, refusal())
+
+    def is_ready_again(self, replica: Replica, ready: Ready) -> None:
+        """Let a process that is ready go on with the open requests of its replica."""
+        here = {adapter.name: adapter.number for adapter in ready.adapters}
+        while True:
+            try:
+                self._load_missing(replica, here)
+            except Unavailable as error:  # It has ended meanwhile, which comes next.
+                log.debug("The process has ended: %s", error)
+                return
+            with self._lock:
+                served = self.adapters.served
+                if not all(adapter.name in here for adapter in served):
+                    continue
+                replica.adapter_numbers = {adapter.number: here[adapter.name] for adapter in served}
+                replica.numbers = ready.numbers
+                answers = [answer for answer in self._open.values() if answer.replica == replica.name]
+                replica.suspects.wait(answers)
+                for answer in answers:
+                    if not answer.num_deaths and not answer.is_sent:
+                        self._send(replica, answer)
+                self._send_next_suspect(replica)
+                replica.is_up = True
+                break
+        self._fail_unloaded()
+        for name in here.keys() - {adapter.name for adapter in served}:
+            self._unload_from([replica], name)
+
+    def _load_missing(self, replica: Replica, here: dict[str, int]) -> None:
+        """Load the adapters that the process lacks, and note their numbers. Raises Unavailable if it ends."""
         for adapter in self.adapters.served:
             if adapter.name in here:
-                numbers[adapter.number] = here[adapter.name].number
                 continue
-            asked = self._ask(
-                LoadAdapter(next(self._numbers_of_questions), adapter.name, Path(adapter.path), False), is_up=True
-            )
+            load = partial(LoadAdapter, name=adapter.name, path=Path(adapter.path), in_place=False)
             try:
-                numbers[adapter.number] = asked.result().adapter.number
+                here[adapter.name] = replica.ask(load, is_up=True).result().adapter.number
             except Unavailable:
                 raise
             except Exception as error:
                 log.error("The adapter %s could not be loaded again: %s", adapter.name, error)
                 self.adapters.remove(adapter.name)
-        return numbers
 
-    def _send_next_suspect(self) -> None:
+    # Small parts. The first four are called under the lock.
+
+    def _choose(self, request: Request) -> Replica:
+        """Return the replica for a request: one with a process, as long as there are some."""
+        replicas = self._ups() or [each for each in self._replicas.values() if each.failure is None]
+        if len(replicas) == 1:
+            return replicas[0]
+        decision = self._choice.choose(request, [each.name for each in replicas])
+        replica = self._replicas[decision.replica]
+        replica.choices[decision.reason] += 1
+        return replica
+
+    def _ups(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if replica.is_up]
+
+    def _send_next_suspect(self, replica: Replica) -> None:
         """Send the next request that may have ended a process, if it is its turn."""
-        if (answer := self._suspects.next(self._open)) is not None:
-            self._send(answer)
+        if (answer := replica.suspects.next(self._open)) is not None:
+            self._send(replica, answer)
 
-    def _send(self, answer: OpenAnswer) -> None:
+    def _send(self, replica: Replica, answer: OpenAnswer) -> None:
+        """Send a request to a process, unless it names an adapter that has been unloaded meanwhile."""
+        adapter = answer.request.adapter
+        number = replica.adapter_numbers.get(adapter, 0)
+        if adapter and not number:
+            self._unloaded.append(answer)
+            return
         request = answer.to_send()
-        if request.adapter:
-            number = self.adapters.number_of(request.adapter)
-            if number is None:
-                return
-            request = replace(request, adapter=number)
-        self._process.link.send(Submit.of(request, answer.submitted_ns))
-
-    # Small parts.
+        replica.send(Submit.of(replace(request, adapter=number) if adapter else request, answer.submitted_ns))
 
     def _check_open(self) -> None:
         if self._is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         if self._failure is not None:
-            raise _unavailable()
+            raise unavailable()
+
+    def _drain_seconds(self, num_waiting: int) -> int:
+        return drain_seconds(sum(each.numbers.drain_rate for each in self._replicas.values()), num_waiting)
 
     def _abort(self, answer: OpenAnswer) -> None:
         """Abort a request that no process has."""
         self._end(answer, lambda *so_far: Aborted(answer.request.request_id, *so_far))
 
-    def _fail_all(self, error: APIError) -> None:
-        for answer in self._open.copy().values():
+    def _fail_unloaded(self) -> None:
+        while self._unloaded:
+            message = "The adapter that 'model' names has just been unloaded."
+            self._fail_one(self._unloaded.pop(), AdapterUnloaded(message, param="model"))
+
+    def _fail_all(self, answers: Iterable[OpenAnswer], error: APIError) -> None:
+        for answer in answers:
             self._fail_one(answer, error)
 
     def _fail_one(self, answer: OpenAnswer, error: APIError) -> None:
@@ -578,7 +571,7 @@ class RemoteEngine:
         with self._lock:
             if self._open.pop(answer.request.request_id, None) is None:
                 return
-            self._room.give_back(answer.request)
+            self._replicas[answer.replica].room.give_back(answer.request)
         end = terminal(*answer.so_far())
         answer.take(end)
         try:
@@ -586,25 +579,28 @@ class RemoteEngine:
         except Exception:
             log.exception("A consumer failed to take the end of its request")
 
-    def _ask(self, question: Any, *, is_up: bool = False) -> Future[Any]:
-        """Send a question, and return its future answer. Raises Unavailable if no process is there, or it ends."""
-        asked: Future[Any] = self._runtime.future()
-        with self._lock:
-            if not (self._is_up or is_up):
-                raise _unavailable()
-            self._asked[question.number] = asked
-            self._process.link.send(question)
+    def _ask_all(
+        self, question: Callable[[int], Any], without: Container[EngineProcess] = ()
+    ) -> dict[Replica, Future[Any]]:
+        """Send a question to all processes but those, and return their future answers. Raises Unavailable if there is
+        no process."""
+        asked: dict[Replica, Future[Any]] = {}
+        ups = self._ups()
+        for replica in ups:
+            if replica.process not in without:
+                with suppress(Unavailable):  # It has just ended.
+                    asked[replica] = replica.ask(question)
+        if not (asked or ups):
+            raise unavailable()
         return asked
 
+    def _unload(self, name: str) -> None:
+        with self._lock:
+            self.adapters.remove(name)
+            ups = self._ups()
+        self._unload_from(ups, name)
 
-def _unavailable() -> Unavailable:
-    return Unavailable("The engine is started again; try again later.", retry_after_seconds=5)
-
-
-def _settle(asked: Future[Any], answer: Answer) -> None:
-    if not asked.set_running_or_notify_cancel():
-        return
-    if answer.error is not None:
-        asked.set_exception(answer.error)
-    else:
-        asked.set_result(answer)
+    def _unload_from(self, replicas: Iterable[Replica], name: str) -> None:
+        for replica in replicas:
+            with suppress(Unavailable, NotFound):
+                replica.ask(lambda number: UnloadAdapter(number, name)).result()

@@ -1,4 +1,4 @@
-"""`Suspects`: requests that may have ended an engine process, and the prompts that are refused because they did."""
+"""Requests that may have ended an engine process (`Suspects`), and prompts that did and are refused (`Quarantine`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Suspects:
     its own."""
 
     def __init__(self) -> None:
-        self._quarantined: dict[bytes, None] = {}
         self._waiting: deque[OpenAnswer] = deque()
         self._current: OpenAnswer | None = None  # the one that the process has
 
@@ -49,14 +48,21 @@ class Suspects:
                 return answer
         return None
 
-    def quarantine(self, request: Request) -> None:
-        """Refuse the request's prompts from now on."""
-        self._quarantined[key_of(request)] = None
-        if len(self._quarantined) > MOST_QUARANTINED:
-            del self._quarantined[next(iter(self._quarantined))]
 
-    def has_quarantined(self, request: Request) -> bool:
-        return bool(self._quarantined) and key_of(request) in self._quarantined
+class Quarantine:
+    """The hashes of prompts that have ended engine processes."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, None] = {}
+
+    def add(self, request: Request) -> None:
+        """Refuse the request's prompts from now on."""
+        self._keys[key_of(request)] = None
+        if len(self._keys) > MOST_QUARANTINED:
+            del self._keys[next(iter(self._keys))]
+
+    def __contains__(self, request: Request) -> bool:
+        return bool(self._keys) and key_of(request) in self._keys
 
 
 def key_of(request: Request) -> bytes:

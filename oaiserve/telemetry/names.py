@@ -284,6 +284,25 @@ ENGINE_RESTARTS = metric(
     "oaiserve_engine_restarts_total",
     "Engine processes of --engine-process that were started because one had ended.",
 )
+REPLICA_UP = metric(
+    "oaiserve_replica_up", "Whether a replica of --replicas has an engine process that is ready.", "replica"
+)
+REPLICA_RESTARTS = metric(
+    "oaiserve_replica_restarts_total",
+    "Engine processes of a replica that were started because one had ended.",
+    "replica",
+)
+REPLICA_SEQUENCES = metric(
+    "oaiserve_replica_sequences",
+    "Sequences of a replica in its batch (running) and in its queue (waiting).",
+    "replica state",
+)
+REPLICA_KV_USED_RATIO = metric(
+    "oaiserve_replica_kv_used_ratio", "Share of the KV cache's blocks of a replica that sequences use.", "replica"
+)
+REPLICA_CHOICES = metric(
+    "oaiserve_replica_choices_total", "Requests for which a replica was chosen, by the reason.", "replica reason"
+)
 METER_JOULES = metric(
     "oaiserve_meter_joules_total",
     "Energy of CPUs, memory and GPU since the start, where a meter can be read.",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import msgspec
@@ -59,6 +61,22 @@ class ReplicaReport:
     def is_full(self) -> bool:
         """Return True if the replica may hold more keys than the report."""
         return len(self.keys) >= MOST_KEYS
+
+
+def together(reports: Sequence[ReplicaReport]) -> ReplicaReport:
+    """Return the report of a server that has these replicas: sums, means of shares and times, and the most useful keys
+    of each."""
+    keys = dict.fromkeys(key for row in zip_longest(*(one.keys for one in reports)) for key in row if key is not None)
+    return replace(
+        reports[0],
+        num_open=sum(one.num_open for one in reports),
+        waiting_tokens=sum(one.waiting_tokens for one in reports),
+        keys=array("Q", islice(keys, MOST_KEYS)),
+        num_running=sum(one.num_running for one in reports),
+        num_waiting=sum(one.num_waiting for one in reports),
+        kv_use=fmean(one.kv_use for one in reports),
+        step_seconds=fmean(one.step_seconds for one in reports),
+    )
 
 
 class Report(msgspec.Struct):

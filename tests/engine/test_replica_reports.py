@@ -14,6 +14,8 @@ from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.wire.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.wire.report import ReplicaReport
+from oaiserve.wire.router import Router
+from oaiserve.wire.routing_decision import Reason
 from tests.engine.doubles import Clock, make_engine, request, stepping
 
 
@@ -24,8 +26,7 @@ def body(text: str, **more: object) -> bytes:
 def asked(content: bytes) -> Request:
     """Return the request that a route makes of a body."""
     prompt = TextPrompt(json.loads(content)["prompt"])
-    prefix_keys = prefix_keys_of(prompt_of_body(content))
-    return Request("r", (prompt,), SamplingParams(max_tokens=2), prefix_keys=prefix_keys)
+    return Request("r", (prompt,), SamplingParams(max_tokens=2), routing=prompt_of_body(content))
 
 
 def test_the_mean_of_the_load_is_over_time() -> None:
@@ -102,7 +103,7 @@ def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_wh
     clock = Clock()
     first = body("The quick brown fox. " * 60)
     second = body("Pack my box with five dozen jugs. " * 40)
-    keys = [{key for key, _ in asked(content).prefix_keys} for content in (first, second)]
+    keys = [{key for key, _ in prefix_keys_of(asked(content).routing)} for content in (first, second)]
     with make_engine(kv_blocks=512, clock_ns=clock) as engine:
         assert not engine.is_reporting
         assert not engine.report().keys
@@ -115,10 +116,7 @@ def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_wh
         assert not keys[0] <= {*report.keys}, "the second prompt needed blocks of the first one"
 
 
-@pytest.mark.plugin("gateway")
 def test_a_router_expects_the_prompt_that_an_engine_has_reported() -> None:
-    from oaiserve.plugins.gateway.router import Reason, Router
-
     clock = Clock()
     content = body("Pack my box with five dozen jugs. " * 40)
     with make_engine(kv_blocks=512, clock_ns=clock) as engine:

@@ -45,16 +45,17 @@ WAYS: dict[str, Callable[[WorldProcess], object]] = {
     "a hang": WorldProcess.hang,
 }
 
+ENGINE = ("kv_blocks", "max_running")  # settings of the engine process, which a schedule draws otherwise
 LATE_NS = 1_000_000_000  # of an event: parts of a link are late, and so are workers
 
 
 class Front:
     """A front of a world with the clients of a schedule."""
 
-    def __init__(self, world: World, **options: Any) -> None:
+    def __init__(self, world: World, num_replicas: int = 1, **options: Any) -> None:
         self.world = world
-        self.processes = Processes(world)
-        self.engine: RemoteEngine = self.processes.front(**options)
+        self.processes = Processes(world, **{name: options.pop(name) for name in ENGINE if name in options})
+        self.engine: RemoteEngine = self.processes.front(num_replicas, **options)
         self.engine.clock_ns = world.clock_ns  # for clients
         self.clients: list[Client] = []
         self.engine.start()
@@ -74,12 +75,14 @@ class Front:
         self.world.run_until(lambda: all(client.ended_ns for client in self.clients), most_seconds=600)
         self.world.run_until(most_seconds=5)
         assert not [client for client in self.clients if client.ended_ns is None]
-        left = (self.engine._open, self.engine._room.by_client, self.engine._asked)
-        assert not any(left), left
+        for replica in self.engine._replicas.values():
+            reports = replica._asked if len(self.engine._replicas) > 1 else {}  # Each is asked for one once a second.
+            left = (self.engine._open, replica.room.by_client, replica._asked.keys() - reports.keys())
+            assert not any(left), left
         assert not self.engine.admission.waiting.total
         assert not self.engine.admission.body_bytes.total
         self.engine.stop()
-        assert self.processes.now.has_ended
+        assert all(process.has_ended for process in self.processes.all)
 
     def check(self, *ends: str) -> None:
         assert {client.end for client in self.clients} <= set(ends)
@@ -190,7 +193,7 @@ def test_prompts_of_a_refused_request_are_refused_at_once() -> None:
     with in_world(2, is_late=False) as world:
         front = Front(world)
         deadly = front.client(6)
-        front.engine._suspects.quarantine(deadly.request)
+        front.engine._quarantine.add(deadly.request)
         deadly.submit(front.engine)
         assert isinstance(deadly.refusal, RequestQuarantined)
         front.clients.clear()

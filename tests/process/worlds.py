@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,7 @@ class Processes:
         draw = world.random
         self.world = world
         self.all: list[WorldProcess] = []
+        self.by_replica: dict[int, WorldProcess] = {}  # those of the moment
         self.load_seconds = draw.choice([0.0, 0.3])
         self.step_seconds = draw.choice([0.002, 0.02])
         self.is_asynchronous = draw.choice([False, True])
@@ -200,9 +202,11 @@ class Processes:
     def now(self) -> WorldProcess:
         return self.all[-1]
 
-    def launch(self) -> WorldProcess:
-        self.all.append(WorldProcess(self))
-        return self.now
+    def launch(self, index: int) -> WorldProcess:
+        process = WorldProcess(self)
+        self.all.append(process)
+        self.by_replica[index] = process
+        return process
 
     def make(self, model: Model) -> WorldEngine:
         engine: WorldEngine = make_engine(
@@ -220,9 +224,9 @@ class Processes:
         )
         return engine
 
-    def front(self, **options: Any) -> RemoteEngine:
+    def front(self, num_replicas: int = 1, **options: Any) -> RemoteEngine:
         return RemoteEngine(
-            self.launch,
+            [partial(self.launch, index) for index in range(num_replicas)],
             EngineOptions(**{"watchdog_seconds": 10, **options}),
             lambda path: TOKENIZER,
             self.world,

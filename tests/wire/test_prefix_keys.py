@@ -17,6 +17,7 @@ from oaiserve.wire.prefix_keys import (
     prompt_of,
     prompt_of_text,
 )
+from oaiserve.wire.router import Router
 from oaiserve.wire.routing_decision import Reason
 
 texts = st.binary(max_size=4 * BLOCK_BYTES)
@@ -189,11 +190,8 @@ def test_images_have_keys_of_their_content_and_do_not_fill_all_blocks(api: str) 
     assert MEDIUM_BYTES * 2 < first.num_tokens * 4 < MEDIUM_BYTES * 2 + 3000
 
 
-@pytest.mark.plugin("gateway")
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_the_next_turn_over_large_images_goes_where_they_are(api: str) -> None:
-    from oaiserve.plugins.gateway.router import Router
-
     router = Router()
     router.update_replicas([f"replica-{number}" for number in range(8)], 0)
     images = ["A" * 500_000 + f"{number:04}" for number in range(40)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,11 @@ class Energy:
         self._watts: tuple[float, float] | None = None
 
     @classmethod
-    def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL) -> Energy:
-        """Return the energy by the meters that this process can read; of none, nothing is known."""
-        return cls(rapl_counters(rapl), nvml_counters(), clock_ns=clock_ns)
+    def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL, gpus: Iterable[str] = ()) -> Energy:
+        """Return the energy by the meters that this process can read; of none, nothing is known. `gpus` are those that
+        are used, as CUDA_VISIBLE_DEVICES names them; by default the first one."""
+        named = [*gpus] or [os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"]
+        return cls(rapl_counters(rapl), [counter for gpu in named for counter in nvml_counters(gpu)], clock_ns=clock_ns)
 
     @property
     def is_known(self) -> bool:
@@ -110,12 +112,11 @@ def rapl_counters(folder: Path = RAPL) -> list[Counter]:
     return counters
 
 
-def nvml_counters() -> list[Counter]:
-    """Return the counter of the GPU that this process uses, if nvidia-ml-py is installed."""
+def nvml_counters(named: str) -> list[Counter]:
+    """Return the counter of a GPU, if nvidia-ml-py is installed."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
         if named.isdigit():
             gpu = nvml.nvmlDeviceGetHandleByIndex(int(named))
         else:

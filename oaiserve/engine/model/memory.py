@@ -53,9 +53,9 @@ class MemoryUse:
         )
 
 
-def _room_on_cpu(unpacked_bytes: int) -> int:
+def _room_on_cpu(options: EngineOptions, unpacked_bytes: int) -> int:
     """Return the bytes for the KV cache and states, while weights of `unpacked_bytes` have no memory yet."""
-    free = available_bytes()
+    free = available_bytes() // options.num_sharing
     of_rest = max(CPU_SHARE_OF_REST * (free - unpacked_bytes), LEAST_CPU_SHARE * free)
     return int(min(CPU_SHARE * free, of_rest))
 
@@ -70,7 +70,7 @@ def num_states(
     """
     if not spec.state_shapes:
         return 0
-    room = _room_on_cpu(unpacked_bytes) if use is None else use.left
+    room = _room_on_cpu(options, unpacked_bytes) if use is None else use.left
     most = int(room * (STATES_SHARE if spec.kv_shapes else 1)) // spec.state_bytes
     if use is not None and most < 1:
         raise StartupError(
@@ -129,7 +129,7 @@ def kv_blocks(
         if use is not None:
             return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
         most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
-        num_blocks = max(1, min(most, (_room_on_cpu(unpacked_bytes) - state_bytes) // block_bytes))
+        num_blocks = max(1, min(most, (_room_on_cpu(options, unpacked_bytes) - state_bytes) // block_bytes))
         asked = f"One block of the KV cache takes {gib(block_bytes)} GiB"
     free = available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:

@@ -23,6 +23,7 @@ from oaiserve.engine.sequences.forbidden_ids import leaves_no_token
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.wire.prefix_keys import prefix_keys_of
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +155,13 @@ class Results:
         sequence.wants_prompt_logprobs = False
         is_empty = sequence.max_len == sequence.prompt_len  # max_tokens is 0: only the prompt is computed
         is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
-        if is_first and opened.request.prefix_keys and (result.token_ids or is_empty):
+        if is_first and opened.request.routing is not None and (result.token_ids or is_empty):
             # The blocks in which its prefixes with a key end.
             size = self._scheduler.pool.block_size
             hashes = sequence.hashes
             length = sequence.prompt_len
-            ends = [(key, min(int(share * length) // size, len(hashes))) for key, share in opened.request.prefix_keys]
+            keys = prefix_keys_of(opened.request.routing)
+            ends = [(key, min(int(share * length) // size, len(hashes))) for key, share in keys]
             self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
         if is_empty:
             notes.drew(sequence, now_ns, batch)

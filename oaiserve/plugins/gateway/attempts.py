@@ -13,13 +13,13 @@ from oaiserve.errors import REASON_HEADER, BadGateway, LoopDetected
 from oaiserve.facts.trace import Attempt
 from oaiserve.plugins.gateway.client_request import ClientRequest
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
-from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.telemetry import names
 from oaiserve.wire.continuation import KIND_HEADER, SENT_HEADER
+from oaiserve.wire.router import NoReplica
 from oaiserve.wire.routing_decision import DECISION_HEADER, Decision, as_text
 
 if TYPE_CHECKING:

@@ -52,7 +52,6 @@ from oaiserve.plugins.gateway.lists import (
 from oaiserve.plugins.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.relay import Relay
-from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.plugins.gateway.sources import UNREADABLE
@@ -64,6 +63,7 @@ from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.runtime import Runtime
 from oaiserve.telemetry import names
+from oaiserve.wire.router import NoReplica
 from oaiserve.wire.routing_decision import OWNER_HEADER
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from oaiserve.plugins.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswe
 from oaiserve.plugins.gateway.client_request import OF_CONNECTION, ClientRequest
 from oaiserve.plugins.gateway.metrics import Ending
 from oaiserve.plugins.gateway.options import ContinueStreams
-from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.upstream import CutOff, Upstream
 from oaiserve.routes.answer import sse
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.wire.continuation import KIND_HEADER, StreamSplitter
+from oaiserve.wire.router import NoReplica
 from oaiserve.wire.routing_decision import REFUSAL_CPU_HEADER, as_text
 
 log = logging.getLogger(__name__)

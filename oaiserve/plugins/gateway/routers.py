@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from oaiserve.plugins.gateway.router import NoReplica, Router
 from oaiserve.wire.prefix_keys import Prompt
 from oaiserve.wire.report import ReplicaReport
+from oaiserve.wire.router import NoReplica, Router
 from oaiserve.wire.routing_decision import Decision
 
 MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the replica.

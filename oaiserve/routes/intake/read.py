@@ -37,7 +37,7 @@ from oaiserve.routes.prompt_reuse import session_in
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.wire.continuation import SENT_HEADER, SIGN, Piece, take_sent
-from oaiserve.wire.prefix_keys import prefix_keys_of, prompt_of_body
+from oaiserve.wire.prefix_keys import prompt_of_body
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
@@ -145,9 +145,7 @@ class Intake(Generic[OwnBody]):
             stream_interval=interval if is_streaming else 0,
             reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
             sent=self._sent,
-            prefix_keys=prefix_keys_of(prompt_of_body(self._content))
-            if has_keys and not isinstance(prompts[0], GapPrompt)
-            else (),
+            routing=prompt_of_body(self._content) if has_keys and not isinstance(prompts[0], GapPrompt) else None,
         )
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:
@@ -195,6 +193,7 @@ class Intake(Generic[OwnBody]):
             background_wait_ns=exchange.background_wait_ns,
             num_bytes=self.num_bytes + self.media.num_bytes,
             received_ns=received_ns,
+            session=exchange.prompt_reuse.run.id,
             deadline_ns=exchange.deadline_ns and received_ns + exchange.deadline_ns,
             first_token_deadline_ns=exchange.ttft_deadline_ns and received_ns + exchange.ttft_deadline_ns,
             **more,

@@ -26,7 +26,6 @@ from starlette.routing import Route
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.plugins.gateway import sources, watch
 from oaiserve.plugins.gateway.gateway import span_name
-from oaiserve.plugins.gateway.router import score, seed_of
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, _within
@@ -34,6 +33,7 @@ from oaiserve.runtime import THREADS
 from oaiserve.telemetry import tracing
 from oaiserve.wire.address import Address
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
+from oaiserve.wire.router import score, seed_of
 from oaiserve.wire.routing_decision import of_text
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS

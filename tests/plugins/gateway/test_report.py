@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.plugins.gateway.router import MOST_HOLDERS, Holders
 from oaiserve.wire.report import MOST_KEYS, HeldPrefixes, ReplicaReport
+from oaiserve.wire.router import MOST_HOLDERS, Holders
 
 
 def everything(_: object) -> bool:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.plugins.gateway import routers
-from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.wire.prefix_keys import prompt_of
 from oaiserve.wire.report import MOST_MODELS, ReplicaReport
+from oaiserve.wire.router import NoReplica
 
 Served = dict[str, list[str]]
 

@@ -108,7 +108,7 @@ def _room(spec: ModelSpec, options: EngineOptions) -> float:
     The steps of a GPU get as much, since a cache that grows is copied.
     """
     free: float = available_bytes()
-    room = free * CPU_SHARE
+    room = free * CPU_SHARE / options.num_sharing
     if not spec.is_on_cpu:
         on_device, total = torch.cuda.mem_get_info(spec.device)
         free = max(0.0, on_device - total * (1 - options.gpu_memory_utilization))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.identity import OAISERVE, identify
 from oaiserve.plugins.gateway.engines.reported import sample_of
-from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.upstream import NoAnswer
 from oaiserve.wire.prefix_keys import Prompt
 from oaiserve.wire.report import ReplicaReport
+from oaiserve.wire.router import NoReplica
 
 log = logging.getLogger(__name__)
 

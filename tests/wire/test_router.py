@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from oaiserve.plugins.gateway.router import (
+from oaiserve.wire.prefix_keys import BLOCK_BYTES, Prompt, marked_depths, prompt_of_text
+from oaiserve.wire.report import MOST_KEYS, ReplicaReport
+from oaiserve.wire.router import (
     BOUND,
     DEVIATIONS,
     FADING_NS,
@@ -24,8 +26,6 @@ from oaiserve.plugins.gateway.router import (
     score,
     seed_of,
 )
-from oaiserve.wire.prefix_keys import BLOCK_BYTES, Prompt, marked_depths, prompt_of_text
-from oaiserve.wire.report import MOST_KEYS, ReplicaReport
 from oaiserve.wire.routing_decision import Decision, Reason, as_text, of_text
 
 NAMES = tuple(f"replica-{number}" for number in range(8))
