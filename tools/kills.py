@@ -4,8 +4,9 @@ Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP
 file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
 to compute its prompt again is part of it. With --short, a server is killed while clients ask for one short stored
 answer after the other: then a server may end after it has stored a response and before its client has it. All servers
-have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. The exit code is 1 if a
-stream was broken, has other bytes, or is not stored.
+have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. With --replicas, there is
+one server with as many engine processes, which get a SIGKILL, a SIGSEGV or a SIGABRT, at most twice a minute each: one
+more would be too many. The exit code is 1 if a stream was broken, has other bytes, or is not stored.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -30,6 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import psutil
 
 from loadtest.intervals import percentile
 from loadtest.metrics_page import values_of
@@ -37,6 +40,8 @@ from tools.server_process import exit_on_sigterm, free_port, running_process
 
 SERVERS = 3
 STREAMS = 8
+ENDS_SECONDS = 61  # within which a replica may end twice
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 TOKENS = 150
 KEY = "a-key"  # the key of all servers
 FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
@@ -48,15 +53,22 @@ MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": MANY}}
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"a": MANY}, "required": ["a"]}},
+}
 ASKED = {"messages": [{"role": "user", "content": "Tell me of the old river. " * 8}]}
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, ASKED | {"temperature": 0}),
     (CHAT, ASKED | {"presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": True, "top_logprobs": 2}),
     (CHAT, ASKED | {"n": 2, "temperature": 0.8, "stream_options": {"include_usage": True}}),
     (CHAT, ASKED | {"response_format": SCHEMA}),
+    (CHAT, ASKED | {"response_format": SCHEMA, "stream": False}),
+    (CHAT, ASKED | {"tools": [TOOL], "tool_choice": "required"}),
     ("/v1/completions", {"prompt": "Once upon a time. " * 20, "return_token_ids": True, "logprobs": 2}),
     (RESPONSES, {"input": "Tell me of seven hills. " * 8, "store": False}),
     ("/v1/messages", ASKED | {"model": "small"}),
+    ("/v1/messages", ASKED | {"model": "small", "stream": False}),
     (RESPONSES, {"input": "Tell me of seven hills. " * 8}),
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
@@ -91,11 +103,11 @@ def preloaded(model: Path) -> ForkServerContext:
 
 
 def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes:
-    """Return the bytes of a stream, and note when each piece came."""
+    """Return the bytes of a stream, and note when each piece came. A whole answer becomes a stream of one event."""
     path, body = CASES[case]
     limit = {"max_output_tokens" if "input" in body else "max_tokens": TOKENS, "seed": seed, "ignore_eos": True}
-    content = b""
-    with http.stream("POST", path, json=limit | body | {"stream": True}) as answer:
+    content = b"" if body.get("stream", True) else b"data: "
+    with http.stream("POST", path, json=limit | {"stream": True} | body) as answer:
         for part in answer.iter_raw():
             came.append(time.monotonic())
             content += part
@@ -129,21 +141,28 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
 class Fleet:
     """Some servers, a gateway before them, and the meanings of undisturbed streams."""
 
+    _num_servers = SERVERS
+    _num_streams = STREAMS
+    _kill_signals: tuple[signal.Signals, ...] = (signal.SIGKILL,)
+
     def __init__(self, stack: ExitStack) -> None:
         self._model = Path(stack.enter_context(TemporaryDirectory()))
         self._context = preloaded(self._model)
         self._store = Path(stack.enter_context(TemporaryDirectory())) / "responses.db"
-        urls = self._start(stack)
-        replicas = [word for url in urls for word in ("--replica", url)]
-        port = free_port()
-        command = [sys.executable, "-m", "oaiserve", "route", *replicas, "--port", str(port)]
-        env = os.environ | {"OAISERVE_REPLICA_KEY": KEY}
-        url = stack.enter_context(running_process(command, port, env=env)).url
+        url = self._front(stack)
         headers = {"authorization": f"Bearer {KEY}"}
         client = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False, verify=False)
         self._http = stack.enter_context(client)
         self._alone: dict[tuple[int, int], Any] = {}
         self._wait_until_up()
+
+    def _front(self, stack: ExitStack) -> str:
+        """Start everything, and return the URL for clients."""
+        replicas = [word for url in self._start(stack) for word in ("--replica", url)]
+        port = free_port()
+        command = [sys.executable, "-m", "oaiserve", "route", *replicas, "--port", str(port)]
+        env = os.environ | {"OAISERVE_REPLICA_KEY": KEY}
+        return stack.enter_context(running_process(command, port, env=env)).url
 
     def _start(self, stack: ExitStack) -> list[str]:
         """Start the servers, and return the URLs for the gateway."""
@@ -171,29 +190,31 @@ class Fleet:
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + 120
-        while sum(self._metric("replica_up")) < SERVERS:
+        while sum(self._metric("replica_up")) < self._num_servers:
             assert time.monotonic() < deadline, "a server does not come back"
             time.sleep(0.1)
 
     def round(self, rng: random.Random, is_kill: bool) -> dict[str, Any]:
         """Disturb a server in mid-stream, and return what became of the streams."""
-        cases = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(STREAMS)]
+        cases = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(self._num_streams)]
         for each in cases:
             if each not in self._alone:
                 self._alone[each] = meaning(stream(self._http, *each, []))
         came: list[list[float]] = [[] for _ in cases]
         before = sum(self._metric("continued_total"))
-        most = STREAMS * rng.randint(1, 40)
-        with ThreadPoolExecutor(STREAMS) as threads:
+        most = self._num_streams * rng.randint(1, 40)
+        with ThreadPoolExecutor(self._num_streams) as threads:
             reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(cases, came, strict=True)]
             while sum(map(len, came)) < most and not all(each.done() for each in reading):
                 time.sleep(0.001)
             number = self._busiest()
-            os.kill(self._pid(number), signal.SIGKILL if is_kill else signal.SIGSTOP)
+            os.kill(self._pid(number), rng.choice(self._kill_signals) if is_kill else signal.SIGSTOP)
             answers = [each.result() for each in reading]
         num_lost = int(sum(self._metric("continued_total")) - before)
         self._revive(number, is_kill=is_kill)
-        pauses = sorted(max(b - a for a, b in pairwise(own)) for own in came)[STREAMS - num_lost :]
+        pauses = sorted(max((b - a for a, b in pairwise(own)), default=0.0) for own in came)[
+            self._num_streams - num_lost :
+        ]
         return self._judged(cases, answers) | {"lost": num_lost, "pauses": pauses}
 
     def short_round(self, rng: random.Random) -> dict[str, Any]:
@@ -288,6 +309,65 @@ class RayFleet(Fleet):
         self._wait_until_up()
 
 
+class EngineFleet(Fleet):
+    """One server with several engine processes."""
+
+    _kill_signals = SIGNALS
+
+    def __init__(self, stack: ExitStack, num_replicas: int, num_streams: int) -> None:
+        self._num_servers = num_replicas
+        self._num_streams = num_streams
+        self._continued: set[str] = set()
+        self._killed: list[deque[float]] = [deque([-ENDS_SECONDS] * 2, maxlen=2) for _ in range(num_replicas)]
+        super().__init__(stack)
+
+    def _front(self, stack: ExitStack) -> str:
+        port = free_port()
+        store = ("--response-store", str(self._store), "--recent-requests", "1000")
+        server = self._context.Process(
+            target=serve, args=(self._model, port, "--replicas", str(self._num_servers), *store)
+        )
+        server.start()
+        stack.callback(server.terminate)
+        self._server = psutil.Process(server.pid)
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                httpx.get(url, trust_env=False)
+                return url
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline, "the server does not start"
+                time.sleep(0.1)
+
+    def _metric(self, name: str) -> list[float]:
+        if name == "continued_total":
+            rows = self._http.get("/debug/requests?limit=1000").json()["requests"]
+            self._continued |= {row["request_id"] for row in rows if row.get("engine_restart_ns")}
+            return [len(self._continued)]
+        return values_of(self._http.get("/metrics").text, f"oaiserve_{name}")
+
+    def _busiest(self) -> int:
+        """Return the number of the replica with the most sequences that may end once more."""
+        while True:
+            may = [number for number, ends in enumerate(self._killed) if time.monotonic() - ends[0] > ENDS_SECONDS]
+            if may:
+                break
+            time.sleep(0.1)
+        sequences = self._metric("replica_sequences")
+        number = max(may, key=lambda number: sum(sequences[2 * number : 2 * number + 2]))
+        self._killed[number].append(time.monotonic())
+        return number
+
+    def _pid(self, number: int) -> int:
+        found = (child.pid for child in self._server.children() if child.cmdline()[-1] == f"replica {number}")
+        pid: int = next(found)
+        return pid
+
+    def _revive(self, number: int, *, is_kill: bool) -> None:
+        self._wait_until_up()
+
+
 def _is_done(asking: Future[None]) -> bool:
     return asking.done()
 
@@ -312,6 +392,8 @@ def main() -> int:
     parser.add_argument("--stops", type=int, default=0)
     parser.add_argument("--short", type=int, default=0, help="kills among short stored answers")
     parser.add_argument("--ray", action="store_true", help="have Ray Serve start the servers; without --short")
+    parser.add_argument("--replicas", type=int, default=0, help="one server with as many engine processes")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="with --replicas: streams at a time")
     parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -319,7 +401,11 @@ def main() -> int:
     kinds = ["kills"] * arguments.kills + ["stops"] * arguments.stops + ["kills among short answers"] * arguments.short
     rng.shuffle(kinds)
     with ExitStack() as stack, arguments.rounds.open("a") as file:
-        fleet = RayFleet(stack) if arguments.ray else Fleet(stack)
+        fleet: Fleet
+        if arguments.replicas:
+            fleet = EngineFleet(stack, arguments.replicas, arguments.streams)
+        else:
+            fleet = RayFleet(stack) if arguments.ray else Fleet(stack)
         for kind in kinds:
             is_short = kind == "kills among short answers"
             verdict = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")

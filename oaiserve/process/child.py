@@ -28,8 +28,11 @@ class ChildProcess:
         ours, its_own = socket.socketpair()
         with its_own:
             self._process = subprocess.Popen(
-                # The model's name is for `ps`.
-                [sys.executable, *PROGRAM, COMMAND, str(its_own.fileno()), start.model],
+                # The names are for `ps`.
+                [
+                    *(sys.executable, *PROGRAM, COMMAND, str(its_own.fileno()), start.model),
+                    *filter(None, [start.replica]),
+                ],
                 env=child_environment() | ({VISIBLE_GPUS: gpu} if gpu else {}),
                 pass_fds=(its_own.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -102,11 +102,13 @@ class RemoteEngine:
         self._is_stopping = False
         self._failure: BaseException | None = None
         self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
-        self._replicas = {
-            str(number): Replica(str(number), launch, self, self._lock, options.watchdog_seconds, runtime)
-            for number, launch in enumerate(launches)
-        }
-        self._is_alone = len(self._replicas) == 1
+        self._is_alone = len(launches) == 1
+        self._replicas: dict[str, Replica] = {}
+        for number, launch in enumerate(launches):
+            name = str(number)
+            title = "The engine process" if self._is_alone else f"The engine process of replica {name}"
+            replica = Replica(name, title, launch, self, self._lock, options.watchdog_seconds, runtime)
+            self._replicas[name] = replica
         self._is_reporting = not self._is_alone
         self._num_reports = 0
         self._incarnation = runtime.token_hex(8)
@@ -439,7 +441,7 @@ class RemoteEngine:
                 message = "The engine has stopped after an internal error; the server must be restarted."
                 self._fail_all(self._open.copy().values(), InternalError(message))
                 return
-            log.error("%s Replica %s stays down, and the others go on", replica.failure, replica.name)
+            log.error("%s It stays down, and the others go on", replica.failure)
         self._move([answer for answer in answers if answer.request.request_id in self._open], replica)
 
     def _move(self, answers: Iterable[OpenAnswer], replica: Replica) -> None:

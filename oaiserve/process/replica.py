@@ -73,14 +73,16 @@ class Replica:
     def __init__(
         self,
         name: str,
+        title: str,
         launch: Callable[[], EngineProcess],
         front: Front,
         lock: Lock,
         watchdog_seconds: float,
         runtime: Runtime,
     ) -> None:
-        """Start an engine process with `launch`. `first` waits until it is ready."""
+        """Start an engine process with `launch`. `first` waits until it is ready. The log has the `title`."""
         self.name = name
+        self._title = title
         self._launch = launch
         self._front = front
         self._watchdog_seconds = watchdog_seconds
@@ -124,7 +126,7 @@ class Replica:
                 self.process.ended()
                 raise error
             case _:
-                raise StartupError(f"The engine process has ended {self.process.ended()} while it loaded the model.")
+                raise StartupError(f"{self._title} has ended {self.process.ended()} while it loaded the model.")
 
     def start(self) -> None:
         """Begin to watch the process, which is ready."""
@@ -246,7 +248,7 @@ class Replica:
         been stopped, too."""
         self._silent_looks += 1
         if self.is_up and self._silent_looks > self._watchdog_seconds:
-            log.error("The engine process has sent nothing for %d s, and is killed", self._silent_looks)
+            log.error("%s has sent nothing for %d s, and is killed", self._title, self._silent_looks)
             self.process.kill()
 
     def _go_on_without(self) -> When:
@@ -265,12 +267,10 @@ class Replica:
         if self.is_stopping:
             pass
         elif len(self._ends_ns) == MOST_ENDS and now_ns - self._ends_ns[0] <= ENDS_NS:
-            message = f"The engine process has ended {MOST_ENDS} times within a minute, at last {how}."
+            message = f"{self._title} has ended {MOST_ENDS} times within a minute, at last {how}."
             self.failure = EngineGone(message)
         else:
-            log.error(
-                "The engine process has ended %s. Another one is started, and goes on with the open requests", how
-            )
+            log.error("%s has ended %s. Another one is started, and open requests go on", self._title, how)
             self.num_restarts += 1
         self._front.lost(self)
         if self.is_stopping or self.failure is not None:

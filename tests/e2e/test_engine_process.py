@@ -58,5 +58,5 @@ def test_answers_go_on_with_the_same_bytes_when_the_engine_process_ends(small_mo
         assert server.terminate() == 0
     assert not last.is_running()
     log = server.log_file.read_text()
-    assert "The engine process has ended by SIGKILL." in log
-    assert "The engine process has ended by SIGSEGV." in log
+    assert "The engine process has ended by SIGKILL. Another one" in log
+    assert "The engine process has ended by SIGSEGV. Another one" in log

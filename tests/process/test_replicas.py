@@ -154,8 +154,8 @@ def test_a_replica_that_ends_too_often_stays_down_and_the_last_one_ends_the_serv
             world.run_until(lambda number=number: len(front.processes.all) == 3 + number or number == 2)
         world.run_until(lambda: "down" in front.engine.pause)
         assert front.engine.pause == (
-            "Replica 0 of 2 is down until the server is started again. The engine process has ended 3 times within a "
-            "minute, at last by SIGSEGV."
+            "Replica 0 of 2 is down until the server is started again. The engine process of replica 0 has ended 3 "
+            "times within a minute, at last by SIGSEGV."
         )
         assert front.engine.failure is None
         client.submit(front.engine)

@@ -1,7 +1,7 @@
 """The native code comes with the wheel, or is compiled once by the machine's compiler, for its CPU, and stays on disk.
 
 The name of a compiled library has a hash of the sources, the compiler, its flags and the features of the CPU. So it is
-never used with other sources or on another kind of CPU, and several servers may build it at the same time.
+never used with other sources or on another kind of CPU, and one of several servers builds it.
 
 The server runs the code in that file, so it is loaded only from a folder without write access for others. The file ends
 with the SHA-256 of all before it, which loaders ignore: a cut or rotten file would crash the server.
@@ -10,13 +10,15 @@ with the SHA-256 of all before it, which loaders ignore: a cut or rotten file wo
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -86,14 +88,14 @@ def is_built(dtype: torch.dtype) -> bool:
 def build(dtype: torch.dtype) -> Path:
     """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on one core.
 
-    Another thread that builds is waited for. Raises BuildError, and NotPrivate if others can write to the folder of the
-    library.
+    Another thread or process that builds is waited for. Raises BuildError, and NotPrivate if others can write to the
+    folder of the library.
     """
     path = _compiled_path(_kind(dtype))
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
-        with _building[dtype]:
+        with _building[dtype], _alone_in(path.parent):
             if not _is_sound(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                     _compile(Path(folder) / path.name, dtype).replace(path)
@@ -101,6 +103,17 @@ def build(dtype: torch.dtype) -> Path:
         advice = "set OAISERVE_CACHE to another folder"
         raise BuildError(f"{path.parent} cannot be written: {error.strerror} ({advice})") from error
     return path
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds into the folder, and keep others from it in the block."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # The system releases it, however this process ends.
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def build_beside(dtype: torch.dtype) -> Thread | None:
