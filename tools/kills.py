@@ -73,7 +73,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
 SHORT = len(CASES) - 1
-TEXTS = ("text", "content", "delta")  # Their pieces are joined: tokens that wait for a reader come in one event.
+TEXTS = ("text", "content", "delta", "arguments")  # Their pieces are joined: tokens that wait for a reader come in one event.
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
                     "cache_read_input_tokens", "cache_creation_input_tokens", "cache_write_tokens")  # fmt: skip
 
@@ -124,7 +124,7 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
         if isinstance(value, dict):
             for name, each in value.items():
                 note((*path, f"{value.get('index')}", name), each)
-        elif isinstance(value, list) and path[-1] == "choices":
+        elif isinstance(value, list) and path[-1] in ("choices", "tool_calls"):
             for each in value:
                 note(path, each)
         elif isinstance(value, list) or (isinstance(value, str) and path[-1] in TEXTS):
