@@ -73,7 +73,12 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
 SHORT = len(CASES) - 1
-TEXTS = ("text", "content", "delta", "arguments")  # Their pieces are joined: tokens that wait for a reader come in one event.
+TEXTS = (
+    "text",
+    "content",
+    "delta",
+    "arguments",
+)  # Their pieces are joined: tokens that wait for a reader come in one event.
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
                     "cache_read_input_tokens", "cache_creation_input_tokens", "cache_write_tokens")  # fmt: skip
 

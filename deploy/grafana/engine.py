@@ -444,25 +444,21 @@ def _process() -> list[Panel]:
         ),
         lines(
             "Replicas",
-            "Sequences of each replica of --replicas, running and waiting, and how many of them are down. The router "
-            "keeps the loads alike. If one is down, see OaiserveEngineDown in the runbook.",
+            "Sequences of each replica of --replicas, running and waiting, the share of its KV cache in use, and "
+            "requests per second for which it was chosen, by the reason. The router keeps the loads alike; many "
+            "`spilled` mean that the replicas with a prefix are busy. If one is down, see OaiserveEngineDown in the "
+            "runbook.",
             "short",
             [
                 Query(f"oaiserve_replica_sequences{{{ENGINE}}}", "{{replica}} {{state}}"),
+                Query(f"oaiserve_replica_kv_used_ratio{{{ENGINE}}}", "{{replica}} KV cache"),
+                Query(
+                    rate("oaiserve_replica_choices_total", ENGINE, "instance, replica, reason"),
+                    "{{replica}} {{reason}}",
+                ),
                 Query(f"count(oaiserve_replica_up{{{ENGINE}}} == 0)", "down"),
             ],
-            span=12,
-        ),
-        lines(
-            "Choices of replicas",
-            "Requests per second for which each replica was chosen, by the reason, and the share of its KV cache that "
-            "is in use. Many `spilled` mean that the replicas with a prefix are busy.",
-            "short",
-            [
-                Query(rate("oaiserve_replica_choices_total", ENGINE, "instance, replica, reason"), "{{replica}} {{reason}}"),
-                Query(f"oaiserve_replica_kv_used_ratio{{{ENGINE}}}", "{{replica}} KV cache"),
-            ],
-            span=12,
+            span=24,
         ),
         lines(
             "Telemetry lost",
