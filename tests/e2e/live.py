@@ -81,9 +81,11 @@ def serve_process(
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without the variables that configure the server, except the folder of the demo model."""
+    """Return the environment without the variables that configure the server, except the folder of the demo model, and
+    whether engines have processes of their own."""
     prefixes = ("OAISERVE_", "OTEL_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes) or k == "OAISERVE_CACHE"}
+    kept = ("OAISERVE_CACHE", "OAISERVE_ENGINE_PROCESS")
+    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes) or k in kept}
 
 
 @pytest.fixture(scope="session")
