@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,10 @@ class Energy:
         self._watts: tuple[float, float] | None = None
 
     @classmethod
-    def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL, gpus: Iterable[str] = ()) -> Energy:
-        """Return the energy by the meters that this process can read; of none, nothing is known. `gpus` are those that
-        are used, as CUDA_VISIBLE_DEVICES names them; by default the first one."""
-        named = [*gpus] or [os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"]
-        return cls(rapl_counters(rapl), [counter for gpu in named for counter in nvml_counters(gpu)], clock_ns=clock_ns)
+    def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL, gpus: Sequence[str] = ()) -> Energy:
+        """Return the energy by the meters that this process can read; of none, nothing is known. `gpus` are as of
+        `nvml_counters`."""
+        return cls(rapl_counters(rapl), nvml_counters(gpus), clock_ns=clock_ns)
 
     @property
     def is_known(self) -> bool:
@@ -112,17 +112,26 @@ def rapl_counters(folder: Path = RAPL) -> list[Counter]:
     return counters
 
 
-def nvml_counters(named: str) -> list[Counter]:
-    """Return the counter of a GPU, if nvidia-ml-py is installed."""
+def nvml_counters(gpus: Sequence[str] = ()) -> list[Counter]:
+    """Return the counters of GPUs, as CUDA_VISIBLE_DEVICES names them, if nvidia-ml-py is installed. By default, this
+    process uses the first one that it may see."""
+    counters = []
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        if named.isdigit():
-            gpu = nvml.nvmlDeviceGetHandleByIndex(int(named))
-        else:
-            gpu = nvml.nvmlDeviceGetHandleByUUID(named)
-        counter = Counter(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3)
-        counter.since_last()
+        for named in gpus or [os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"]:
+            if named.isdigit():
+                gpu = nvml.nvmlDeviceGetHandleByIndex(int(named))
+            else:
+                gpu = nvml.nvmlDeviceGetHandleByUUID(named)
+            counter = Counter(partial(_joules, nvml, gpu))
+            counter.since_last()
+            counters.append(counter)
     except Exception:  # no such package, no driver, or an older GPU, of which each raises an error of its own
         return []
-    return [counter]
+    return counters
+
+
+def _joules(nvml: Any, gpu: Any) -> float:
+    millijoules: int = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    return millijoules / 1e3
