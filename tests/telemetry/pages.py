@@ -25,6 +25,11 @@ def metrics_of(**changes: Any) -> Metrics:
         names.REFUSAL_DELAY_SECONDS: lambda: {(): 0.25},
         names.ENGINE_FEATURE: lambda: {("attention",): 1},
         names.ENGINE_RESTARTS: lambda: {(): 0},
+        names.REPLICA_UP: lambda: {("0",): 1},
+        names.REPLICA_RESTARTS: lambda: {("0",): 2},
+        names.REPLICA_SEQUENCES: lambda: {("0", "running"): 3},
+        names.REPLICA_KV_USED_RATIO: lambda: {("0",): 0.5},
+        names.REPLICA_CHOICES: lambda: {("0", "prefix"): 4},
         names.METER_JOULES: lambda: {(): 812.5},
         names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
     }
