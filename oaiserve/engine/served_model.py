@@ -31,6 +31,7 @@ class ServedModel:
     max_model_len: int  # tokens of prompt and answer together
     vocab_size: int
     num_states: int = 0  # sequences that can keep a state, where layers keep one
+    counts_tokens: bool = False  # its device counts tokens for penalties, see `Sequence.is_counted`
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer

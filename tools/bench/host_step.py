@@ -64,7 +64,9 @@ class NoExecutor:
         return torch.zeros(len(batch.logits_rows), self._vocab_size)
 
 
-def _draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: Sequence[torch.Tensor]) -> None:
+def _draw(
+    logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: Sequence[torch.Tensor], edits: Any
+) -> None:
     """Write the results of a captured step, which all of its replays have: an id, and that logits were finite."""
     out[0].fill_(DRAWN)
     out[1].fill_(1)

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.step_graphs import Replayed, StepGraphs
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.sampling.sampled_ids import SampleIds
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk
 from oaiserve.engine.sequences.sequence import Sequence
@@ -51,8 +53,8 @@ class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
     `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that they
-    can. `tables` are a GPU's block tables of sequences, which `graphs` read, too. `states` are needed if the model's
-    layers have states.
+    can. `tables` are a GPU's block tables of sequences, which `graphs` read, too. With `counts` by these tables,
+    `sample_ids` takes `edits`, as that of `triton_sampling` does. `states` are needed if the model's layers have states.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class ModelRunner:
         device: torch.device,
         block_size: int,
         *,
-        sample_ids: SampleIds | None = None,
+        sample_ids: Callable[..., SampledIds] | None = None,
         graphs: StepGraphs | None = None,
         tables: BlockTables | None = None,
+        counts: DeviceCounts | None = None,
         states: KeptStates | None = None,
     ) -> None:
         self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
@@ -73,6 +76,7 @@ class ModelRunner:
         self._sample_ids = sample_ids
         self._graphs = graphs
         self._tables = tables
+        self._counts = counts
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # keyed by adapter number
         # The next fields belong to the last launched step: the ids that it draws, the row of each sequence among them,
@@ -85,6 +89,11 @@ class ModelRunner:
     def is_exact(self) -> bool:
         """Return whether a token's logits are bitwise the same in any step."""
         return self._executor.is_exact
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Return whether the device counts the tokens of sequences with penalties, as `Sequence.is_counted` says."""
+        return self._counts is not None
 
     @property
     def native(self) -> NativeDecoder | None:
@@ -262,7 +271,11 @@ class ModelRunner:
         if len(rows) < num_rows:  # Sampling overwrites its logits, so it gets a copy.
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [launched.draws[row] for row in rows]
-        sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks)
+        sample_ids = self._sample_ids
+        if self._counts is not None and sample_ids is not None:
+            sample_ids = partial(sample_ids, edits=self._counts.edits_of(chunks, masks))
+        applies_masks = self._counts is None
+        sampling = Sampling(logits, chunks, known, sample_ids, masks=masks, applies_masks=applies_masks)
         launched.samplings.append((rows, sampling))
 
     def _keep_drawn(self, launched: Launched) -> None:

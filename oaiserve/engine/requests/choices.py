@@ -30,6 +30,7 @@ class Choices:
         self._table = table
         self._eos_token_ids = model.eos_token_ids
         self._rules = model.rules
+        self._counts_tokens = model.counts_tokens
         self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
 
     def make(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[Sequence]:
@@ -68,6 +69,7 @@ class Choices:
                     background_wait_ns=request.background_wait_ns,
                     bad_words=tokenized.bad_words,
                     shared_edits=edits,
+                    device_counts=self._counts_tokens,
                     constraint=self._constraint(tokenized, stop_ids, begun),
                     rules=self._rules,
                     is_whole=self._pools,

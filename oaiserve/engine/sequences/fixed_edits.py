@@ -22,6 +22,11 @@ class TokenCounts:
         self.times = array("q", bytes(8 * len(self.ids)))
         self.num_added = 0
 
+    @property
+    def num_of_prompt(self) -> int:
+        """Return how many of the ids, the first ones, are the prompt's."""
+        return len(self._of_prompt)
+
     def add(self, generated: list[int]) -> None:
         for token_id in generated:
             place = self._of_prompt.get(token_id)

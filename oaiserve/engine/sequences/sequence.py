@@ -56,6 +56,7 @@ class Sequence:
     constraint: Constraint | None = None  # the grammar's constraint on the answer
     rules: tuple[SamplingRule, ...] = ()  # edits of its logits by plug-ins, at each draw
     shared_edits: InitVar[FixedEdits | None] = None  # edits shared by the request; None: made from the parameters
+    device_counts: InitVar[bool] = False  # whether the device can count its tokens
     edits: FixedEdits = field(init=False)
     # All of its tokens are pooled in one step, and nothing is cached.
     is_whole: bool = False
@@ -66,6 +67,9 @@ class Sequence:
     # The host edits its logits by the previous ids, so all of these must be known when it draws.
     needs_ids: bool = False
     has_edits: bool = False  # whether ids or parameters other than min_tokens edit its logits
+    # The device counts its tokens, and its draws apply penalties by these counts. A rule edits penalised logits, so the
+    # host applies penalties before it.
+    is_counted: bool = False
     is_greedy: bool = False
     draw_parameters: array[float] = field(init=False)  # the columns of its draws, as float32
     # written by Scheduler
@@ -109,19 +113,23 @@ class Sequence:
     # written by the sampler, if a rule raises: the sequence's tokens at that draw, and the name of the plug-in
     failed_rule: tuple[int, str] | None = None
 
-    def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None) -> None:
+    def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None, device_counts: bool) -> None:
         if shared_edits is None:
             self.edits = FixedEdits(self.params, self.stop_ids)
         else:
             self.edits = shared_edits
         self.token_ids = list(prompt)
         self.num_tokens = self.prompt_len = len(prompt)
+        has_penalty = (
+            self.params.repetition_penalty != 1.0
+            or self.params.frequency_penalty != 0.0
+            or self.params.presence_penalty != 0.0
+        )
+        self.is_counted = has_penalty and device_counts and not self.rules
         self.needs_ids = (
             self.constraint is not None
             or bool(self.rules)
-            or self.params.repetition_penalty != 1.0
-            or self.params.frequency_penalty != 0.0
-            or self.params.presence_penalty != 0.0
+            or (has_penalty and not self.is_counted)
             or any(len(word) > 1 for word in self.bad_words)
         )
         by_ids = self.params.allowed_token_ids is not None or self.bad_words or self.params.logit_bias

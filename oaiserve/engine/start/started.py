@@ -52,6 +52,7 @@ class Started(NamedTuple):
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     num_states: int = 0  # sequences that can keep a state; 0 if no layer keeps one
+    counts_tokens: bool = False
     warm_up: Callable[[], None] = lambda: None  # called by the engine thread before its first step
     failed: Callable[[BaseException], bool] = lambda error: False  # see `ServedModel`
     block_bytes: int = 0

@@ -20,6 +20,7 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
@@ -241,9 +242,10 @@ class Graphs:
         self._replays: list[Counter[str]] = []
         own = {"sizes": sizes, "block_size": BLOCK_SIZE, "states": states, "adapters": adapters}
         with watched() as self._operations:
-            graphs = StepGraphs(executor.forward, triton_sampling, self._capture, spec, tables, **own)
-        kernels = {"sample_ids": triton_sampling.sample_ids}
-        self.runner = ModelRunner(executor, GPU, BLOCK_SIZE, graphs=graphs, tables=tables, states=states, **kernels)
+            counts = DeviceCounts(tables, spec.vocab_size)
+            graphs = StepGraphs(executor.forward, triton_sampling, self._capture, spec, tables, counts=counts, **own)
+        of_runner = {"graphs": graphs, "tables": tables, "counts": counts, "states": states}
+        self.runner = ModelRunner(executor, GPU, BLOCK_SIZE, sample_ids=triton_sampling.sample_ids, **of_runner)
         self.runner.is_asynchronous = True
         if has_adapters:
             parts = random_adapter(shapes, 1).parts.items()

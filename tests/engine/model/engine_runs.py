@@ -12,7 +12,8 @@ from tests.models.described import SmallModel
 EOS = 40  # one of 97 ids that are drawn; the tokenizer has one for each byte
 GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
 EDITS: list[dict[str, Any]] = [
-    *({"repetition_penalty": 1.3}, {"bad_words": ("AB", "x")}, {"logit_bias": {7: 3.0}}),
+    *({"repetition_penalty": 1.3}, {"frequency_penalty": 0.7}, {"presence_penalty": 1.2, "bad_words": ("AB", "x")}),
+    *({"bad_words": ("AB", "x")}, {"logit_bias": {7: 3.0}}),
     *({"allowed_token_ids": (5, 6, 7, 8)}, *[{"min_tokens": 5}] * 3, *[{"grammar": GRAMMAR}] * 6),
 ]
 DRAWS: list[dict[str, Any]] = [

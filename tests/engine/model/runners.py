@@ -84,6 +84,7 @@ def make_engine(
             vocab_size=loaded.vocab_size,
             eos_token_ids=frozenset([eos]) - {-1},
             num_states=NUM_STATES if loaded.state_shapes else 0,
+            counts_tokens=runner.counts_tokens,
             adapters=adapters or AdapterTable(),
         ),
         EngineOptions(**{"block_size": BLOCK_SIZE, **options}),

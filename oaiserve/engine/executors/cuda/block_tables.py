@@ -64,6 +64,14 @@ class BlockTables:
             raise
         return rows
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.on_device)
+
+    def row_of(self, sequence: Sequence) -> int:
+        """Return the row of a sequence of the step that was updated last."""
+        return self._rows[sequence].index
+
     def forget(self) -> None:
         """Mark all entries as missing on the device, so that the next step copies all of them."""
         self._free += [row.index for row in self._rows.values()]

@@ -20,10 +20,12 @@ from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.cuda_capture import Capture, Run
 from oaiserve.engine.executors.cuda.step_inputs import StepInputs
 from oaiserve.engine.executors.cuda.step_sizes import MOST_PROMPTS, Size
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampling.logit_edits import is_edited
+from oaiserve.engine.model.sampling.sampled_ids import DeviceEdits
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
@@ -63,8 +65,8 @@ class StepGraphs:
 
     `forward` belongs to an executor whose attention writes nothing for padded rows, and reads lengths and `tables` on
     the device. `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of
-    `block_size` tokens. Padding uses the last of `states`. With `adapters`, each size is captured twice. The
-    constructor raises the errors of `capture`.
+    `block_size` tokens. Padding uses the last of `states`. With `adapters`, each size is captured twice. With `counts`,
+    draws apply penalties. The constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -80,12 +82,14 @@ class StepGraphs:
         block_size: int,
         states: States | None = None,
         adapters: TritonAdapters | None = None,
+        counts: DeviceCounts | None = None,
     ) -> None:
         self.tables = tables
         self.sizes = sizes
         self._totals = [size.num_tokens for size in sizes]
         self._states = states
         self._adapters = adapters
+        self._counts = counts
         most_rows = max(size.num_sequences for size in sizes)
         # One tensor has the ids of the last step's draws, whether their logits were finite, and then all inputs from
         # the host. So a single look-up can read ids from either part.
@@ -156,7 +160,10 @@ class StepGraphs:
         is_plain = _are_plain(draws)
         sampled = draws if is_plain and not all(draw[0].is_greedy for draw in draws) else []
         numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
-        self._inputs[size].upload(self._words, step, table_rows, drawn_rows, sampled, numbers)
+        count_rows: list[int] = []
+        if is_plain and self._counts is not None and any(draw[0].is_counted for draw in draws):
+            count_rows = self._counts.rows_of(draws)
+        self._inputs[size].upload(self._words, step, table_rows, drawn_rows, sampled, count_rows, numbers)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -183,12 +190,15 @@ class StepGraphs:
         """
         number = size.num_sequences
         inputs = self._inputs[size]
-        inputs.upload(self._words, Step(), [], {}, [], [])
+        inputs.upload(self._words, Step(), [], {}, [], [], [])
         views = inputs.views(self._words)
         logits = self.logits[:number]
         width = aligned_size(number)
         drawn = self._words[:number], self._words[width : width + number]
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
+        edits: DeviceEdits | None = None
+        if self._counts is not None:
+            edits = DeviceEdits(self._counts.penalties(views.count_rows))
 
         def run() -> None:
             batch = Batch(
@@ -208,7 +218,7 @@ class StepGraphs:
                 decode_slots=views.decode_slots if size.tokens else None,
             )
             logits.copy_(forward(batch))
-            sampler.draw(logits, views.parameters, views.seeds, drawn)
+            sampler.draw(logits, views.parameters, views.seeds, drawn, edits)
 
         return run
 
@@ -222,11 +232,13 @@ def _has_room(size: Size, num_rows: int, num_others: int, num_draws: int) -> boo
 
 
 def _are_plain(draws: list[Chunk]) -> bool:
-    """Return whether there are draws, and each needs only the logits and the parameters of its row."""
+    """Return whether there are draws, and each needs only the logits, the parameters and the counts of its row."""
     for draw in draws:
-        sequence, _, _, _, _, moment = draw  # A star would make a list of the others.
+        sequence, _, _, _, draft, moment = draw  # A star would make a list of the others.
         params = sequence.params
         if moment is not _AT_LAUNCH or sequence.has_edits or params.logprobs is not None:
+            return False
+        if draft and sequence.is_counted:
             return False
         if params.min_tokens and is_edited(draw):
             return False

@@ -35,6 +35,7 @@ class InputViews(NamedTuple):
     logits_rows: torch.Tensor
     places: torch.Tensor  # [B], places of states, if layers have any
     decode_slots: torch.Tensor  # the slots of decodes next to prompts, -1 for padding
+    count_rows: torch.Tensor  # [R], the rows of draws with penalties in the counts; -1 for none
 
 
 class StepInputs:
@@ -60,6 +61,7 @@ class StepInputs:
             (number, 0 if size.tokens else range(number)),
             (0, 0) if states is None else (number, states.last),
             (size.rows if size.tokens else 0, -1),
+            (number, -1),
         ]
         self._columns: list[slice] = []  # in all words
         begin = self.begin
@@ -86,15 +88,17 @@ class StepInputs:
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         sampled: list[Chunk],
+        count_rows: list[int],
         adapters: list[int],
     ) -> None:
         """Copy the inputs of a step, with padding, into `words` on the device. `sampled` are its draws, unless all are
-        greedy. `adapters` has a number for each chunk, unless all are 0."""
+        greedy. `count_rows` has a row for each draw, unless none has penalties, and `adapters` a number for each chunk,
+        unless all are 0."""
         packed = self._padding.copy()
         if sampled:
             self._parameters_in(packed)[:, : len(sampled)], packed[: len(sampled)] = draw_columns(sampled)
         columns_of = self._of_prompts if self._size.tokens else self._of_decodes
-        columns = columns_of(step, table_rows, drawn_rows, adapters)
+        columns = [*columns_of(step, table_rows, drawn_rows, adapters), count_rows]
         for column, values in zip(self._columns, columns, strict=True):
             if len(values):
                 begin = column.start - self._first
@@ -105,7 +109,7 @@ class StepInputs:
     def _of_decodes(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int] | np.ndarray]:
-        """Return the beginning of each column of a step with one token of each sequence."""
+        """Return the beginning of each column before `count_rows` of a step with one token of each sequence."""
         ids: list[int] = []
         sources: list[int] = []
         blocks: list[int] = []
@@ -139,7 +143,7 @@ class StepInputs:
     def _of_prompts(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int] | np.ndarray]:
-        """Return the beginning of each column of a step with prompts."""
+        """Return the beginning of each column before `count_rows` of a step with prompts."""
         lists = lists_of(step, self._block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes

@@ -16,7 +16,6 @@ import torch
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
 from oaiserve.engine.sequences.forbidden_ids import banned_ids, is_too_short
-from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Masks
 
 logger = logging.getLogger(__name__)
@@ -30,15 +29,18 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=
 _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
 
-def edit_logits(logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None) -> torch.Tensor:
+def edit_logits(
+    logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None, *, applies_masks: bool = True
+) -> torch.Tensor:
     """Edit row i of `logits` [R, vocab] by the parameters of `chunks[i]`, and return the result.
 
-    The result is in float32 if any row is edited. Logits in float32 are edited in place.
+    The result is in float32 if any row is edited. Logits in float32 are edited in place. The draws of counted sequences
+    apply their penalties themselves, except for those that follow a draft. Without `applies_masks`, so do draws with
+    masks.
     """
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
-    logits = logits.float()
     device = logits.device
     if masks is None:
         masked = []
@@ -48,17 +50,30 @@ def edit_logits(logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None =
     allowed = [(row, ids) for row, c in asking if (ids := c.sequence.edits.allowed_ids) is not None]
     banned = [(row, ids) for row, c in asking if len(ids := banned_ids(c, has_mask=row in rows_of_masks))]
     biased = [(row, edits) for row, c in asking if len((edits := c.sequence.edits).biased_ids)]
+    penalised = [(row, c) for row, c in asking if _has_penalty(c)]
+    ruled = [(row, c) for row, c in asking if c.sequence.rules]
+    if not applies_masks:
+        masked = []
+    if not (allowed or banned or biased or penalised or ruled or masked):
+        return logits
+    logits = logits.float()
     edit = _edit_on_cpu if device.type == "cpu" else _edit_on_device
     edit(logits, allowed, banned, biased)
-    _penalise(logits, asking)
-    for row, chunk in asking:
-        if chunk.sequence.rules:
-            _apply_rules(logits[row], chunk)
+    if penalised:
+        _penalise(logits, penalised)
+    for row, chunk in ruled:
+        _apply_rules(logits[row], chunk)
     if masks is not None and masked:
         apply = apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch
-        words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
+        words = masks.words[[mask_row(masks, chunk) for _, chunk in masked]]
         apply(logits, [row for row, _ in masked], words)
     return logits
+
+
+def mask_row(masks: Masks, chunk: Chunk) -> int:
+    """Return the row of the mask of a draw, or -1 if it has none."""
+    first = masks.rows.get(chunk.sequence)
+    return -1 if first is None else first + len(chunk.draft)
 
 
 def _edit_on_cpu(logits: torch.Tensor, allowed: RowIds, banned: RowIds, biased: list[tuple[int, FixedEdits]]) -> None:
@@ -94,12 +109,16 @@ def _edit_on_device(
 
 def is_edited(chunk: Chunk) -> bool:
     """Return whether the logits of the chunk's draw may be edited: a grammar decides at the draw."""
-    return chunk.sequence.has_edits or is_too_short(chunk)
+    sequence, _, _, _, draft, _ = chunk
+    return sequence.has_edits or is_too_short(chunk) or bool(draft and sequence.is_counted)
 
 
-def _has_penalty(sequence: Sequence) -> bool:
+def _has_penalty(chunk: Chunk) -> bool:
+    """Return whether the host applies a penalty to the logits of a draw."""
+    sequence = chunk.sequence
     params = sequence.params
-    return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
+    has_penalty = params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    return bool(has_penalty and not (sequence.is_counted and not chunk.draft))
 
 
 def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.device) -> Index:
@@ -109,22 +128,18 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
     return on_both[0], on_both[1]
 
 
-def _penalise(logits: torch.Tensor, asking: Rows) -> None:
+def _penalise(logits: torch.Tensor, penalised: Rows) -> None:
     """Apply penalties: for repetition to ids of prompt and answer, for frequency and presence to ids of the answer."""
     ids = []
     factors = []
     subtrahends = []
-    for row, chunk in asking:
-        if not _has_penalty(chunk.sequence):
-            continue
+    for row, chunk in penalised:
         params = chunk.sequence.params
-        counts = _token_counts(chunk)
+        counts = counts_of(chunk)
         times = np.asarray(counts.times)
         ids.append((row, counts.ids))
         factors.append(np.full(len(times), params.repetition_penalty))
         subtrahends.append(params.frequency_penalty * times + params.presence_penalty * (times > 0))
-    if not ids:
-        return
     index = _index(ids, logits.device)
     amounts = np.stack([np.concatenate(factors), np.concatenate(subtrahends)])
     factor, subtrahend = on_device(amounts, logits.device, torch.float32)
@@ -170,7 +185,7 @@ def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray)
         np.minimum(of_row[row], limits.ravel()[: logits.shape[1]], out=of_row[row])
 
 
-def _token_counts(chunk: Chunk) -> TokenCounts:
+def counts_of(chunk: Chunk) -> TokenCounts:
     """Return the counts of the sequence's tokens and of the chunk's draft.
 
     Those of its own tokens stay with the sequence: counting thousands of tokens in each step would take longer than all

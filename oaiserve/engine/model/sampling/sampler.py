@@ -37,7 +37,8 @@ class Sampling:
 
     `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
     the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
-    unmodified logits. `sample_ids` replaces NumPy, as that of `triton_sampling` does.
+    unmodified logits. `sample_ids` replaces NumPy, as that of `triton_sampling` does. Without `applies_masks`, it
+    applies them.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Sampling:
         sample_ids: SampleIds | None = None,
         *,
         masks: Masks | None = None,
+        applies_masks: bool = True,
     ) -> None:
         self._num_rows = len(chunks)
         rows = logits[: len(chunks)]
@@ -59,7 +61,7 @@ class Sampling:
             unmodified = take(rows, self._asking).float().log_softmax(dim=-1)
         else:
             unmodified = None
-        edited = edit_logits(rows, chunks, masks)
+        edited = edit_logits(rows, chunks, masks, applies_masks=applies_masks)
         draw = sample_ids or numpy_sampling.sample_ids
         results = [*draw(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
         self.token_ids = results[0]  # int64 [S], on the device

@@ -10,6 +10,7 @@ rows. Kernels are not specialised on these, so that no kernel is compiled again 
 import triton
 import triton.language as tl
 
+from oaiserve.engine.model.sampling import sampled_ids
 from oaiserve.engine.sequences import noise
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 
@@ -18,6 +19,7 @@ MIN_P = tl.constexpr(DRAW_COLUMNS.index("min_p"))
 TOP_K = tl.constexpr(DRAW_COLUMNS.index("top_k"))
 TOP_P = tl.constexpr(DRAW_COLUMNS.index("top_p"))
 NUM_FLOORS = tl.constexpr(8)
+MOST_COUNT = tl.constexpr(sampled_ids.MOST_COUNT)
 INFINITY_BITS = tl.constexpr(0x7F800000)
 FACTOR_1 = tl.constexpr(noise.FACTOR_1)
 FACTOR_2 = tl.constexpr(noise.FACTOR_2)
@@ -48,29 +50,83 @@ def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _logits(logits, row, stride, token_id, vocab):
-    """Load logits of a row in float32, -infinity beyond the vocabulary."""
-    return tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+def _edited_logits(logits, row, stride, token_id, vocab, edits, HAS_PENALTIES: tl.constexpr, HAS_MASKS: tl.constexpr):
+    """Load logits of a row in float32, edited by its penalties and its mask, -infinity beyond the vocabulary.
+
+    `edits` are the tensors of Penalties and of BitMasks, in their order, and the number of words of a mask.
+    """
+    counts, factors, count_rows, words, mask_rows, num_words = edits
+    is_id = token_id < vocab
+    x = tl.load(logits + row * stride + token_id, mask=is_id, other=float("-inf")).to(tl.float32)
+    if HAS_PENALTIES:
+        count_row = tl.load(count_rows + row)
+        if count_row >= 0:
+            count = tl.load(counts + count_row * vocab + token_id, mask=is_id, other=0).to(tl.int32)
+            repetition = tl.load(factors + 3 * count_row)
+            repeated = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+            by_times = tl.load(factors + 3 * count_row + 1) * (count >> 1).to(tl.float32)
+            by_presence = tl.load(factors + 3 * count_row + 2)
+            x = tl.where(count > 0, repeated, x) - tl.where(count > 1, by_times + by_presence, 0.0)
+    if HAS_MASKS:
+        mask_row = tl.load(mask_rows + row)
+        if mask_row >= 0:
+            word = tl.load(words + mask_row * num_words + token_id // 32, mask=is_id, other=0)
+            x = tl.where((word >> token_id % 32) & 1 != 0, x, float("-inf"))
+    return x
 
 
-@triton.jit
-def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["count_rows", "mask_rows"])
+def best_of_chunk_kernel(
+    logits,
+    best,
+    stride,
+    vocab,
+    counts,
+    factors,
+    count_rows,
+    words,
+    mask_rows,
+    num_words,
+    CHUNK: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    HAS_MASKS: tl.constexpr,
+):
     """Find the best logit of a chunk. The program is (row, chunk)."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _logits(logits, row, stride, token_id, vocab)
+    edits = (counts, factors, count_rows, words, mask_rows, num_words)
+    x = _edited_logits(logits, row, stride, token_id, vocab, edits, HAS_PENALTIES, HAS_MASKS)
     _store_best(best, row, chunk, tl.num_programs(1), x, token_id)
 
 
-@triton.jit
-def best_kernel(best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Take the id with the best score of a row's chunks, and look at its highest logit. The program is (row)."""
+@triton.jit(do_not_specialize_on_alignment=["count_rows"])
+def best_kernel(
+    best,
+    scores,
+    token_ids,
+    are_finite,
+    num_chunks,
+    vocab,
+    counts,
+    count_rows,
+    TILE_CHUNKS: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+):
+    """Take the id with the best score of a row's chunks, and look at its highest logit. The program is (row).
+
+    Count the id if the row has penalties. No other draw of a launch has the same counts.
+    """
     row = tl.program_id(0).to(tl.int64)
     bits = _best(best, row, num_chunks, TILE_CHUNKS) >> 32
-    drawn = _best(scores, row, num_chunks, TILE_CHUNKS)
-    tl.store(token_ids + row, 0x7FFFFFFF - (drawn & 0x7FFFFFFF))
+    drawn = 0x7FFFFFFF - (_best(scores, row, num_chunks, TILE_CHUNKS) & 0x7FFFFFFF)
+    tl.store(token_ids + row, drawn)
     tl.store(are_finite + row, (bits < INFINITY_BITS) & (bits > -INFINITY_BITS - 1))
+    if HAS_PENALTIES:
+        count_row = tl.load(count_rows + row)
+        if count_row >= 0:
+            place = counts + count_row * vocab + drawn
+            tl.store(place, tl.minimum(tl.load(place).to(tl.int32) + 2, MOST_COUNT).to(tl.int16))
 
 
 @triton.jit
@@ -107,7 +163,7 @@ def _is_cut(parameters, width, row, vocab):
     return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "count_rows", "mask_rows"])
 def weights_kernel(
     logits,
     best,  # int64 [R, num_chunks]
@@ -119,8 +175,16 @@ def weights_kernel(
     floor_masses,  # float32 [R, num_chunks, NUM_FLOORS]
     stride,
     vocab,
+    counts,
+    factors,
+    count_rows,
+    words,
+    mask_rows,
+    num_words,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    HAS_MASKS: tl.constexpr,
 ):
     """Compute a chunk's weights, their sum, and number and sum from each floor on. The program is (row, chunk).
 
@@ -132,7 +196,8 @@ def weights_kernel(
         return
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    logit = _logits(logits, row, stride, token_id, vocab)
+    edits = (counts, factors, count_rows, words, mask_rows, num_words)
+    logit = _edited_logits(logits, row, stride, token_id, vocab, edits, HAS_PENALTIES, HAS_MASKS)
     highest = _highest(best, row, num_chunks, TILE_CHUNKS)
     x = tl.exp(_scaled(logit, highest, _load_parameter(parameters, width, row, TEMPERATURE)))
     x = tl.where(x < _load_parameter(parameters, width, row, MIN_P), 0.0, x)
@@ -340,7 +405,7 @@ def _noise(seed, token_id):
     return -tl.log(waited)
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "seeds"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "seeds", "count_rows", "mask_rows"])
 def scores_kernel(
     logits,
     best,
@@ -353,15 +418,24 @@ def scores_kernel(
     scores,  # int64 [R, num_chunks]
     stride,
     vocab,
+    counts,
+    factors,
+    count_rows,
+    words,
+    mask_rows,
+    num_words,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    HAS_MASKS: tl.constexpr,
 ):
     """Find a chunk's best score: scaled logit plus noise, or a greedy draw's logit. The program is (row, chunk)."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _logits(logits, row, stride, token_id, vocab)
+    edits = (counts, factors, count_rows, words, mask_rows, num_words)
+    x = _edited_logits(logits, row, stride, token_id, vocab, edits, HAS_PENALTIES, HAS_MASKS)
     if _load_parameter(parameters, width, row, TOP_K) != 1:
         temperature = _load_parameter(parameters, width, row, TEMPERATURE)
         x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), temperature)

@@ -17,6 +17,7 @@ from oaiserve.engine.executors.cuda.cuda_capture import Capture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size, step_sizes
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts, num_count_bytes
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
@@ -40,6 +41,7 @@ class Ready(NamedTuple):
     weights: CudaWeights | Decoder
     executor: CudaExecutor | ReferenceExecutor
     tables: BlockTables
+    counts: DeviceCounts | None  # None without kernels
     num_blocks: int
     longest: int  # tokens that a request may have
     num_states: int  # sequences that can keep a state; 0 if no layer keeps one
@@ -59,7 +61,7 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int, lar
     # A layer's states are gathered, and written back.
     state_bytes = WIDE_TENSORS * max((layer.num_bytes for layer in spec.state_shapes.values()), default=0)
     table_bytes = -(-spec.max_model_len // options.block_size) * 8
-    row_bytes = spec.vocab_size * logit_bytes + table_bytes + state_bytes
+    row_bytes = spec.vocab_size * logit_bytes + num_count_bytes(spec.vocab_size) + table_bytes + state_bytes
     num_layers = len(spec.kv_shapes | spec.state_shapes)
     launch_bytes = (1 + options.has_adapters) * len(sizes) * num_layers * LAYER_BYTES
     token_bytes = widest * spec.dtype.itemsize * WIDE_TENSORS
@@ -91,6 +93,7 @@ def captured(own: Ready, capture: Capture) -> StepGraphs:
         block_size=own.options.block_size,
         states=own.states,
         adapters=kernels.adapters,
+        counts=own.counts,
     )
     torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
     left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)

@@ -18,6 +18,7 @@ from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.executors.runner import ModelRunner
@@ -135,6 +136,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
         own.longest,
         GPU_STEP_TOKENS,
         num_states=own.num_states,
+        counts_tokens=runner.counts_tokens,
         block_bytes=options.block_size * own.spec.kv_bytes_per_token,
         weight_bytes=own.executor.weight_bytes,
         warm_up=partial(warm_up, runner),
@@ -169,11 +171,11 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
     longest = longest_request(spec, num_blocks * options.block_size)
     table_len = spec.max_model_len if is_probe else longest
     tables = BlockTables.with_room(options.max_running, table_len, options.block_size, spec.device)
+    counts = DeviceCounts(tables, spec.vocab_size) if kernels.sampling is not None else None
     states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
-    new_runner = partial(new_runner, executor, tables=tables, states=states)
-    return Ready(
-        spec, options, adaptable, weights, executor, tables, num_blocks, longest, num_states, states, new_runner
-    )
+    new_runner = partial(new_runner, executor, tables=tables, counts=counts, states=states)
+    sizes = num_blocks, longest, num_states
+    return Ready(spec, options, adaptable, weights, executor, tables, counts, *sizes, states, new_runner)
 
 
 def kernels_for(

@@ -18,10 +18,11 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.sampling.sampled_ids import SampledIds
+from oaiserve.engine.model.sampling.sampled_ids import DeviceEdits, SampledIds
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.step import Step
 from tests.engine.executors.native.small_models import load
@@ -54,12 +55,21 @@ class PlainSampler:
     def __init__(self) -> None:
         self.num_sampled = 0
 
-    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    def sample_ids(
+        self, logits: torch.Tensor, rows: list[DrawRow], edits: DeviceEdits | None = None
+    ) -> SampledIds:
         self.num_sampled += len(rows)
-        return plain_sampling.sample_ids(logits, rows)
+        return plain_sampling.sample_ids(logits, rows, edits)
 
-    def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds) -> None:
-        for results, stored in zip(plain_sampling.draw(logits, parameters, seeds), out, strict=True):
+    def draw(
+        self,
+        logits: torch.Tensor,
+        parameters: torch.Tensor,
+        seeds: torch.Tensor,
+        out: SampledIds,
+        edits: DeviceEdits | None = None,
+    ) -> None:
+        for results, stored in zip(plain_sampling.draw(logits, parameters, seeds, edits), out, strict=True):
             stored.copy_(results)
 
 
@@ -122,11 +132,12 @@ class GraphRunner(ModelRunner):
         executor = executor_of(model, num_blocks + 1, block_size, attention, adapters=adapters)
         tables = BlockTables(max(MOST_SEQUENCES, sizes[-1].rows), width, block_size, CPU)
         states = states_of(model.spec)
+        counts = DeviceCounts(tables, model.spec.vocab_size)
         self.sampler = sampler or PlainSampler()
-        of_graphs = {"sizes": sizes, "block_size": block_size, "states": states, "adapters": adapters}
+        of_graphs = {"sizes": sizes, "block_size": block_size, "states": states, "adapters": adapters, "counts": counts}
         self.graphs = StepGraphs(executor.forward, self.sampler, capture, model.spec, tables, **of_graphs)
-        of_runner = {"sample_ids": self.sampler.sample_ids, "graphs": self.graphs, "tables": tables, "states": states}
-        super().__init__(executor, CPU, block_size, **of_runner)
+        of_runner = {"graphs": self.graphs, "tables": tables, "counts": counts, "states": states}
+        super().__init__(executor, CPU, block_size, sample_ids=self.sampler.sample_ids, **of_runner)
         self.is_asynchronous = overlap
         self.num_unknown = 0
         self.num_steps = 0

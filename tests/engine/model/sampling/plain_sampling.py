@@ -2,7 +2,7 @@
 
 import torch
 
-from oaiserve.engine.model.sampling.sampled_ids import SampledIds
+from oaiserve.engine.model.sampling.sampled_ids import MOST_COUNT, DeviceEdits, SampledIds
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, DrawRow
 from oaiserve.engine.sequences.draw_rows import parameters_of, seeds
@@ -11,16 +11,43 @@ from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, NOISE_BITS
 _MASK32 = (1 << 32) - 1
 
 
-def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+def sample_ids(logits: torch.Tensor, rows: list[DrawRow], edits: DeviceEdits | None = None) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
     parameters = on_device(parameters_of(rows), logits.device, torch.float32)
-    return draw(logits, parameters, on_device(seeds(rows), logits.device))
+    return draw(logits, parameters, on_device(seeds(rows), logits.device), edits)
 
 
-def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor) -> SampledIds:
+def draw(
+    logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, edits: DeviceEdits | None = None
+) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [columns, R] and `seeds` int64 [R]
-    are those of the rows, see `draw_rows`."""
-    logits = logits.double()
+    are those of the rows, see `draw_rows`. The ids of rows with penalties are counted."""
+    if edits is None:
+        return _draw(logits.double(), parameters, seeds)
+    ids, are_finite = _draw(_edited(logits.float(), edits).double(), parameters, seeds)
+    counts, _, rows = edits.penalties
+    with_penalties = rows >= 0
+    places = rows[with_penalties], ids[with_penalties]
+    counts[places] = (counts[places].int() + 2).clamp_max(MOST_COUNT).short()
+    return ids, are_finite
+
+
+def _edited(logits: torch.Tensor, edits: DeviceEdits) -> torch.Tensor:
+    """Return logits float32 [R, vocab] with their penalties and masks."""
+    counts, factors, rows = edits.penalties
+    counts = counts[rows].int().masked_fill((rows < 0)[:, None], 0)
+    repetition, frequency, presence = factors[rows].T[..., None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(counts > 0, repeated, logits)
+    logits = logits - torch.where(counts > 1, frequency * (counts >> 1) + presence, 0.0)
+    if edits.masks is None:
+        return logits
+    words, rows = edits.masks
+    bits = (words[rows][:, :, None] >> torch.arange(32, dtype=torch.int32) & 1).flatten(1)[:, : logits.shape[1]]
+    return logits.masked_fill((bits == 0) & (rows >= 0)[:, None], -torch.inf)
+
+
+def _draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor) -> SampledIds:
     rows = dict(zip(DRAW_COLUMNS, parameters.double()[:, :, None], strict=True))
     top_ks = rows["top_k"]
     highest = logits.amax(dim=-1, keepdim=True)

@@ -9,6 +9,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.gpu.graph_capture import Ready
@@ -34,8 +35,8 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
     executor = CudaExecutor(weights, model.spec.kv_shapes, **sizes, kernels=own)
     tables = BlockTables.with_room(options.max_running, model.spec.max_model_len, options.block_size, CPU)
     states = States.of(model.spec, options.max_running + 1)
-    new_runner = partial(
-        ModelRunner, executor, CPU, options.block_size, tables=tables, states=states, sample_ids=own.sampling.sample_ids
-    )
-    parts = executor, tables, num_blocks, model.spec.max_model_len, options.max_running, states, new_runner
+    counts = DeviceCounts(tables, model.spec.vocab_size)
+    of_device = {"tables": tables, "counts": counts, "states": states, "sample_ids": own.sampling.sample_ids}
+    new_runner = partial(ModelRunner, executor, CPU, options.block_size, **of_device)
+    parts = executor, tables, counts, num_blocks, model.spec.max_model_len, options.max_running, states, new_runner
     return Ready(model.spec, options, adaptable, weights, *parts)

@@ -60,6 +60,7 @@ def graphs_of(own: Ready, capture: Callable[[Run], Run] = run_again) -> StepGrap
         block_size=BLOCK_SIZE,
         states=own.states,
         adapters=executor.kernels.adapters,
+        counts=own.counts,
     )
 
 
@@ -201,8 +202,8 @@ def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -
 
 def test_draws_that_are_others_are_found(llama: Model) -> None:
     class NextIds(PlainSampler):
-        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-            ids, are_finite = super().sample_ids(logits, rows)
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow], edits: Any = None) -> SampledIds:
+            ids, are_finite = super().sample_ids(logits, rows, edits)
             return (ids + 1) % logits.shape[1], are_finite
 
     assert difference_from_plain(ready_model(llama), None) is None
@@ -211,8 +212,8 @@ def test_draws_that_are_others_are_found(llama: Model) -> None:
 
 def test_draws_that_do_not_notice_infinite_logits_are_found(llama: Model) -> None:
     class AllFinite(PlainSampler):
-        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-            token_ids, are_finite = super().sample_ids(logits, rows)
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow], edits: Any = None) -> SampledIds:
+            token_ids, are_finite = super().sample_ids(logits, rows, edits)
             return token_ids, torch.ones_like(are_finite)
 
     assert "not finite" in str(difference_from_plain(ready_model(llama, sampling=AllFinite()), None))

@@ -244,7 +244,7 @@ def test_a_model_starts_from_its_files(
 
 
 class WrongSampler(PlainSampler):
-    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow], edits: Any = None) -> SampledIds:
         return logits.argmin(-1), logits.isfinite()[:, 0]
 
 
