@@ -27,6 +27,7 @@ from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.started import Started, assemble
@@ -41,13 +42,15 @@ from tools.gpu.workload import files_of
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 
 BLOCK_SIZE = 16
-PROMPT_TOKENS = 40
-MODEL_LEN = 1024
+MODEL_LEN = 2048
 DRAWN = 68  # the id that is drawn for each row: a letter
 CPU = torch.device("cpu")
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1}
 LOADS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "sampled": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1},
+    "sampled": SAMPLED,
+    "sampled, repetition penalty": {**SAMPLED, "repetition_penalty": 1.05},
+    "sampled, presence penalty": {**SAMPLED, "presence_penalty": 1.5},
 }
 
 
@@ -72,7 +75,9 @@ def _draw(
     out[1].fill_(1)
 
 
-def _sample_ids(logits: torch.Tensor, rows: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample_ids(
+    logits: torch.Tensor, rows: Sequence[Any], edits: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((len(rows),), DRAWN), torch.ones(len(rows), dtype=torch.bool)
 
 
@@ -91,11 +96,15 @@ def engine_of(most: int) -> Iterator[Engine]:
     tables = BlockTables.with_room(most, MODEL_LEN, BLOCK_SIZE, CPU)
     sizes = [Size(rows, 0) for rows in sorted({most, *(2**n for n in range(most.bit_length()))})]
     sampler: Any = SimpleNamespace(draw=_draw)
-    graphs = StepGraphs(executor.forward, sampler, _capture, spec, tables, sizes=sizes, block_size=BLOCK_SIZE)
-    runner = ModelRunner(executor, CPU, BLOCK_SIZE, sample_ids=_sample_ids, graphs=graphs, tables=tables)
+    counts = DeviceCounts(tables, spec.vocab_size)
+    of_graphs = {"sizes": sizes, "block_size": BLOCK_SIZE, "counts": counts}
+    graphs = StepGraphs(executor.forward, sampler, _capture, spec, tables, **of_graphs)
+    of_runner = {"graphs": graphs, "tables": tables, "counts": counts}
+    runner = ModelRunner(executor, CPU, BLOCK_SIZE, sample_ids=_sample_ids, **of_runner)
     runner.is_asynchronous = True
     options = EngineOptions(max_running=most, kv_blocks=num_blocks, block_size=BLOCK_SIZE)
-    started = Started(spec, {}, runner, num_blocks, MODEL_LEN, 2048, block_bytes=1, weight_bytes=1)
+    sizes_of_model = {"block_bytes": 1, "weight_bytes": 1}
+    started = Started(spec, {}, runner, num_blocks, MODEL_LEN, 2048, counts_tokens=True, **sizes_of_model)
     model = assemble(started, Tokenizer(byte_tokenizer(spec.vocab_size)), options, THREADS)
     with Engine(EngineParts.of(model, options)) as engine:
         yield engine
@@ -114,15 +123,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         finally:
             taken.append(time.thread_time_ns() - began_ns)
 
-    found: dict[str, dict[str, list[float]]] = {load: {} for load in LOADS}
+    found: dict[str, dict[str, list[float]]] = {load: {} for load in arguments.loads}
     with patch.object(Stepper, "turn", timed):
         for count in arguments.sequences:
             with engine_of(count) as engine:
                 for turn_number in range(1 + arguments.turns):
-                    for load, settings in LOADS.items():
+                    for load in arguments.loads:
                         taken.clear()
-                        params = replace(greedy(arguments.tokens), **settings)
-                        complete(engine, random_prompts(count, PROMPT_TOKENS, 256), arguments.tokens, params=params)
+                        params = replace(greedy(arguments.tokens), **LOADS[load])
+                        prompts = random_prompts(count, arguments.prompt_tokens, 256)
+                        complete(engine, prompts, arguments.tokens, params=params)
                         of_all = sorted(taken[len(taken) // 4 : -len(taken) // 4])
                         if turn_number:
                             found[load].setdefault(str(count), []).append(percentile(of_all, 50) / 1e3)
@@ -142,6 +152,8 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", nargs="+", type=int, default=[64, 128, 256], help="default: 64 128 256")
     parser.add_argument("--tokens", type=int, default=100, help="of each answer (default 100)")
+    parser.add_argument("--prompt-tokens", type=int, default=40, help="of each prompt (default 40)")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS], help="default: all")
     parser.add_argument("--turns", type=int, default=5, help="of each number of sequences (default 5)")
     add_publishing(parser, "host-step")
     arguments = parser.parse_args(argv)

@@ -18,7 +18,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 96
 # For each sequence: the number of tokens in the cache, and of those that the last step computes.
 Shape = list[tuple[int, int]]
-_OF_SEQUENCE = {"draw_key", "rules", "stop_ids", "bad_words", "adapter", "constraint"}
+_OF_SEQUENCE = {"draw_key", "rules", "stop_ids", "bad_words", "adapter", "constraint", "device_counts"}
 _SET_LATER = {"state", "wants_prompt_logprobs"}
 
 

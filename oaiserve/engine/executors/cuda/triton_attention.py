@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     decode_kernel,
     plan_kernel,
     prefill_kernel,
+    prefill_plan_kernel,
     write_kernel,
 )
 from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring
@@ -66,6 +68,8 @@ class TritonAttention:
         self._batch = batch
         # The plans by sliding window, number of key heads, and number of items.
         self._plans: dict[tuple[int, int, int], DecodePlan] = {}
+        # The plans of prompts by sliding window, number of key heads, and tokens of a tile.
+        self._prefill_plans: dict[tuple[int, int, int], PrefillPlan] = {}
 
     def __call__(
         self,
@@ -99,8 +103,15 @@ class TritonAttention:
             plan = self._plans[window, kv_heads, wanted]
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
         if has_prefills:
-            prefill(query, cache, batch, out, scoring)
+            prefill(query, cache, batch, out, scoring, plan_of=self._prefill_plan)
         return out
+
+    def _prefill_plan(self, window: int, kv_heads: int, tile_tokens: int) -> PrefillPlan:
+        key = window, kv_heads, tile_tokens
+        if key not in self._prefill_plans:
+            wanted = num_items(kv_heads, 1, self._batch.seq_lens.device)
+            self._prefill_plans[key] = plan_prefills(self._batch, window, wanted, kv_heads, tile_tokens)
+        return self._prefill_plans[key]
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
@@ -165,6 +176,53 @@ def plan_decodes(
         num_rows,
         num_wanted,
         WINDOW=window,
+        LEAST_TOKENS=least_tokens,
+        ITEM_ALIGNMENT=alignment,
+        TILE=PLANNED_AT_A_TIME,
+        KV_HEADS=kv_heads,
+        TILE_KV_HEADS=triton.next_power_of_2(kv_heads),
+    )
+    return plan
+
+
+class PrefillPlan(NamedTuple):
+    """The work of a step's prompts, for each key head, as `prefill_plan_kernel` describes it."""
+
+    items: torch.Tensor  # int32 [most, 5]
+    num_items: torch.Tensor  # int32 [1]
+    num_done: torch.Tensor  # int32 [most, kv_heads], zeros, which each layer leaves as it finds them
+    num_places: int  # the most items of tiles with several parts
+    alignment: int  # tokens, of which parts have multiples
+
+
+def plan_prefills(
+    batch: Batch,
+    window: int,
+    num_wanted: int,
+    kv_heads: int,
+    tile_tokens: int,
+    least_tokens: int = LEAST_ITEM_TOKENS,
+    alignment: int = ITEM_ALIGNMENT,
+) -> PrefillPlan:
+    """Cut the prompts of a batch into tiles of tokens, and their keys into parts if there are fewer than `num_wanted`
+    tiles, as decodes are cut."""
+    num_sequences = len(batch.query_lens) - batch.num_decodes
+    num_tokens = len(batch.input_ids) - (batch.num_decodes if batch.decode_slots is None else 0)
+    # The host doesn't know the number of tiles. This is an upper bound for this number of tokens.
+    most = num_tokens // tile_tokens + num_sequences + num_wanted
+    device = batch.seq_lens.device
+    plan = PrefillPlan(
+        torch.empty(most, 5, dtype=torch.int32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device),
+        torch.empty(most, kv_heads, dtype=torch.int32, device=device),
+        2 * num_wanted,
+        alignment,
+    )
+    prefill_plan_kernel[(num_sequences,)](
+        *(batch.query_start, batch.seq_lens, *plan[:3]),
+        *(batch.num_decodes, num_sequences, num_wanted),
+        WINDOW=window,
+        TILE_TOKENS=tile_tokens,
         LEAST_TOKENS=least_tokens,
         ITEM_ALIGNMENT=alignment,
         TILE=PLANNED_AT_A_TIME,
@@ -368,10 +426,13 @@ def prefill(
     out: torch.Tensor,
     scoring: Scoring,
     tile: Tile | None = None,
+    *,
+    plan_of: Callable[[int, int, int], PrefillPlan],
 ) -> None:
     """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
 
-    Without a tile, it is that for the batch's longest query.
+    Without a tile, it is that for the batch's longest query. `plan_of` returns the plan for a sliding window, a number
+    of key heads, and a number of tokens of a tile.
     """
     kv_heads = cache.keys.shape[2]
     constants = _constants(query.shape[1], *cache.keys.shape[1:], cache.values.shape[3])
@@ -380,22 +441,24 @@ def prefill(
         longest = max(batch.query_lens[batch.num_decodes :])
         itemsizes = query.element_size(), cache.keys.element_size()
         tile = prefill_tile(constants["GROUP"], dims, *itemsizes, longest, card_of(query.device))
-    num_sequences = len(batch.query_lens) - batch.num_decodes
-    num_tokens = len(query) - (batch.num_decodes if batch.decode_slots is None else 0)
-    # The host doesn't know the number of tiles. This is an upper bound for this number of tokens, see `_sequence_of`.
-    num_tiles = num_tokens // (tile.rows // constants["GROUP"]) + num_sequences
+    plan = plan_of(scoring.sliding_window or 0, kv_heads, tile.rows // constants["GROUP"])
+    places = plan.num_places, kv_heads, tile.rows
+    partial = torch.empty(*places, out.shape[2], dtype=torch.float32, device=out.device)
+    log_weights = torch.empty(places, dtype=torch.float32, device=out.device)
     (factor, softcap) = _scalars(scoring)
     (key_scale, value_scale) = cache.scales
-    prefill_kernel[(kv_heads * num_tiles,)](
-        *(query, out, *cache, batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
+    prefill_kernel[(kv_heads * len(plan.items),)](
+        *(query, out, partial, log_weights, *cache, *plan[:3]),
+        *(batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
         present(batch.last_visible, batch.slots),
         *(factor * key_scale, softcap, value_scale),
         present(scoring.sinks, query),
-        *(batch.num_decodes, num_sequences),
+        batch.num_decodes,
         *(query.stride(0), batch.block_tables.stride(0)),
         LOOKS_AHEAD=scoring.looks_ahead and batch.last_visible is not None,
         WINDOW=scoring.sliding_window or 0,
         **_has(scoring),
+        ITEM_ALIGNMENT=plan.alignment,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         num_warps=tile.num_warps,

@@ -316,32 +316,147 @@ def _attend(
 
 
 @triton.jit
-def _sequence_of(tile, query_start, num_sequences, TILE_TOKENS: tl.constexpr):
-    """Return the sequence that a tile belongs to, and the first of its tiles.
+def _up_to(number, ALIGNMENT: tl.constexpr):
+    return (number + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
-    A sequence has as many tiles as its tokens may need wherever they begin, so that its first one is known from the
-    tokens before it alone. Those that it does not need are at its end.
+
+@triton.jit
+def _tiles(query_start, seq_lens, row, is_row, WINDOW: tl.constexpr, TILE_TOKENS: tl.constexpr):
+    """Return how many tiles sequences have in a step, and how many tokens the last tile of each sees."""
+    length = tl.load(query_start + row + 1, mask=is_row, other=0) - tl.load(query_start + row, mask=is_row, other=0)
+    seen = tl.load(seq_lens + row, mask=is_row, other=0)
+    if WINDOW > 0:
+        seen = tl.minimum(seen, WINDOW + TILE_TOKENS - 1)
+    return ((length + TILE_TOKENS - 1) // TILE_TOKENS).to(tl.int32), seen.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["first_sequence", "num_sequences", "num_wanted"])
+def prefill_plan_kernel(
+    query_start,
+    seq_lens,
+    items,  # int32 [num_items, 5]: the sequence, its tile, the part of the keys, the number of parts, and its place
+    num_items,  # int32 [1]
+    num_done,  # int32 [num_items, KV_HEADS]: of the parts of a tile, at its first one, how many have been computed
+    first_sequence,
+    num_sequences,
+    num_wanted,
+    WINDOW: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    LEAST_TOKENS: tl.constexpr,
+    ITEM_ALIGNMENT: tl.constexpr,
+    TILE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TILE_KV_HEADS: tl.constexpr,
+):
+    """Cut the keys of tiles of prompts into parts, where there are fewer tiles than wanted. The program is (sequence).
+
+    All tiles of a sequence have the same number of parts. There are at most `num_wanted` items more than tiles, and at
+    most twice `num_wanted` in tiles of several parts, whose results have places.
     """
-    base = tl.load(query_start)
-    low = tl.full([], 0, tl.int32)
-    high = tl.full([], 0, tl.int32) + num_sequences
-    first = tl.full([], 0, tl.int64)
-    while high - low > 1:
-        middle = (low + high) // 2
-        start = (tl.load(query_start + middle) - base) // TILE_TOKENS + middle
-        is_before = start <= tile
-        low = tl.where(is_before, middle, low)
-        high = tl.where(is_before, high, middle)
-        first = tl.where(is_before, start, first)
-    return low, first
+    query_start += first_sequence
+    seq_lens += first_sequence
+    total = tl.zeros([TILE], tl.int64)
+    for begin in range(0, num_sequences, TILE):
+        row = begin + tl.arange(0, TILE)
+        tiles, seen = _tiles(query_start, seq_lens, row, row < num_sequences, WINDOW, TILE_TOKENS)
+        total += tiles.to(tl.int64) * seen
+    most = tl.maximum((tl.sum(total, 0) + num_wanted - 1) // num_wanted, LEAST_TOKENS)
+    most = _up_to(most, ITEM_ALIGNMENT).to(tl.int32)
+
+    sequence = tl.program_id(0)
+    before = tl.zeros([TILE], tl.int32)
+    placed = tl.zeros([TILE], tl.int32)
+    for begin in range(0, sequence, TILE):
+        row = begin + tl.arange(0, TILE)
+        tiles, seen = _tiles(query_start, seq_lens, row, row < sequence, WINDOW, TILE_TOKENS)
+        parts = tl.maximum((seen + most - 1) // most, 1)
+        before += tiles * parts
+        placed += tl.where(parts > 1, tiles * parts, 0)
+    first_item = tl.sum(before, 0)
+    first_place = tl.sum(placed, 0)
+
+    tiles, seen = _tiles(query_start, seq_lens, sequence, sequence < num_sequences, WINDOW, TILE_TOKENS)
+    parts = tl.maximum((seen + most - 1) // most, 1)
+    kv_head = tl.arange(0, TILE_KV_HEADS)[None, :]
+    for begin in range(0, tiles * parts, TILE):
+        number = begin + tl.arange(0, TILE)
+        is_item = number < tiles * parts
+        item = items + (first_item + number) * 5
+        tl.store(item, tl.zeros([TILE], tl.int32) + sequence, mask=is_item)
+        tl.store(item + 1, number // parts, mask=is_item)
+        tl.store(item + 2, number % parts, mask=is_item)
+        tl.store(item + 3, tl.zeros([TILE], tl.int32) + parts, mask=is_item)
+        tl.store(item + 4, first_place + number, mask=is_item)
+        done = num_done + (first_item + number)[:, None] * KV_HEADS + kv_head
+        is_done = is_item[:, None] & (kv_head < KV_HEADS)
+        tl.store(done, tl.zeros([TILE, TILE_KV_HEADS], tl.int32), mask=is_done)
+    if sequence == num_sequences - 1:
+        tl.store(num_items, first_item + tiles * parts)
 
 
-@triton.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences"])
+@triton.jit
+def _store_part(
+    acc,  # float32 [R, TILE_DIM]: the weighted values of a part of the keys
+    total,  # float32 [R], the sum of its weights
+    highest,  # float32 [R]
+    partial,  # float32 [places, R, DIM]
+    log_weights,  # float32 [places, R]
+    done,  # how many parts have been computed
+    place,  # that of the part
+    part,
+    parts,
+    stride,  # from the place of a part to that of the next one
+    DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+):
+    """Store the result of a part, and return whether it is the last one to end, and what all parts give together."""
+    row = tl.arange(0, acc.shape[0])
+    dim = tl.arange(0, TILE_DIM)[None, :]
+    rows = place * acc.shape[0] + row
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(partial + rows[:, None] * DIM + dim, result, mask=(dim < DIM) & (total > 0.0)[:, None])
+    tl.store(log_weights + rows, tl.where(total > 0.0, highest + tl.log2(total), MASKED))
+    # All threads of this program have written theirs before one of them says so, which releases it for the others.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == parts - 1
+    if is_last:
+        tl.debug_barrier()
+        tl.store(done, 0)  # for the next layer
+        acc = tl.zeros_like(acc)
+        total = tl.zeros_like(total)
+        highest = tl.full([acc.shape[0]], MASKED, tl.float32)
+        rows -= part * stride * acc.shape[0]
+        for _ in range(parts):
+            # These come from the cache that all SMs share: other programs have written them.
+            log_weight = tl.load(log_weights + rows, cache_modifier=".cg")
+            is_seen = log_weight > MASKED
+            results = tl.load(
+                partial + rows[:, None] * DIM + dim,
+                mask=(dim < DIM) & is_seen[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_highest = tl.maximum(highest, log_weight)
+            weight = tl.where(is_seen, tl.exp2(log_weight - new_highest), 0.0)
+            decay = tl.exp2(highest - new_highest)
+            acc = acc * decay[:, None] + results * weight[:, None]
+            total = total * decay + weight
+            highest = new_highest
+            rows += stride * acc.shape[0]
+    return is_last, acc, total
+
+
+@triton.jit(do_not_specialize=["table_stride", "first_sequence"])
 def prefill_kernel(
     query,
     out,
+    partial,  # float32 [places, KV_HEADS, TILE_ROWS, VALUE_DIM], the results of parts of tiles that have several
+    log_weights,  # float32 [places, KV_HEADS, TILE_ROWS], the log2 of the sum of weights of each of these
     keys,
     values,
+    items,  # as in the plan
+    num_items,
+    num_done,
     query_start,
     seq_lens,
     block_tables,
@@ -352,7 +467,6 @@ def prefill_kernel(
     value_scale,
     sinks,
     first_sequence,
-    num_sequences,
     query_stride,
     table_stride,
     LOOKS_AHEAD: tl.constexpr,
@@ -366,23 +480,28 @@ def prefill_kernel(
     TILE_KEY_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ITEM_ALIGNMENT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (tile * key heads).
+    """Attend for a tile of one sequence's tokens, for all heads of a key head, to a part of the keys that it sees. The
+    program is (item * key heads).
 
-    The last tiles come first: they see the most keys, and the device shall not end with one long tile alone.
+    The last tiles come first: they see the most keys, and the device shall not end with one long tile alone. The last
+    one to end of a tile's parts combines their results.
     """
     kv_head = tl.program_id(0) % KV_HEADS
-    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
+    number = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
+    if number >= tl.load(num_items):
+        return
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
-    sequence, first_tile = _sequence_of(tile, query_start + first_sequence, num_sequences, TILE_TOKENS)
-    row = first_sequence.to(tl.int64) + sequence
+    item = items + number * 5
+    row = first_sequence.to(tl.int64) + tl.load(item)
+    part = tl.load(item + 2)
+    parts = tl.load(item + 3)
     begin = tl.load(query_start + row)
     length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
-    offset = (tile - first_tile).to(tl.int32) * TILE_TOKENS
-    if offset >= length:
-        return
+    offset = tl.load(item + 1) * TILE_TOKENS
     first_token = begin + offset
     num_tokens = tl.minimum(length - offset, TILE_TOKENS)
     first_position = tl.load(seq_lens + row).to(tl.int32) - length + offset
@@ -399,38 +518,46 @@ def prefill_kernel(
     keys += kv_head * KEY_DIM
     values += kv_head * VALUE_DIM
     table = block_tables + tl.load(table_rows + row) * table_stride
-    state = _first_state(sinks, head, is_row, TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
+    # The first part adds the sink.
+    state = _first_state(sinks, head, is_row & (part == 0), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     seen = position
     last = first_position + num_tokens
     if LOOKS_AHEAD:  # a token sees no less than those before it
         seen = tl.load(last_visible + first_token + token, mask=is_row, other=0)
         last = tl.load(last_visible + first_token + num_tokens - 1).to(tl.int32) + 1
+    first = 0
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
-    else:
+    share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
+    first += part * share
+    last = tl.minimum(first + share, last)
+    if WINDOW == 0:
         # Keys that every row sees need no mask, and these are most of a long context.
-        first = (first_position + 1) // TILE_N * TILE_N
+        border = tl.maximum(tl.minimum((first_position + 1) // TILE_N * TILE_N, last), first)
         state = _attend(
-            state, q, None, None, 0, first, keys, values, table, scale, softcap,
+            state, q, None, None, first, border, keys, values, table, scale, softcap,
             False, 0, HAS_SOFTCAP, KV_HEADS, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
-    acc, total, _ = _attend(
+        first = border
+    acc, total, highest = _attend(
         state, q, position, seen, first, last, keys, values, table, scale, softcap,
         True, WINDOW, HAS_SOFTCAP, KV_HEADS, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
+    is_last = True
+    if parts > 1:
+        place = tl.load(item + 4).to(tl.int64) * KV_HEADS + kv_head
+        done = num_done + (number - part) * KV_HEADS + kv_head
+        is_last, acc, total = _store_part(
+            acc, total, highest, partial, log_weights, done, place, part, parts, KV_HEADS, VALUE_DIM, TILE_VALUE_DIM
+        )
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     out_rows = out + ((first_token + token) * (KV_HEADS * GROUP) + head) * VALUE_DIM
     tl.store(
         out_rows[:, None] + value_dim[None, :],
         acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None],  # rows beyond the tokens may see no key
-        mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :],
+        mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :] & is_last,
     )
-
-
-@triton.jit
-def _up_to(number, ALIGNMENT: tl.constexpr):
-    return (number + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @triton.jit

@@ -1,6 +1,8 @@
 """The Triton backend, in Triton's interpreter, equals the reference backend."""
 
 import math
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 import pytest
@@ -14,11 +16,7 @@ from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-import triton.language as tl
-from triton import jit
-
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from oaiserve.engine.executors.cuda.triton_attention_kernels import _sequence_of
 
 # exp2 of a score far above the softcap is infinity, and the score becomes the softcap, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp2")]
@@ -237,7 +235,9 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     tile = attention.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
         attention.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        attention.prefill(query, cache, batch, out, scoring, tile)
+        cut = partial(attention.plan_prefills, least_tokens=16, alignment=16)
+        plan_of = lambda window, kv_heads, tokens: cut(batch, window, wanted, kv_heads, tokens)  # noqa: E731
+        attention.prefill(query, cache, batch, out, scoring, tile, plan_of=plan_of)
     plan = attention.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
     attention.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
@@ -296,23 +296,49 @@ def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
     assert first_items[-1] - first_items[1] == 63  # none of the short ones is cut
 
 
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=9), first=st.integers(0, 3))
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), min_size=1, max_size=9),
+    num_decodes=st.integers(0, 3),
+    window=st.sampled_from([0, 1, 100]),
+    wanted=st.integers(1, 40),
+)
 @settings(max_examples=25)
-def test_each_tile_finds_its_sequence(lengths: list[int], first: int) -> None:
-    """Also beside sequences without tokens, as those of padding."""
-    starts = torch.tensor([0, *lengths]).cumsum(0) + first
-    found = torch.full((sum(lengths) // 8 + len(lengths), 2), -1)
-    sequences_kernel[(len(found),)](starts, found, len(lengths), 8)
-    tiles = [(place, first_tile) for place, first_tile in found.tolist()]
-    for place, length in enumerate(lengths):
-        own = [number - first_tile for number, (sequence, first_tile) in enumerate(tiles) if sequence == place]
-        assert own == list(range(len(own)))
-        assert len(own) >= -(-length // 8)
+def test_a_plan_of_prompts_has_each_tile_in_equal_parts(
+    lengths: list[tuple[int, int]], num_decodes: int, window: int, wanted: int
+) -> None:
+    """Also next to sequences without tokens, as those of padding."""
+    num_tokens = sum(count for _, count in lengths)
+    batch = make_inputs(((0, 1),) * (num_decodes + len(lengths))).batch
+    batch.num_decodes = num_decodes
+    batch.input_ids = torch.zeros(num_decodes + num_tokens)
+    starts = [*range(num_decodes), *accumulate((count for _, count in lengths), initial=num_decodes)]
+    batch.query_start = torch.tensor(starts)
+    batch.seq_lens = torch.tensor([7] * num_decodes + [start + count for start, count in lengths])
+    plan = attention.plan_prefills(batch, window, wanted, 3, 8, least_tokens=32, alignment=16)
+    num_items = int(plan.num_items)
+    items = plan.items[:num_items].tolist()
+    assert plan.num_done[:num_items].count_nonzero() == 0
+    assert num_items <= len(plan.items)
+    found = iter(items)
+    for sequence, (_, count) in enumerate(lengths):
+        parts = 0
+        for tile in range(-(-count // 8)):
+            first = next(found)
+            parts = parts or first[3]
+            assert parts <= wanted
+            assert [first, *islice(found, parts - 1)] == [
+                [sequence, tile, part, parts, first[4] + part] for part in range(parts)
+            ]
+    assert next(found, None) is None
+    places = [item[4] for item in items if item[3] > 1]
+    assert places == [*range(len(places))]
+    assert len(places) <= plan.num_places
 
 
-@jit
-def sequences_kernel(starts, found, num_sequences, TILE_TOKENS: tl.constexpr):
-    """Store the sequence of a tile, and its first tile. The program is (tile)."""
-    sequence, first_tile = _sequence_of(tl.program_id(0), starts, num_sequences, TILE_TOKENS)
-    tl.store(found + tl.program_id(0) * 2, sequence)
-    tl.store(found + tl.program_id(0) * 2 + 1, first_tile)
+def test_few_tokens_after_a_long_context_are_read_by_many_programs() -> None:
+    batch = make_inputs(((0, 64),)).batch
+    batch.seq_lens[0] = 30_064
+    plan = attention.plan_prefills(batch, 0, 16, 8, 32)
+    assert plan.items[: int(plan.num_items)].tolist() == [[0, n // 8, n % 8, 8, n] for n in range(16)]
+    batch.seq_lens[0] = 64
+    assert int(attention.plan_prefills(batch, 0, 16, 8, 32).num_items) == 2

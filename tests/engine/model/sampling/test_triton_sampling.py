@@ -11,10 +11,15 @@ from oaiserve.engine.sequences.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.model.sampling import triton_sampling
+from oaiserve.engine.model.sampling.logit_edits import edit_logits
+from oaiserve.engine.model.sampling.sampled_ids import MOST_COUNT
+from oaiserve.engine.sequences.step import Masks, Step
 from tests.engine.model.sampling import plain_sampling
-from tests.engine.model.sampling.sampling import next_rows
-from tests.engine.model.steps import sequence_of
+from tests.engine.model.sampling.sampling import last_chunks, next_rows
+from tests.engine.model.steps import CPU, sequence_of
 
 # Rows that are not finite are computed as the others are, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
@@ -109,6 +114,66 @@ def test_the_noise_is_that_of_its_definition(monkeypatch: pytest.MonkeyPatch) ->
     logits[:, ids] = 0.0
     token_ids, _ = triton_sampling.sample_ids(logits, rows)
     assert token_ids.tolist() == [max(ids, key=lambda i: noise(row.seed, i)) for row in rows]
+
+
+PENALTIES = [
+    {"repetition_penalty": 1.3, "temperature": 0.0},
+    {"repetition_penalty": 0.7, "frequency_penalty": 0.4, "presence_penalty": -0.6, "top_k": 9},
+    {"presence_penalty": 1.5, "temperature": 0.7, "top_p": 0.8},
+    {"frequency_penalty": 1.1, "temperature": 0.0},
+    {"temperature": 0.0},
+    {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_counted_rows_and_masks_draw_the_same_tokens_as_edits_on_the_host(dtype: torch.dtype) -> None:
+    """The second step follows draws that the device has counted. A token before the third one was forced."""
+    vocab = 150
+    torch.manual_seed(6)
+    prompts = [[(7 * i + 3 * j) % 20 for j in range(12)] for i in range(len(PENALTIES))]
+    counted, plain = (
+        [
+            sequence_of(prompt, range(8), draw_key=place, device_counts=is_counted, **params)
+            for place, (prompt, params) in enumerate(zip(prompts, PENALTIES, strict=True))
+        ]
+        for is_counted in (True, False)
+    )
+    tables = BlockTables(8, 8, 4, CPU)
+    counts = DeviceCounts(tables, vocab)
+    words = torch.randint(-(2**31), 2**31, (2, 5)).numpy().astype("int32").view("uint32")
+    for number in range(4):
+        logits = (torch.randn(len(prompts), vocab) * 2).to(dtype)
+        logits[:, :20] += 2
+        chunks = last_chunks(counted)
+        tables.update(Step(chunks))
+        masks = Masks({counted[4]: 0, counted[5]: 1}, words) if number % 2 else None
+        found, _ = triton_sampling.sample_ids(logits, next_rows(counted), counts.edits_of(chunks, masks))
+        of_plain = None if masks is None else Masks({plain[4]: 0, plain[5]: 1}, words)
+        for sequence in (plain[4], plain[5]):
+            sequence.has_edits = True  # as with a grammar
+        edited = edit_logits(logits.clone(), last_chunks(plain), of_plain)
+        assert found.tolist() == triton_sampling.sample_ids(edited, next_rows(plain))[0].tolist()
+        for sequences in (counted, plain):
+            for sequence, token_id in zip(sequences, found.tolist(), strict=True):
+                sequence.token_ids += [token_id, 5] if number == 1 else [token_id]
+                sequence.num_tokens = len(sequence.token_ids)
+
+
+def test_a_count_stays_at_its_limit() -> None:
+    tables = BlockTables(4, 4, 4, CPU)
+    counts = DeviceCounts(tables, 100)
+    one = sequence_of([3, 4], [0], device_counts=True, temperature=0.0, repetition_penalty=1.5)
+    tables.update(Step(last_chunks([one])))
+    logits = torch.zeros(1, 100)
+    logits[0, 7] = 9.0
+    edits = counts.edits_of(last_chunks([one]), None)
+    row = edits.penalties.counts[tables.row_of(one)]
+    assert row[[3, 4, 7]].tolist() == [1, 1, 0]
+    row[7] = MOST_COUNT - 1
+    for _ in range(2):
+        assert triton_sampling.sample_ids(logits, next_rows([one]), edits)[0].tolist() == [7]
+        assert row[[3, 4, 7]].tolist() == [1, 1, MOST_COUNT]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
