@@ -75,9 +75,7 @@ def _draw(
     out[1].fill_(1)
 
 
-def _sample_ids(
-    logits: torch.Tensor, rows: Sequence[Any], edits: Any = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample_ids(logits: torch.Tensor, rows: Sequence[Any], edits: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((len(rows),), DRAWN), torch.ones(len(rows), dtype=torch.bool)
 
 

@@ -102,18 +102,20 @@ def _small(name: str) -> PreTrainedConfig:
 def check_model(
     model: PreTrainedModel, described: Described, target: Target, modes: list[dict[str, bool]]
 ) -> dict[str, Any]:
-    """Compare greedy answers with transformers', and drawn ones with the first mode's: batched, and in chunks.
+    """Compare greedy answers with transformers', and drawn ones, with and without penalties, with the first mode's:
+    batched, and in chunks.
 
     Greedy answers are what `generate` returns if transformers' code finds each token best after those before it.
     """
     sampled = replace(engine_load.greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)
+    penalised = replace(sampled, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
     different = []
     drawn = []
     num_tokens = 0
     for mode in modes:
         with running(described, target, **SETTINGS, **mode) as engine:
             answers = ids(engine, PROMPTS, engine_load.greedy(NUM_TOKENS))
-            drawn.append(ids(engine, PROMPTS, sampled))
+            drawn.append(ids(engine, PROMPTS, sampled) + ids(engine, PROMPTS, penalised))
         del engine
         num_tokens += sum(map(len, answers))
         if not target.is_dry and greedy(model, PROMPTS, answers) != answers:

@@ -45,7 +45,16 @@ def started(model: Described, options: EngineOptions) -> Started:
     runner.is_asynchronous = options.overlap
     longest = longest_request(own.spec, own.num_blocks * options.block_size)
     num_states = own.num_states if own.states is not None else 0
-    return Started(own.spec, {}, runner, own.num_blocks, longest, GPU_STEP_TOKENS, num_states=num_states, counts_tokens=runner.counts_tokens)
+    return Started(
+        own.spec,
+        {},
+        runner,
+        own.num_blocks,
+        longest,
+        GPU_STEP_TOKENS,
+        num_states=num_states,
+        counts_tokens=runner.counts_tokens,
+    )
 
 
 def graphs_of(own: Ready) -> StepGraphs:

@@ -20,6 +20,7 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda import (
     triton_adapters,
     triton_attention,
+    triton_latent,
     triton_layers,
     triton_products,
     triton_states,
@@ -47,6 +48,7 @@ DRAWN = 101  # the id that is drawn for each row
 # The modules that launch kernels.
 LAUNCHING: tuple[ModuleType, ...] = (
     triton_attention,
+    triton_latent,
     triton_sampling,
     triton_adapters,
     triton_layers,

@@ -66,6 +66,7 @@ FIGURES = (
     Section("quantized", "quantized:run"),
     Section("streams", "streams:run"),
     Section("offload", "offload:run", 90),
+    Section("long-contexts", "long_contexts:run", 60),
     Section("peers", "peers:run"),
 )
 # The most telling first.

@@ -9,7 +9,13 @@ from unittest.mock import patch
 import torch
 
 from oaiserve.engine.decoder.description import Norm
-from oaiserve.engine.executors.cuda import triton_adapters, triton_layers, triton_products, triton_states
+from oaiserve.engine.executors.cuda import (
+    triton_adapters,
+    triton_latent,
+    triton_layers,
+    triton_products,
+    triton_states,
+)
 from oaiserve.engine.executors.cuda import triton_attention as attention
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
@@ -17,6 +23,7 @@ from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCac
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
+from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
@@ -58,6 +65,15 @@ def attend(
         rotation = Rotation(batch.positions, table, table, dim // 2, norm, norm, 1e-6)
     new_keys = key if has_keys else None
     attention.TritonAttention(batch)(query, new_keys, new_keys, cache, Scoring(0.1, **scoring), rotation)
+
+
+def attend_latent(heads: int, rank: int = 512, shared: int = 64) -> None:
+    """Compute a layer's attention to latent vectors for decodes and a prompt, with blocks of 16."""
+    step = Step([Chunk(sequence_of([0] * 4096, range(256)), 4096 - count, count) for count in [1] * 64 + [2048]])
+    batch = build_batch(step, 16, CPU)
+    query, new = (torch.empty(64 + 2048, n, rank + shared, dtype=torch.bfloat16) for n in (heads, 1))
+    keys = torch.empty(2, 16, 1, rank + shared, dtype=torch.bfloat16)
+    triton_latent.TritonLatentAttention(batch)(query, new, None, LayerCache(keys, keys[..., :rank]), Scoring(0.1))
 
 
 def adapt(dtype: torch.dtype) -> None:
@@ -154,11 +170,15 @@ def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate:
 
 
 def draw(rows: int, vocabulary: int) -> None:
-    """Draw the ids of rows, as in a graph."""
+    """Draw the ids of rows, as in a graph, and with masks, as outside of graphs."""
     logits = torch.empty(rows, vocabulary, dtype=torch.bfloat16)
     seeds = torch.empty(rows, dtype=torch.int64)
     parameters = torch.empty(len(DRAW_COLUMNS), rows)
-    triton_sampling.draw(logits, parameters, seeds, (torch.empty_like(seeds), torch.empty_like(seeds)))
+    counts = torch.empty(rows, vocabulary, dtype=torch.int16)
+    penalties = Penalties(counts, torch.empty(rows, 3), seeds)
+    words = torch.empty(rows, -(-vocabulary // 32), dtype=torch.int32)
+    for edits in (DeviceEdits(penalties), DeviceEdits(penalties, BitMasks(words, seeds))):
+        triton_sampling.draw(logits, parameters, seeds, (torch.empty_like(seeds), torch.empty_like(seeds)), edits)
 
 
 def shapes() -> dict[str, Callable[[], None]]:
@@ -185,6 +205,10 @@ def shapes() -> dict[str, Callable[[], None]]:
         "heads of 128, cache in FP8": lambda: attend(128, is_scaled=True, is_rotated=True),
         "heads of 256, cache in FP8": lambda: attend(256, heads=16, is_scaled=True, **norms),
         "heads of 512, cache in FP8": lambda: attend(512, heads=16, kv_heads=2, is_scaled=True, **norms),
+        "latent vectors, 16 heads": lambda: attend_latent(16),
+        "latent vectors, 20 heads": lambda: attend_latent(20),
+        "latent vectors, 128 heads": lambda: attend_latent(128),
+        "latent vectors of 256, 40 heads": lambda: attend_latent(40, 256, 32),
         "adapters": lambda: adapt(torch.bfloat16),
         "norms of 4,096": lambda: norm(4096),
         "norms of 16,384": lambda: norm(16_384),

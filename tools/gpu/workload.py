@@ -112,8 +112,6 @@ def with_options(model: Described, options: EngineOptions) -> Described:
     """Return the model with the length and the KV cache of the options, as if its files had been described with
     them."""
     spec = model.spec.with_cache(options.kv_cache_dtype)
-    if not spec.is_on_cpu:
-        spec = spec.with_latent_cache(0)
     if options.max_model_len is not None:
         spec = replace(spec, max_model_len=options.max_model_len)
     return model._replace(spec=spec, decoder=with_shapes(model.decoder, spec))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -54,7 +54,8 @@ class ModelRunner:
 
     `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that they
     can. `tables` are a GPU's block tables of sequences, which `graphs` read, too. With `counts` by these tables,
-    `sample_ids` takes `edits`, as that of `triton_sampling` does. `states` are needed if the model's layers have states.
+    `sample_ids` takes `edits`, as that of `triton_sampling` does. `states` are needed if the model's layers have
+    states.
     """
 
     def __init__(

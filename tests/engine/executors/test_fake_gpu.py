@@ -30,7 +30,6 @@ from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watched
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
-from tests.engine.executors.test_reference_steps import with_keys_and_values
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.adapters import random_adapter
 from tests.models.described import described
@@ -41,6 +40,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.executors.cuda import (
     triton_adapters,
     triton_attention,
+    triton_latent,
     triton_layers,
     triton_products,
     triton_states,
@@ -60,8 +60,7 @@ class Model(NamedTuple):
 
 def model_of(name: str) -> Model:
     spec = described(pinned_model(name))
-    decoder = spec.decoder
-    return Model(spec, with_keys_and_values(decoder) if spec.has_latent_cache else decoder)
+    return Model(spec, spec.decoder)
 
 
 class FakeGpu:
@@ -109,7 +108,7 @@ class FakeGpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    of_layers = [triton_adapters, triton_layers, triton_products, triton_states]
+    of_layers = [triton_adapters, triton_latent, triton_layers, triton_products, triton_states]
     return FakeGpu(replace_kernels(monkeypatch, [triton_attention, triton_sampling, *of_layers], DTYPE))
 
 
@@ -297,8 +296,12 @@ def test_steps_of_every_family_are_few_copies_and_a_graph(name: str, gpu: FakeGp
         by_host, (forward,) = graphs.launches(parts, temperature=0.0)
         assert by_host == (BY_HOST if parts is DECODES else BY_HOST + TABLES)
         assert forward >= DRAWS
-        assert forward["decode_kernel"] == num_attending
-        assert forward["prefill_kernel"] == num_attending * (parts is not DECODES)
+        attending = forward["decode_kernel"], forward["prefill_kernel"], forward["latent_kernel"]
+        num_of_prompts = num_attending * (parts is not DECODES)
+        if model.spec.has_latent_cache:
+            assert attending == (0, 0, num_attending + num_of_prompts)
+        else:
+            assert attending == (num_attending, num_of_prompts, 0)
 
 
 def test_decodes_beside_a_prompt_read_each_matrix_once(gpu: FakeGpu) -> None:

@@ -1,6 +1,7 @@
 """Models start from descriptions of their files, and answer as transformers' code does."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,18 @@ def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> Non
     assert {blocks.dtype for cache in executor.caches.values() for blocks in cache} == {torch.bfloat16}
 
 
-def test_a_gpu_keeps_the_keys_and_values_that_its_kernels_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_every_device_stores_latent_vectors_in_place_of_keys_and_values(tmp_path: Path, device: str) -> None:
     save(make_model(FAMILIES["deepseek_v3"]), tmp_path)
     options = EngineOptions(compile=False)
-    gpu = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
-    assert not gpu.spec.has_latent_cache
-    assert not any(layer.attention.shape.latent_dim for layer in gpu.decoder.layers if layer.attention is not None)
-    assert describe_model(find_model(tmp_path), options).spec.has_latent_cache
+    found = describe_model(find_model(tmp_path), options, device=torch.device(device))
+    attention = [layer.attention for layer in found.decoder.layers]
+    widths = {0 if one is None else one.shape.latent_dim for one in attention}
+    assert {shape.latent_dim for shape in found.spec.kv_shapes.values()} == widths
+    assert 0 not in widths
+    in_fp8 = replace(options, kv_cache_dtype="fp8")
+    with pytest.raises(StartupError, match="has latent vectors"):
+        describe_model(find_model(tmp_path), in_fp8, device=torch.device(device))
 
 
 def test_a_cache_in_eight_bits_has_more_blocks(

@@ -46,20 +46,27 @@ class CudaStep:
 
     @cached_property
     def latent(self) -> LatentAttending:
-        return LatentAttending(self.batch, self.products, PagedAttention(self.batch), self.attention, self.dtype)
+        backends = self.attention, self.kernels.latent_attention(self.batch)
+        return LatentAttending(self.batch, self.products, PagedAttention(self.batch), *backends, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttending(Attending):
-    """The attention of layers with latent vectors. If their cache has keys and values, the backend attends."""
+    """The attention of layers with latent vectors, whose cache has these, or keys and values."""
 
     backend: StepAttention
+    latent_backend: StepAttention
     dtype: torch.dtype
 
     def _attend_new(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
         query = scaled_queries(attention, query, self.batch)
         query, key, value = (numbers.to(self.dtype) for numbers in (query, key, value))
         return self.backend(query, key, value, cache, _scoring(attention)).float()
+
+    def _attend_latent(self, attention: Attention, query: Tensor, new: Tensor, cache: LayerCache) -> Tensor:
+        query = scaled_queries(attention, query, self.batch)
+        query, new = (numbers.to(self.dtype) for numbers in (query, new))
+        return self.latent_backend(query, new, None, cache, _scoring(attention)).float()
 
 
 class AttentionLayer:

@@ -40,6 +40,7 @@ class Kernels(NamedTuple):
     """The kernels of one executor. Without any, the host waits for the device in mixtures of experts."""
 
     attention: Backend = PlainAttention
+    latent_attention: Backend = PlainAttention  # with latent vectors as keys, whose first numbers are the values
     operations: ModuleType = layer_operations  # or `triton_layers`
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
@@ -53,10 +54,12 @@ def triton_kernels() -> Kernels:
     """Return all kernels in Triton. Raises ImportError without the package."""
     from oaiserve.engine.executors.cuda import triton_layers, triton_products, triton_states
     from oaiserve.engine.executors.cuda.triton_attention import TritonAttention
+    from oaiserve.engine.executors.cuda.triton_latent import TritonLatentAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
     return Kernels(
         TritonAttention,
+        TritonLatentAttention,
         triton_layers,
         triton_products,
         triton_products.multiply,

@@ -114,7 +114,7 @@ class TritonAttention:
         return self._prefill_plans[key]
 
 
-def _scalars(scoring: Scoring) -> tuple[float, float]:
+def scalars(scoring: Scoring) -> tuple[float, float]:
     """Return the factor of scores in the kernels, and the softcap, both for weights in base 2."""
     log2_e = math.log2(math.e)
     if scoring.softcap is None:
@@ -203,11 +203,17 @@ def plan_prefills(
     tile_tokens: int,
     least_tokens: int = LEAST_ITEM_TOKENS,
     alignment: int = ITEM_ALIGNMENT,
+    *,
+    of_decodes: bool = False,
 ) -> PrefillPlan:
-    """Cut the prompts of a batch into tiles of tokens, and their keys into parts if there are fewer than `num_wanted`
-    tiles, as decodes are cut."""
+    """Cut the prompts of a batch into tiles of tokens, or its decodes, and their keys into parts if there are fewer
+    than `num_wanted` tiles."""
+    first_sequence = batch.num_decodes
     num_sequences = len(batch.query_lens) - batch.num_decodes
     num_tokens = len(batch.input_ids) - (batch.num_decodes if batch.decode_slots is None else 0)
+    if of_decodes:
+        first_sequence = 0
+        num_sequences = num_tokens = batch.num_decodes
     # The host doesn't know the number of tiles. This is an upper bound for this number of tokens.
     most = num_tokens // tile_tokens + num_sequences + num_wanted
     device = batch.seq_lens.device
@@ -220,7 +226,7 @@ def plan_prefills(
     )
     prefill_plan_kernel[(num_sequences,)](
         *(batch.query_start, batch.seq_lens, *plan[:3]),
-        *(batch.num_decodes, num_sequences, num_wanted),
+        *(first_sequence, num_sequences, num_wanted),
         WINDOW=window,
         TILE_TOKENS=tile_tokens,
         LEAST_TOKENS=least_tokens,
@@ -393,7 +399,7 @@ def decode(
     dims = Dims(constants["TILE_KEY_DIM"], constants["TILE_VALUE_DIM"])
     tile = tile or decode_tile(constants["GROUP"], dims, query.element_size(), card_of(query.device))
     most_items = plan.items.shape[0]
-    (factor, softcap) = _scalars(scoring)
+    (factor, softcap) = scalars(scoring)
     key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
@@ -445,7 +451,7 @@ def prefill(
     places = plan.num_places, kv_heads, tile.rows
     partial = torch.empty(*places, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(places, dtype=torch.float32, device=out.device)
-    (factor, softcap) = _scalars(scoring)
+    (factor, softcap) = scalars(scoring)
     (key_scale, value_scale) = cache.scales
     prefill_kernel[(kv_heads * len(plan.items),)](
         *(query, out, partial, log_weights, *cache, *plan[:3]),

@@ -528,6 +528,7 @@ def prefill_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
+    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
     share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
     first += part * share
     last = tl.minimum(first + share, last)

@@ -13,10 +13,19 @@ import triton
 
 from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.launches import present
-from oaiserve.engine.executors.cuda.triton_attention import Card, PrefillPlan, Tile, num_items, plan_prefills
+from oaiserve.engine.executors.cuda.triton_attention import (
+    LARGE_SM_BYTES,
+    Card,
+    PrefillPlan,
+    Tile,
+    num_items,
+    plan_prefills,
+)
 from oaiserve.engine.executors.cuda.triton_latent_kernels import latent_kernel, latent_write_kernel
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
+
+MOST_ROWS = 32  # heads times tokens of a tile: with 64, threads spill registers on every card
 
 
 class TritonLatentAttention:
@@ -36,7 +45,9 @@ class TritonLatentAttention:
     ) -> torch.Tensor:
         """Write the latent vectors `key` [T, 1, rank + shared], and return the attention [T, heads, rank] of queries
         [T, heads, rank + shared]. The values of the cache are the first numbers of its keys."""
-        assert key is not None and value is None and scoring.softcap is None and scoring.sinks is None
+        assert key is not None
+        assert value is None
+        assert (scoring.softcap, scoring.sinks) == (None, None), "no family has these with latent vectors"
         batch = self._batch
         query = query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[3])
@@ -92,9 +103,9 @@ def latent_tile(heads: int, longest_query: int, itemsize: int, card: Card) -> Ti
     """Return the tile for sequences of up to `longest_query` tokens: of one token's heads, or of several tokens."""
     if itemsize == 4:  # float32 serves comparisons
         return Tile(16, tokens=16, num_warps=8, num_stages=1)
-    most_rows = 64 if card.is_hopper else 32
-    rows = max(16, triton.next_power_of_2(heads)) if longest_query == 1 else most_rows
-    return Tile(min(rows, most_rows), tokens=32 if card.is_hopper else 16, num_warps=8, num_stages=2)
+    rows = max(16, triton.next_power_of_2(heads)) if longest_query == 1 else MOST_ROWS
+    tokens = 32 if card.sm_bytes >= LARGE_SM_BYTES else 16
+    return Tile(min(rows, MOST_ROWS), tokens, num_warps=8, num_stages=2)
 
 
 @functools.cache

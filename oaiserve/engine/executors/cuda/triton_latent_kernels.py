@@ -18,8 +18,17 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
 from oaiserve.engine.executors.cuda.triton_tiles import dot
 
 
-@triton.jit
-def latent_write_kernel(new, slots, decode_slots, cache, num_decodes, stride, DIM: tl.constexpr, TILE_DIM: tl.constexpr):
+@triton.jit(do_not_specialize=["num_decodes"])
+def latent_write_kernel(
+    new,
+    slots,
+    decode_slots,  # int64 [num_decodes]: next to prompts of a captured step, those of the first tokens
+    cache,
+    num_decodes,
+    stride,
+    DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+):
     """Write the numbers of a token into its slot, if it has one. The program is (token)."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -98,6 +107,7 @@ def latent_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
+    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
     share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
     first += part * share
     last = tl.minimum(first + share, last)

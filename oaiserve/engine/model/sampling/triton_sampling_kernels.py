@@ -405,7 +405,9 @@ def _noise(seed, token_id):
     return -tl.log(waited)
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "seeds", "count_rows", "mask_rows"])
+@triton.jit(
+    do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "seeds", "count_rows", "mask_rows"]
+)
 def scores_kernel(
     logits,
     best,

@@ -55,9 +55,7 @@ class PlainSampler:
     def __init__(self) -> None:
         self.num_sampled = 0
 
-    def sample_ids(
-        self, logits: torch.Tensor, rows: list[DrawRow], edits: DeviceEdits | None = None
-    ) -> SampledIds:
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow], edits: DeviceEdits | None = None) -> SampledIds:
         self.num_sampled += len(rows)
         return plain_sampling.sample_ids(logits, rows, edits)
 
@@ -103,7 +101,7 @@ def executor_of(
 ) -> CudaExecutor:
     weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention, **kernels))
+    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention, attention, **kernels))
 
 
 def plain_runner(model: Model, num_blocks: int, block_size: int, **arguments: Any) -> ModelRunner:

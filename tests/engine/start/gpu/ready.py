@@ -27,7 +27,9 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
         from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
         kernels = {"adapters": TritonAdapters(adaptable, 8, CPU), **kernels}
-    own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})
+    own = Kernels(
+        **{"attention": padded_attention, "latent_attention": padded_attention, "sampling": PlainSampler(), **kernels}
+    )
     weights = CudaWeights(model.decoder, dtype=model.spec.dtype, device=CPU)
     num_blocks = options.kv_blocks or NUM_BLOCKS
     # What is padded writes into a block more, where the kernels write nothing.

@@ -1,0 +1,80 @@
+"""Attention to latent vectors by Triton's kernels, in its interpreter, equals the reference."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.model.attention import LayerCache, Scoring
+from tests.engine.model.attention_inputs import make_inputs
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.executors.cuda import triton_attention, triton_latent
+from oaiserve.engine.executors.cuda.triton_latent import TritonLatentAttention
+
+pytestmark = pytest.mark.kernels
+
+MIXED = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def attended(backend: Any, inputs: Any, rank: int, **scoring: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention to latent vectors, which are the keys of the inputs, and the cache after it."""
+    query, key, _, cache, batch = inputs
+    keys = cache.keys.clone()
+    latent = LayerCache(keys, keys[..., :rank])
+    return backend(batch)(query, key, None, latent, Scoring(query.shape[2] ** -0.5, **scoring)), keys
+
+
+def check(inputs: Any, rank: int, **scoring: Any) -> None:
+    want, want_keys = attended(PlainAttention, inputs, rank, **scoring)
+    got, keys = attended(TritonLatentAttention, inputs, rank, **scoring)
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.float(), want.float(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(keys, want_keys, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "cut"])
+def are_cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the keys of a tile are cut into parts."""
+    if request.param:
+        cut = partial(triton_attention.plan_prefills, least_tokens=16, alignment=32)
+        monkeypatch.setattr(triton_latent, "plan_prefills", cut)
+        monkeypatch.setattr(triton_latent, "num_items", lambda kv_heads, programs, device: 9)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rank", "shared", "dtype"),
+    [
+        (3, 32, 16, torch.float32),
+        (20, 48, 16, torch.float32),
+        (40, 32, 16, torch.bfloat16),
+        (16, 512, 64, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_it_equals_the_reference(heads: int, rank: int, shared: int, dtype: torch.dtype, are_cut: bool) -> None:
+    inputs = make_inputs(MIXED, heads=heads, kv_heads=1, key_dim=rank + shared, value_dim=rank, dtype=dtype)
+    check(inputs, rank)
+
+
+@pytest.mark.parametrize("window", [1, 30, 1000])
+def test_a_sliding_window_hides_earlier_tokens(window: int, are_cut: bool) -> None:
+    check(make_inputs(MIXED, heads=4, kv_heads=1, key_dim=48, value_dim=32), 32, sliding_window=window)
+
+
+def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros() -> None:
+    inputs = make_inputs(((50, 1), (20, 1)), heads=4, kv_heads=1, key_dim=48, value_dim=32)
+    want, _ = attended(PlainAttention, inputs, 32)
+    batch = inputs.batch
+    batch.seq_lens[1] = 0
+    batch.slots[1] = -1
+    got, keys = attended(TritonLatentAttention, inputs, 32)
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
+    assert got[1].count_nonzero() == 0
+    own = batch.block_tables[1]
+    torch.testing.assert_close(keys[own], inputs.cache.keys[own], rtol=0, atol=0, equal_nan=True)
