@@ -30,8 +30,8 @@ class DeviceCounts:
         # grammar.
         self._no_words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
         self._tables = tables
-        # Of each row: its sequence, and how many tokens of its answer the device has counted or will have counted
-        # after all draws that are launched.
+        # Each row has a sequence, and the number of tokens of its answer that the device will have counted after all
+        # draws that are launched.
         self._counted: list[tuple[Sequence | None, int]] = [(None, 0)] * tables.num_rows
 
     def penalties(self, rows: torch.Tensor) -> Penalties:

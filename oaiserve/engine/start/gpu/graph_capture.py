@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # These estimate the memory of graphs. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # memory of the driver for the launches of one layer, in each forward
-POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
+POOL_BYTES = 128 << 20  # hidden states of the largest graph, parts of prompts, cuBLAS's workspace, and fragmentation
 WIDE_TENSORS = 4  # tensors of a layer that exist at once, each counted as wide as the widest
 DRAW_BYTES = 12  # bytes for each logit: its weight, and a candidate's weight and id for top_k and top_p
 
