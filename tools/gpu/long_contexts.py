@@ -78,15 +78,12 @@ def latent(target: Target) -> Iterator[Found]:
     for model, heads in LATENT_HEADS.items():
         for count in ROWS[:1] if target.quick else ROWS:
             batch = _batch([(context, 1)] * count, device)
-            query, new = (
-                torch.randn(count, number, RANK + SHARED, dtype=torch.bfloat16, device=device) for number in (heads, 1)
-            )
+            query = torch.randn(count, heads, RANK + SHARED, dtype=torch.bfloat16, device=device)
             shape = (*_blocks(count * (context + BLOCK_SIZE)), 1, RANK + SHARED)
             keys = torch.randn(shape, dtype=torch.bfloat16, device=device)
-            backend = TritonLatentAttention
-            inputs = query, new, None, LayerCache(keys, keys[..., :RANK]), Scoring(0.07)
+            attend = partial(TritonLatentAttention(batch).attend, query, keys, RANK, Scoring(0.07))
             with target.turn():
-                seconds = median_seconds(graph_of(lambda: backend(batch)(*inputs), device), device)  # noqa: B023
+                seconds = median_seconds(graph_of(attend, device), device)
             num_bytes = count * (context + 1) * (RANK + SHARED) * keys.element_size()
             rows.append({"model": model, "rows": count, "us": 1e6 * seconds, "gb_per_s": num_bytes / seconds / 1e9})
     yield {"latent": rows}

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 
-from oaiserve.engine.decoder.description import Norm
+from oaiserve.engine.decoder.description import Norm, RotaryTable
 from oaiserve.engine.executors.cuda import (
     triton_adapters,
     triton_latent,
@@ -71,9 +71,15 @@ def attend_latent(heads: int, rank: int = 512, shared: int = 64) -> None:
     """Compute a layer's attention to latent vectors for decodes and a prompt, with blocks of 16."""
     step = Step([Chunk(sequence_of([0] * 4096, range(256)), 4096 - count, count) for count in [1] * 64 + [2048]])
     batch = build_batch(step, 16, CPU)
-    query, new = (torch.empty(64 + 2048, n, rank + shared, dtype=torch.bfloat16) for n in (heads, 1))
-    keys = torch.empty(2, 16, 1, rank + shared, dtype=torch.bfloat16)
-    triton_latent.TritonLatentAttention(batch)(query, new, None, LayerCache(keys, keys[..., :rank]), Scoring(0.1))
+    query = torch.empty(64 + 2048, heads, 128 + shared, dtype=torch.bfloat16)
+    new = torch.empty(64 + 2048, rank + shared, dtype=torch.bfloat16)
+    cache = torch.empty(2, 16, 1, rank + shared, dtype=torch.bfloat16)
+    table = RotaryTable(*torch.empty(2, 4096, shared // 2), True, shared // 2)
+    backend = triton_latent.TritonLatentAttention(batch)
+    latent, last = new.split([rank, shared], dim=1)
+    angles = batch.positions, table.cosines, table.sines
+    absorbed = backend.write(query, latent.contiguous(), last, cache, table, lambda _: angles)
+    backend.attend(absorbed, cache, rank, Scoring(0.1))
 
 
 def adapt(dtype: torch.dtype) -> None:

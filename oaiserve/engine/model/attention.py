@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from oaiserve.engine.decoder.description import RotaryTable
 from oaiserve.engine.model.batch import Batch
 
 FP8 = torch.float8_e4m3fn
@@ -85,4 +86,6 @@ class StepAttention(Protocol):
         token attends to its own sequence, up to itself or its `Batch.last_visible`."""
 
 
+# Returns rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated.
+Angles = Callable[[RotaryTable], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 Backend = Callable[[Batch], StepAttention]  # makes the attention of a step

@@ -255,8 +255,9 @@ def _generation(folder: Path) -> dict[str, Any]:
 
 
 def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:
-    """Return the model with the form of KV cache that its device keeps: latent vectors where these fit."""
-    width = _latent_width(decoder)
+    """Return the model with the form of KV cache that its device keeps: latent vectors where these fit. On a GPU,
+    adapters add to the products that make keys and values of them."""
+    width = _latent_width(decoder) if spec.is_on_cpu or not options.has_adapters else 0
     if width and options.kv_cache_dtype != "auto":
         raise StartupError(
             f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
@@ -265,7 +266,7 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, opti
     if width:
         spec = spec.with_latent_cache(width)
     else:
-        if not spec.is_on_cpu:  # The GPU's kernels take the same sizes of latent vectors.
+        if not spec.is_on_cpu:
             spec = spec.with_latent_cache(0)
         spec = spec.with_cache(options.kv_cache_dtype)
     decoder = with_shapes(decoder, spec)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import Attention, LatentProjection, Norm, RotaryTable
-from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Norm, RotaryTable
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainLatentAttention
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
 from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
+
+if TYPE_CHECKING:  # The import needs Triton.
+    from oaiserve.engine.executors.cuda.triton_latent import TritonLatentAttention
 
 
 class CudaStep:
@@ -46,27 +49,24 @@ class CudaStep:
 
     @cached_property
     def latent(self) -> LatentAttending:
-        backends = self.attention, self.kernels.latent_attention(self.batch)
-        return LatentAttending(self.batch, self.products, PagedAttention(self.batch), *backends, self.dtype)
+        return LatentAttending(self.batch, self.products, PagedAttention(self.batch), self.attention, self.dtype)
+
+    @cached_property
+    def latent_attention(self) -> PlainLatentAttention | TritonLatentAttention:
+        return self.kernels.latent_attention(self.batch)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttending(Attending):
-    """The attention of layers with latent vectors, whose cache has these, or keys and values."""
+    """The attention of layers with latent vectors and a cache of keys and values, to which the backend attends."""
 
     backend: StepAttention
-    latent_backend: StepAttention
     dtype: torch.dtype
 
     def _attend_new(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
         query = scaled_queries(attention, query, self.batch)
         query, key, value = (numbers.to(self.dtype) for numbers in (query, key, value))
         return self.backend(query, key, value, cache, _scoring(attention)).float()
-
-    def _attend_latent(self, attention: Attention, query: Tensor, new: Tensor, cache: LayerCache) -> Tensor:
-        query = scaled_queries(attention, query, self.batch)
-        query, new = (numbers.to(self.dtype) for numbers in (query, new))
-        return self.latent_backend(query, new, None, cache, _scoring(attention)).float()
 
 
 class AttentionLayer:
@@ -141,7 +141,8 @@ class AttentionLayer:
 
 
 class LatentLayer:
-    """The attention of a layer whose keys and values are made from latent vectors, as the reference computes it."""
+    """The attention of a layer whose keys and values are made from latent vectors, as the reference computes it. The
+    cache has keys and values."""
 
     def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
         self._attention: Attention = placing.part(attention)
@@ -151,7 +152,52 @@ class LatentLayer:
         return step.latent(self._attention, x.float(), cache).to(x.dtype)
 
 
-def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer:
+class AbsorbedLayer:
+    """The attention of a layer with a cache of latent vectors, by a kernel, with products in the model's dtype.
+
+    A head's query is multiplied by the rows that would make its keys, and what it attends to by those that would make
+    its values.
+    """
+
+    def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
+        qkv = attention.qkv
+        assert isinstance(qkv, LatentProjection)
+        first = qkv.query if qkv.query_down is None else qkv.query_down
+        self._inputs = placing.joined([first, qkv.down])
+        self._rank = len(qkv.norm.weight)
+        self._sizes = [len(first.weight), self._rank, len(qkv.down.weight) - self._rank]
+        self._query = None if qkv.query_down is None else placing.joined([qkv.query])
+        self._query_norm: Norm | None = placing.part(qkv.query_norm)
+        self._norm: Norm = placing.part(qkv.norm)
+        up = placing.part(qkv.up)
+        heads = attention.heads
+        own = attention.rotary_offset
+        self._to_keys = HeadRows(up, heads, 0, own, is_transposed=True)
+        self._to_values = HeadRows(up, heads, own, attention.shape.value_dim, is_transposed=False)
+        self._out = placing.joined([attention.out])
+        self._attention: Attention = placing.part(replace(attention, qkv=[], out=PLACED))
+        self._scoring = _scoring(self._attention)
+
+    def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
+        """Return the output [T, width] for the normed hidden state [T, width]."""
+        attention = self._attention
+        kernel = step.latent_attention
+        products = step.products
+        query, latent, shared = products.joined(x, self._inputs).split(self._sizes, dim=-1)
+        if self._query is not None:
+            query = products.joined(_normed(query, self._query_norm, step), self._query)
+        latent = _normed(latent, self._norm, step)
+        query = query.unflatten(1, (attention.heads, -1))
+        query = scaled_queries(attention, query, step.batch).to(x.dtype)  # The rotation after this is linear.
+        absorbed = kernel.write(query, latent, shared, cache.keys, attention.rotary, step.angles)
+        absorbed[..., : self._rank] = products.of_heads(query[..., : self._to_keys.count], self._to_keys)
+        attended = kernel.attend(absorbed, cache.keys, self._rank, self._scoring)
+        return products.joined(products.of_heads(attended, self._to_values).flatten(1).to(x.dtype), self._out)
+
+
+def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer | AbsorbedLayer:
+    if attention.shape.latent_dim:
+        return AbsorbedLayer(attention, placing)
     if isinstance(attention.qkv, LatentProjection):
         return LatentLayer(attention, placing)
     return AttentionLayer(attention, placing)

@@ -31,7 +31,13 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.executors.cuda.attention import AttentionLayer, CudaStep, LatentLayer, attention_layer
+from oaiserve.engine.executors.cuda.attention import (
+    AbsorbedLayer,
+    AttentionLayer,
+    CudaStep,
+    LatentLayer,
+    attention_layer,
+)
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
@@ -198,7 +204,7 @@ class _CudaLayer:
         self._mixer: MixerLayer | None = None
         if layer.mixer is not None:
             self._mixer = MixerLayer(layer.mixer, placing, index)
-        self._attention: AttentionLayer | LatentLayer | None = None
+        self._attention: AttentionLayer | LatentLayer | AbsorbedLayer | None = None
         self._cache_of = index
         if layer.attention is not None:
             self._attention = attention_layer(layer.attention, placing)

@@ -11,6 +11,7 @@ import functools
 import torch
 import triton
 
+from oaiserve.engine.decoder.description import RotaryTable
 from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.launches import present
 from oaiserve.engine.executors.cuda.triton_attention import (
@@ -22,7 +23,7 @@ from oaiserve.engine.executors.cuda.triton_attention import (
     plan_prefills,
 )
 from oaiserve.engine.executors.cuda.triton_latent_kernels import latent_kernel, latent_write_kernel
-from oaiserve.engine.model.attention import LayerCache, Scoring
+from oaiserve.engine.model.attention import Angles, Scoring
 from oaiserve.engine.model.batch import Batch
 
 MOST_ROWS = 32  # heads times tokens of a tile: with 64, threads spill registers on every card
@@ -35,29 +36,44 @@ class TritonLatentAttention:
         self._batch = batch
         self._plans: dict[tuple[int, int, int, bool], PrefillPlan] = {}
 
-    def __call__(
+    def write(
         self,
         query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-        cache: LayerCache,
-        scoring: Scoring,
+        latent: torch.Tensor,
+        shared: torch.Tensor,
+        cache: torch.Tensor,
+        rotary: RotaryTable | None,
+        angles: Angles,
     ) -> torch.Tensor:
-        """Write the latent vectors `key` [T, 1, rank + shared], and return the attention [T, heads, rank] of queries
-        [T, heads, rank + shared]. The values of the cache are the first numbers of its keys."""
-        assert key is not None
-        assert value is None
+        """Write latent vectors [T, rank] and rotated shared numbers [T, shared] into the cache.
+
+        Return queries [T, heads, rank + shared], whose last numbers are the rotated ones of `query` [T, heads, own +
+        shared]. The first numbers mean nothing.
+        """
+        batch = self._batch
+        num_tokens, heads, key_dim = query.shape
+        rank = latent.shape[1]
+        width = shared.shape[1]
+        positions, cosines, sines = (batch.positions, latent, latent) if rotary is None else angles(rotary)
+        absorbed = query.new_empty(num_tokens, heads, rank + width)
+        latent_write_kernel[(num_tokens,)](
+            *(query, absorbed, latent, shared, batch.slots, present(batch.decode_slots, batch.slots), cache),
+            *(positions, cosines, sines),
+            0 if batch.decode_slots is None else len(batch.decode_slots),
+            *(query.stride(0), latent.stride(0), shared.stride(0)),
+            OWN=key_dim - width,
+            **_dims(heads, rank, width),
+            TILE_HEADS=triton.next_power_of_2(heads),
+            ROTARY_DIM=0 if rotary is None else 2 * cosines.shape[1],
+            APART=1 if rotary is None or rotary.is_interleaved else rotary.apart,
+        )
+        return absorbed
+
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, rank: int, scoring: Scoring) -> torch.Tensor:
+        """Return the attention [T, heads, rank] of queries [T, heads, rank + shared] to a cache of such keys."""
         assert (scoring.softcap, scoring.sinks) == (None, None), "no family has these with latent vectors"
         batch = self._batch
-        query = query.contiguous()
-        out = query.new_empty(*query.shape[:2], cache.values.shape[3])
-        width = key.shape[2]
-        latent_write_kernel[(len(key),)](
-            *(key, batch.slots, present(batch.decode_slots, batch.slots), cache.keys),
-            *(0 if batch.decode_slots is None else len(batch.decode_slots), key.stride(0)),
-            DIM=width,
-            TILE_DIM=triton.next_power_of_2(width),
-        )
+        out = query.new_empty(*query.shape[:2], rank)
         if batch.num_decodes:
             self._attend(query, cache, scoring, out, of_decodes=True)
         if batch.num_decodes < len(batch.query_lens):
@@ -65,15 +81,15 @@ class TritonLatentAttention:
         return out
 
     def _attend(
-        self, query: torch.Tensor, cache: LayerCache, scoring: Scoring, out: torch.Tensor, *, of_decodes: bool
+        self, query: torch.Tensor, cache: torch.Tensor, scoring: Scoring, out: torch.Tensor, *, of_decodes: bool
     ) -> None:
         batch = self._batch
         heads = query.shape[1]
         longest = 1 if of_decodes else max(batch.query_lens[batch.num_decodes :])
         tile = latent_tile(heads, longest, query.element_size(), triton_attention.card_of(query.device))
-        constants = _constants(heads, tile.rows, *cache.keys.shape[1::2], cache.values.shape[3])
-        head_tiles = -(-heads // constants["TILE_HEADS"])
-        tile_tokens = tile.rows // constants["TILE_HEADS"]
+        tile_heads = min(tile.rows, triton.next_power_of_2(heads))
+        head_tiles = -(-heads // tile_heads)
+        tile_tokens = tile.rows // tile_heads
         window = scoring.sliding_window or 0
         key = window, head_tiles, tile_tokens, of_decodes
         if key not in self._plans:
@@ -85,16 +101,19 @@ class TritonLatentAttention:
             *(query, out),
             torch.empty(*places, out.shape[2], dtype=torch.float32, device=out.device),
             torch.empty(places, dtype=torch.float32, device=out.device),
-            *(cache.keys, *plan[:3], batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
+            *(cache, *plan[:3], batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
             triton_attention.scalars(scoring)[0],
             0 if of_decodes else batch.num_decodes,
             *(query.stride(0), batch.block_tables.stride(0)),
             WINDOW=window,
+            **_dims(heads, out.shape[2], cache.shape[3] - out.shape[2]),
+            TILE_HEADS=tile_heads,
+            BLOCK_SIZE=cache.shape[1],
             ITEM_ALIGNMENT=plan.alignment,
+            TILE_ROWS=tile.rows,
             TILE_N=tile.tokens,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **constants,
         )
 
 
@@ -109,14 +128,11 @@ def latent_tile(heads: int, longest_query: int, itemsize: int, card: Card) -> Ti
 
 
 @functools.cache
-def _constants(heads: int, rows: int, block_size: int, width: int, rank: int) -> dict[str, int]:
+def _dims(heads: int, rank: int, shared: int) -> dict[str, int]:
     return {
         "HEADS": heads,
-        "TILE_HEADS": min(rows, triton.next_power_of_2(heads)),
         "RANK": rank,
-        "SHARED": width - rank,
+        "SHARED": shared,
         "TILE_RANK": max(16, triton.next_power_of_2(rank)),
-        "TILE_SHARED": max(16, triton.next_power_of_2(width - rank)),
-        "BLOCK_SIZE": block_size,
-        "TILE_ROWS": rows,
+        "TILE_SHARED": max(16, triton.next_power_of_2(shared)),
     }

@@ -13,6 +13,7 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     _blocks,
     _load_rows,
     _store_part,
+    _turned,
     _up_to,
 )
 from oaiserve.engine.executors.cuda.triton_tiles import dot
@@ -20,24 +21,57 @@ from oaiserve.engine.executors.cuda.triton_tiles import dot
 
 @triton.jit(do_not_specialize=["num_decodes"])
 def latent_write_kernel(
-    new,
+    query,  # [T, HEADS, OWN + SHARED]
+    absorbed,  # [T, HEADS, RANK + SHARED]
+    latent,  # [T, RANK]
+    shared,  # [T, SHARED]
     slots,
     decode_slots,  # int64 [num_decodes]: next to prompts of a captured step, those of the first tokens
     cache,
+    positions,
+    cosines,  # float32 [positions, ROTARY_DIM / 2]
+    sines,
     num_decodes,
-    stride,
-    DIM: tl.constexpr,
-    TILE_DIM: tl.constexpr,
+    query_stride,
+    latent_stride,
+    shared_stride,
+    HEADS: tl.constexpr,
+    OWN: tl.constexpr,
+    RANK: tl.constexpr,
+    SHARED: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    TILE_RANK: tl.constexpr,
+    TILE_SHARED: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    APART: tl.constexpr,
 ):
-    """Write the numbers of a token into its slot, if it has one. The program is (token)."""
+    """Write a token's latent vector and rotated shared numbers into its slot, if it has one, and the rotated numbers of
+    its queries behind those that the host absorbs. The program is (token)."""
     token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + token)
+    rank = tl.arange(0, TILE_RANK)
+    dim = tl.arange(0, TILE_SHARED)
+    head = tl.arange(0, TILE_HEADS)
+    query_rows = query + token * query_stride + head * (OWN + SHARED) + OWN
+    turned = _turned(
+        query_rows, head < HEADS, position, cosines, sines, query, 0.0, SHARED, TILE_SHARED, ROTARY_DIM, APART, False
+    )
+    out_rows = absorbed + (token * HEADS + head) * (RANK + SHARED) + RANK
+    is_number = (head < HEADS)[:, None] & (dim < SHARED)[None, :]
+    tl.store(out_rows[:, None] + dim[None, :], turned.to(absorbed.dtype.element_ty), mask=is_number)
     slot = tl.load(slots + token)
     if token < num_decodes:
         slot = tl.maximum(slot, tl.load(decode_slots + token))
     if slot >= 0:
-        dim = tl.arange(0, TILE_DIM)
-        numbers = tl.load(new + token * stride + dim, mask=dim < DIM)
-        tl.store(cache + slot * DIM + dim, numbers, mask=dim < DIM)
+        place = cache + slot * (RANK + SHARED)
+        tl.store(place + rank, tl.load(latent + token * latent_stride + rank, mask=rank < RANK), mask=rank < RANK)
+        one = tl.arange(0, 1)
+        row = shared + token * shared_stride + one
+        key = _turned(
+            row, one == 0, position, cosines, sines, query, 0.0, SHARED, TILE_SHARED, ROTARY_DIM, APART, False
+        )
+        key = tl.reshape(key, [TILE_SHARED]).to(cache.dtype.element_ty)
+        tl.store(place + RANK + dim, key, mask=dim < SHARED)
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_sequence"])

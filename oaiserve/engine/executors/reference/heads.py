@@ -70,10 +70,10 @@ class Attending:
             key = torch.cat([own_key, shared_key.expand(-1, heads, -1)], dim=-1)
             query = torch.cat([own_query, shared_query], dim=-1)
             return self._attend_new(attention, query, key, value, cache)
-        new = torch.cat([latent[:, None], shared_key], dim=-1)
+        self.paged.write(cache.keys, torch.cat([latent[:, None], shared_key], dim=-1))
         to_keys = HeadRows(qkv.up, heads, 0, own, is_transposed=True)
         query = torch.cat([self.products.of_heads(own_query, to_keys), shared_query], dim=-1)
-        attended = self._attend_latent(attention, query, new, LayerCache(cache.keys, cache.keys[..., :rank]))
+        attended = self._attend(attention, query, LayerCache(cache.keys, cache.keys[..., :rank]))
         to_values = HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False)
         return self.products.of_heads(attended, to_values)
 
@@ -81,12 +81,6 @@ class Attending:
         """Write keys and values into the cache, and return the attention float32 [T, heads, value_dim] of queries."""
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             self.paged.write(blocks, new, scale)
-        return self._attend(attention, query, cache)
-
-    def _attend_latent(self, attention: Attention, query: Tensor, new: Tensor, cache: LayerCache) -> Tensor:
-        """Write latent vectors with the shared numbers [T, 1, rank + shared] into the cache, whose values are the first
-        numbers of its keys, and return the attention float32 [T, heads, rank] of queries [T, heads, rank + shared]."""
-        self.paged.write(cache.keys, new)
         return self._attend(attention, query, cache)
 
     def _attend(self, attention: Attention, query: Tensor, cache: LayerCache) -> Tensor:

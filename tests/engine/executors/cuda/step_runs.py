@@ -15,7 +15,7 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, PlainLatentAttention
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
@@ -73,16 +73,24 @@ class PlainSampler:
 
 def padded_attention(batch: Batch) -> PlainAttention:
     """Attend as kernels do in a captured step, which read lengths on the device. Padding writes into the last slot."""
+    return PlainAttention(_without_padding(batch))
+
+
+def padded_latent_attention(batch: Batch) -> PlainLatentAttention:
+    return PlainLatentAttention(_without_padding(batch))
+
+
+def _without_padding(batch: Batch) -> Batch:
     if batch.decode_slots is None:
         seq_lens = batch.seq_lens.clamp(min=1)
-        return PlainAttention(replace(batch, seq_lens=seq_lens, context_lens=seq_lens.tolist()))
+        return replace(batch, seq_lens=seq_lens, context_lens=seq_lens.tolist())
     query_lens = batch.query_start.diff().tolist()
     places = [place for place, length in enumerate(query_lens) if length]
     num_decodes = int((batch.decode_slots >= 0).sum())
     slots = batch.slots.clone()
     slots[:num_decodes] = batch.decode_slots[:num_decodes]
     seq_lens = batch.seq_lens[places]
-    of_step = replace(
+    return replace(
         batch,
         num_decodes=num_decodes,
         slots=slots,
@@ -93,7 +101,6 @@ def padded_attention(batch: Batch) -> PlainAttention:
         query_lens=[query_lens[place] for place in places],
         context_lens=seq_lens.tolist(),
     )
-    return PlainAttention(of_step)
 
 
 def executor_of(
@@ -101,7 +108,12 @@ def executor_of(
 ) -> CudaExecutor:
     weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention, attention, **kernels))
+    return CudaExecutor(
+        weights,
+        kv_shapes(model.decoder),
+        **sizes,
+        kernels=Kernels(attention, latent_attention=padded_latent_attention, **kernels),
+    )
 
 
 def plain_runner(model: Model, num_blocks: int, block_size: int, **arguments: Any) -> ModelRunner:

@@ -13,7 +13,7 @@ from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.gpu.graph_capture import Ready
-from tests.engine.executors.cuda.step_runs import Model, PlainSampler, padded_attention
+from tests.engine.executors.cuda.step_runs import Model, PlainSampler, padded_attention, padded_latent_attention
 from tests.engine.model.steps import CPU
 
 OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
@@ -27,9 +27,8 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
         from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
         kernels = {"adapters": TritonAdapters(adaptable, 8, CPU), **kernels}
-    own = Kernels(
-        **{"attention": padded_attention, "latent_attention": padded_attention, "sampling": PlainSampler(), **kernels}
-    )
+    attention = {"attention": padded_attention, "latent_attention": padded_latent_attention}
+    own = Kernels(**{**attention, "sampling": PlainSampler(), **kernels})
     weights = CudaWeights(model.decoder, dtype=model.spec.dtype, device=CPU)
     num_blocks = options.kv_blocks or NUM_BLOCKS
     # What is padded writes into a block more, where the kernels write nothing.

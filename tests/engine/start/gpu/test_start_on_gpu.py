@@ -81,7 +81,7 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
-        self.kernels = Kernels(padded_attention, padded_attention, sampling=PlainSampler())
+        self.kernels = Kernels(padded_attention, sampling=PlainSampler())
         self.set(ModelSpec, "is_on_cpu", False)
         self.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 0))
         self.set(start_on_gpu, "triton_kernels", lambda: self.kernels)
