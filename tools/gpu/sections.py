@@ -66,7 +66,7 @@ FIGURES = (
     Section("quantized", "quantized:run"),
     Section("streams", "streams:run"),
     Section("offload", "offload:run", 90),
-    Section("long-contexts", "long_contexts:run", 60),
+    Section("long-contexts", "long_contexts:run", 60, needs_gpu=True),
     Section("peers", "peers:run"),
 )
 # The most telling first.

@@ -32,7 +32,7 @@ SIZES = [Size(1), Size(4), Size(8), Size(4, 8), Size(4, 24), Size(8, 32)]
 LIMITS = {"max_running": 8, "max_step_tokens": 24}
 FEW_EDITED = 0.1  # so that most steps have no request that edits logits or asks for log-probabilities
 WITH_STATES = ("mamba2", "falcon_h1", "qwen3_next", "lfm2")
-OF_FAMILIES = ("gemma3_text", "gemma4_text", "gpt2", "gpt_oss", "qwen3_moe", *WITH_STATES)
+OF_FAMILIES = ("deepseek_v3", "gemma3_text", "gemma4_text", "gpt2", "gpt_oss", "qwen3_moe", *WITH_STATES)
 
 
 @pytest.fixture(scope="module")
