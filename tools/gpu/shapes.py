@@ -74,7 +74,8 @@ def attend_latent(heads: int, rank: int = 512, shared: int = 64) -> None:
     query = torch.empty(64 + 2048, heads, 128 + shared, dtype=torch.bfloat16)
     new = torch.empty(64 + 2048, rank + shared, dtype=torch.bfloat16)
     cache = torch.empty(2, 16, 1, rank + shared, dtype=torch.bfloat16)
-    table = RotaryTable(*torch.empty(2, 4096, shared // 2), True, shared // 2)
+    numbers = torch.empty(4096, shared // 2)
+    table = RotaryTable(numbers, numbers, True, shared // 2)
     backend = triton_latent.TritonLatentAttention(batch)
     latent, last = new.split([rank, shared], dim=1)
     angles = batch.positions, table.cosines, table.sines
