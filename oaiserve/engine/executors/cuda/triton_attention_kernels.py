@@ -402,7 +402,7 @@ def _store_part(
     partial,  # float32 [places, R, DIM]
     log_weights,  # float32 [places, R]
     done,  # how many parts have been computed
-    place,  # that of the part
+    place,  # where the result of this part belongs
     part,
     parts,
     stride,  # from the place of a part to that of the next one
