@@ -108,8 +108,15 @@ def test_graphs_of_each_kind_of_step_are_compared(llama: Model, of: str) -> None
 
 def test_graphs_that_draw_with_other_parameters_are_found(llama: Model) -> None:
     class OtherSeeds(PlainSampler):
-        def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds) -> None:
-            super().draw(logits, parameters, seeds + 1, out)
+        def draw(
+            self,
+            logits: torch.Tensor,
+            parameters: torch.Tensor,
+            seeds: torch.Tensor,
+            out: SampledIds,
+            edits: Any = None,
+        ) -> None:
+            super().draw(logits, parameters, seeds + 1, out, edits)
 
     own = ready_model(llama, sampling=OtherSeeds())
     expected = "other tokens would be drawn from the outputs of a decode in graphs"
