@@ -1,4 +1,5 @@
-"""The command line: run, find-max, compare, diff and null-server. A wrong option gives one sentence and exit code 2."""
+"""The command line: run, find-max, agents, compare, diff and null-server. A wrong option gives one sentence, and exit
+code 2."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from typing import Annotated, Any
 import uvloop
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
+from loadtest.agents import command as agents_command
+from loadtest.agents.command import AgentServers
+from loadtest.agents.runs import AgentRuns
+from loadtest.agents.shapes import Sizes
 from loadtest.arrivals import NEEDS_RATE, Arrivals
 from loadtest.comparison import compare, load_report
 from loadtest.diff import compared, paragraph, rows
@@ -147,6 +152,16 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
     ) -> int:
         """Find the highest rate (poisson) at which the server keeps its SLOs."""
         return _find_max(search, workload.seeded(), http)
+
+    @app.command
+    def agents(
+        *,
+        servers: Annotated[AgentServers, _flags("Servers", 1)] = AgentServers(),  # noqa: B008 - frozen
+        runs: Annotated[AgentRuns, _flags("Runs", 2)] = AgentRuns(),  # noqa: B008 - frozen
+        sizes: Annotated[Sizes, _flags("Sizes", 3)] = Sizes(),  # noqa: B008 - frozen
+    ) -> int:
+        """Make runs of agents against servers in turns, and count the prompt tokens that each server reads again."""
+        return agents_command.run(servers, runs, sizes)
 
     @app.command(name="compare")
     def compare_(a: Path, b: Path, /) -> int:

@@ -29,8 +29,8 @@ from loadtest.intervals import mean_interval
 from loadtest.measure import QUANTILES, Slos, measure, oversaturation, steady_state
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
+from loadtest.server import addressed, client_for, first_model, reaching
 from loadtest.workers import Job, Workers
-from oaiserve.commands import servers
 from oaiserve.hosts import is_loopback
 
 MOST_REQUESTS = 1_000_000
@@ -61,10 +61,8 @@ def open_experiment(
 ) -> Iterator[HttpExperiment]:
     """Open an experiment: its processes and its connection to the server. Raises UsageError if no server answers, and
     StartupError if none runs on this machine and no address is given."""
-    url = (http.url or servers.newest().url).rstrip("/").removesuffix("/v1")
-    http = replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
-    client = httpx.Client(base_url=url, headers=http.headers(), verify=http.tls_context(), trust_env=False, timeout=30)
-    with client, Workers(http.processes) as workers:
+    http = addressed(http)
+    with client_for(http) as client, Workers(http.processes) as workers:
         experiment = HttpExperiment(client, workload, http, workers, slos, num_warmup)
         if calibrate:
             experiment.ceiling = measure_ceiling(workers, http.processes)
@@ -90,17 +88,10 @@ class HttpExperiment:
         elif workload.turns > 1:
             raise UsageError(f"--turns is {workload.turns}, which needs --endpoint chat.")
         self._client = client
-        try:
+        with reaching(http.url):
             self.side = join.inspect_server(client)
-        except httpx.HTTPError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise UsageError(
-                    f"--url is {http.url}, whose certificate is not trusted: {error}. Give the certificate, or that of "
-                    "its authority, with --ca-certificate or SSL_CERT_FILE."
-                ) from error
-            raise UsageError(f"--url is {http.url}, where no server answers: {error}.") from error
         self.workload = workload
-        self.http = http if http.model is not None else replace(http, model=self._first_model())
+        self.http = http if http.model is not None else replace(http, model=first_model(client))
         self._workers = workers
         self._slos = slos
         self._num_warmup = num_warmup
@@ -112,14 +103,6 @@ class HttpExperiment:
         """The part of the report about the server and the requests to it, without secrets."""
         left_out = ("api_key", "header", "ca_certificate")
         return {"http": {key: value for key, value in asdict(self.http).items() if key not in left_out}}
-
-    def _first_model(self) -> str:
-        response = self._client.get("/v1/models")
-        try:
-            return str(response.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            advice = "Give an --api-key" if response.status_code in (401, 403) else "Name one with --model"
-            raise UsageError(f"/v1/models answers {response.status_code} and lists no model. {advice}.") from None
 
     def run_point(
         self,

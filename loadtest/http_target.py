@@ -271,7 +271,7 @@ class HttpTarget:
     async def run(self, prepared: PreparedCall, intended_ns: int) -> list[Sample]:
         """Send a call and return its sample, or a sample for each turn of a conversation. Errors of the server and of
         the network are recorded in the samples, not raised."""
-        sample, answer = await self._exchange(prepared, intended_ns)
+        sample, answer = await self.exchange(prepared, intended_ns)
         samples = [sample]
         messages = _first_messages(prepared.call)
         for turn in prepared.call.next_turns:
@@ -281,12 +281,16 @@ class HttpTarget:
             intended_ns = sample.end_ns + int(turn.pause_seconds * 1e9)
             following = self._prepared(prepared.index, replace(prepared.call, max_tokens=turn.max_tokens), messages)
             await asyncio.sleep((intended_ns - self._clock_ns()) / 1e9)
-            sample, answer = await self._exchange(following, intended_ns)
+            sample, answer = await self.exchange(following, intended_ns)
             sample.turn = len(samples)
             samples.append(sample)
         return samples
 
-    async def _exchange(self, prepared: PreparedCall, intended_ns: int) -> tuple[Sample, str]:
+    async def exchange(
+        self, prepared: PreparedCall, intended_ns: int, limit_seconds: float | None = None
+    ) -> tuple[Sample, str]:
+        """Send one request, and return its sample and the text of its answer. `limit_seconds` takes the place of the
+        time limit of the options. Errors are recorded in the sample, not raised."""
         sample = Sample(
             prepared.index,
             intended_ns,
@@ -300,7 +304,7 @@ class HttpTarget:
         messages: list[tuple[int, bytes]] = []
         client = self._take_client()
         try:
-            async with asyncio.timeout(self._options.timeout_seconds):
+            async with asyncio.timeout(limit_seconds or self._options.timeout_seconds):
                 sample.sent_ns = self._clock_ns()
                 response = await client.send(prepared.request, stream=True)
                 try:
@@ -323,7 +327,7 @@ class HttpTarget:
 
     def _take_client(self) -> httpx.AsyncClient:
         if not self._free:
-            # The transport has no limits of its own: `_exchange` limits the time of the whole request.
+            # The transport has no limits of its own: `exchange` limits the time of the whole request.
             timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
             transport = StampedTransport(self._backend, self._ssl_context)
             client = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
@@ -437,11 +441,13 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
         if message.usage is not None:
             details = message.usage.prompt_tokens_details
             sample.prompt_tokens = message.usage.prompt_tokens
-            sample.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+            if details is not None and details.cached_tokens is not None:
+                sample.cached_tokens = details.cached_tokens
+                sample.cached_by = "usage"
             sample.completion_tokens = message.usage.completion_tokens
             if len(sample.event_ns) == 1 and sample.num_choices == 1 and message.choices:  # continuous_usage_stats
                 sample.first_tokens = message.usage.completion_tokens
-        sample.phases_ns |= _timings_ns(message.timings)
+        _read_timings(sample, message.timings)
     if sample.is_parsed:  # the text of its reasoning and calls is not read
         sample.num_characters = 0
     if not any(sample.event_choices):
@@ -462,9 +468,15 @@ def _count_characters(sample: Sample, choice: _Choice) -> None:
         sample.first_characters += len(choice.content)
 
 
-def _timings_ns(timings: Any) -> dict[str, int]:
-    """Return the phases in the `timings` of the last chunk (`stream_options.include_timings`), in nanoseconds; empty if
-    `timings` has another server's form."""
-    phases = timings.get("phases_ns") if isinstance(timings, dict) else None
-    phases = phases if isinstance(phases, dict) else {}
-    return {str(name): phase_ns for name, phase_ns in phases.items() if isinstance(phase_ns, int)}
+def _read_timings(sample: Sample, timings: Any) -> None:
+    """Note what the `timings` of the last chunk say: the phases of oaiserve (`stream_options.include_timings`), or what
+    llama.cpp had cached, unless the usage has said that."""
+    if not isinstance(timings, dict):
+        return
+    phases = timings.get("phases_ns")
+    if isinstance(phases, dict):
+        sample.phases_ns |= {str(name): phase_ns for name, phase_ns in phases.items() if isinstance(phase_ns, int)}
+    cached = timings.get("cache_n")
+    if isinstance(cached, int) and not sample.cached_by:
+        sample.cached_tokens = cached
+        sample.cached_by = "timings"

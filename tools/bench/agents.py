@@ -14,12 +14,12 @@ import json
 import random
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from loadtest.agents.texts import CHARACTERS_PER_TOKEN, SOURCES
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, ServerSpec, llama_cpp, oaiserve, vllm
 from tools.load import run_bench
@@ -30,14 +30,12 @@ CONTEXT = 8192
 USERS = (2, 8)
 TURNS = 12
 SESSIONS_PER_USER = 2
-CHARACTERS_PER_TOKEN = 3  # in source code, with the demo model's tokenizer
 SHARED_TOKENS = 1500
 TASK_TOKENS = 400
 ADDED = (110, 1.0)  # tokens: median and sigma
 ANSWERED = (28, 0.8)  # tokens
 PAUSE = (0.4, 1.2)  # seconds
 MOST = (1200, 200, 8.0)
-SOURCES = (argparse, inspect, json, random, statistics, textwrap)
 SERVERS: dict[str, Callable[[int], ServerSpec]] = {
     OURS: lambda users: oaiserve(drafts="auto"),
     f"{OURS} without drafts": lambda users: oaiserve(),
