@@ -29,6 +29,7 @@ TOGETHER = {
     "e2e/test_prometheus.py": ("gateway", "media"),
     "plugins/batches/test_message_batches.py": ("messages",),
     "tools/test_clients.py": ("terminal",),
+    "plugins/gateway/engines/test_plugins.py": ("batches", "keys"),
     "plugins/gateway/test_background.py": ("responses",),
     "plugins/gateway/test_runs.py": ("runs",),
     "plugins/gateway/test_sockets.py": ("responses",),

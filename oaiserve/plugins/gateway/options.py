@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -15,12 +16,14 @@ from oaiserve.config import (
     LogLevel,  # noqa: F401 - likewise
     OptionError,
     ServerOptions,
+    TelemetryOptions,
     check,
     check_choices,
     check_least,
     is_header_value,
 )
 from oaiserve.hosts import parse_authority
+from oaiserve.plugin import Plugin
 
 ContinueStreams = Literal["any", "alike", "never"]
 
@@ -104,7 +107,21 @@ class EnginesOptions:
     """With --engine: file with one key per line: NAME KEY, or only KEY. Repeatable. Changes take effect without a
     restart."""
 
+    stored_keys: bool = False
+    """With --engine: require a key that `oaiserve keys` made in the file of --response-store, or one of the others."""
+
+    response_store: Path | None = None
+    """With --engine: file with the stored keys, and with batches, which it makes the gateway answer itself."""
+
+    record_requests: Path | None = None
+    """With --engine: file that records the load, without any text, for the load test."""
+
+    slo: str | None = None
+    """With --engine: targets for the time to first token and per output token, as in ttft:2s,tpot:100ms, for metrics
+    and alerts."""
+
     def __post_init__(self) -> None:
+        _ = self.telemetry  # checks its settings
         for url in self.engine:
             check(_is_url(url), "--engine", f"'{url}'", "a URL, as in http://127.0.0.1:8080")
         key = self.engine_key  # the message must not contain it
@@ -112,10 +129,21 @@ class EnginesOptions:
         if key is not None and not self.engine:
             raise OptionError("--engine-key is for the servers of --engine, of which there is none.")
 
-    def config_of(self, options: RouteOptions, model: str) -> Config:
-        """Return the settings of the gateway as those of a server."""
+    @property
+    def telemetry(self) -> TelemetryOptions:
+        return TelemetryOptions(record_requests=self.record_requests, slo=self.slo)
+
+    def config_of(self, options: RouteOptions, model: str, plugins: Iterable[Plugin] = ()) -> Config:
+        """Return the settings of the gateway as those of a server with these plug-ins."""
         listener = {field.name: getattr(options, field.name) for field in fields(ListenerOptions)}
-        return Config(model, ServerOptions(**listener, api_key=self.api_key, api_key_file=self.api_key_file))
+        server = ServerOptions(**listener, api_key=self.api_key, api_key_file=self.api_key_file)
+        of_plugins = []
+        for kind in {kind: None for plugin in plugins for kind in plugin.options.values()}:
+            # Some settings of plug-ins are settings here, too, by the same names.
+            names = [each.name for each in fields(kind) if hasattr(self, each.name)]
+            if any(getattr(self, name) for name in names):
+                of_plugins.append(kind(**{name: getattr(self, name) for name in names}))
+        return Config(model, server, telemetry=self.telemetry, of_plugins=tuple(of_plugins))
 
 
 def _is_url(text: str) -> bool:

@@ -144,7 +144,8 @@ class Accounting:
             core_ns = exchange.account.core_ns
             price = exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
-            exchange.use.settle(usage.prompt_tokens + usage.completion_tokens, cost)
+            used = usage.prompt_tokens + usage.completion_tokens
+            exchange.use.settle(used if exchange.used_tokens is None else exchange.used_tokens, cost)
         model = serving.name_of(exchange.adapter)
         requested = exchange.requested_model and exchange.requested_model[:MOST_MODEL_CHARACTERS]
         shared = {name: getattr(exchange, name) for name in _SHARED}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from time import process_time_ns
 from typing import cast
 
@@ -16,18 +17,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from oaiserve import __version__
+from oaiserve.config import TelemetryOptions
 from oaiserve.errors import Unavailable
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
+from oaiserve.facts.times import EpochOffset
 from oaiserve.http.codings import page_response
 from oaiserve.http.connections import Connections
+from oaiserve.http.fair_turns import at_once
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
+from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway.app import CLOSE_SECONDS, health, version
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
-from oaiserve.plugins.gateway.engines.fleet import Fleet, log
+from oaiserve.plugins.gateway.engines.fleet import EnginesCapacity, Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
 from oaiserve.plugins.gateway.engines.read_again import PIECE_BLOCK
 from oaiserve.plugins.gateway.engines.relay import EngineRelay
@@ -37,14 +41,18 @@ from oaiserve.plugins.gateway.sources import Resolve, addresses_of
 from oaiserve.routes import debug, root
 from oaiserve.routes.door.access import names_clients
 from oaiserve.routes.door.accounting import accounted
+from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import render_http_exception
+from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES, Serving
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
+from oaiserve.telemetry.recording import Recording
+from oaiserve.telemetry.targets import Targets
 
 # The paths of engines whose requests have an account, and the kind of request: of OpenAI's and Anthropic's API, and the
 # own paths of llama.cpp, SGLang, vLLM and Ollama
@@ -58,7 +66,7 @@ ACCOUNTED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
-PLUGINS = ("pages", "runs")  # those of oaiserve that need no engine of ours
+PLUGINS = ("keys", "pages", "runs")  # those of oaiserve that need no engine of ours
 
 
 def create_engine_gateway(
@@ -74,8 +82,11 @@ def create_engine_gateway(
 ) -> tuple[Starlette, Fleet]:
     """Return the app of a gateway in front of these engines, and the engines, whose `drain` must be called at a
     shutdown. Raises StartupError for unusable files of keys, and wrong OTEL_* variables."""
-    config = engines.config_of(options, UNKNOWN_MODEL)
-    parts = [plugin for plugin in (own_plugins() if plugins is None else plugins) if plugin.name in PLUGINS]
+    # Without a file of its own, the gateway passes batches on, because an engine may have them.
+    wanted = PLUGINS if engines.response_store is None else (*PLUGINS, "batches")
+    parts = [plugin for plugin in (own_plugins() if plugins is None else plugins) if plugin.name in wanted]
+    config = engines.config_of(options, UNKNOWN_MODEL, parts)
+    check(parts, config)
     ring = keyring(parts, config)
     pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
     clock_ns = runtime.clock_ns
@@ -84,11 +95,17 @@ def create_engine_gateway(
     ]
     fleet = Fleet(found, clock_ns)
     if telemetry is None:
-        telemetry = _telemetry(fleet, connections, log_limit, parts, runtime)
+        telemetry = _telemetry(fleet, engines.telemetry, connections, log_limit, parts, runtime)
+    in_turns = runtime.executor("bodies")
+    bodies = Bodies(
+        int(options.body_limit or MEDIA_BODY_BYTES),
+        SharedLimit(MOST_RECEIVED_BYTES),
+        lambda work, *, client, num_bytes: in_turns.submit(at_once, work),
+    )
     relay = EngineRelay(
         fleet,
-        SharedLimit(MOST_RECEIVED_BYTES),
-        int(options.body_limit or MEDIA_BODY_BYTES),
+        bodies.received,
+        bodies.limit_bytes,
         has_keys=ring is not None,
         is_sampled=telemetry.is_sampled,
         has_tracing=telemetry.has_tracing,
@@ -111,9 +128,12 @@ def create_engine_gateway(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # The routes and plug-ins here use no more of it than EngineServing has.
         app.state.serving = cast(Serving, serving)
+        app.state.backend = Backend(config, app.router, EnginesCapacity(fleet), bodies, ring, fleet.has_others, runtime)
+        app.state.bodies = bodies
         thread = runtime.executor("end")
         async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
             ends.callback(thread.shutdown, wait=False)
+            ends.callback(in_turns.shutdown, wait=False)
             in_thread = asyncio.get_running_loop().run_in_executor
             ends.push_async_callback(lambda: in_thread(thread, telemetry.close, CLOSE_SECONDS))
             tasks = [
@@ -165,6 +185,7 @@ def create_engine_gateway(
 
 def _telemetry(
     fleet: Fleet,
+    options: TelemetryOptions,
     connections: Connections | None,
     log_limit: LogLimit | None,
     plugins: Sequence[Plugin],
@@ -181,6 +202,7 @@ def _telemetry(
         waiting = sum(sample.waiting or 0 for sample in samples if sample is not None)
         return EngineNumbers(num_running=sum(engine.num_open for engine in fleet.engines), num_waiting=waiting)
 
+    path = options.record_requests
     return Telemetry(
         Measured(
             model=UNKNOWN_MODEL,
@@ -189,9 +211,15 @@ def _telemetry(
             elsewhere=elsewhere,
             observations=ObservedEngines,
             shows=is_shown,
+            targets=Targets.parse(options.slo or ""),
         ),
-        recent_requests=256,
+        recent_requests=options.recent_requests,
         log_limit=log_limit,
+        recording=None if path is None else lambda epoch_offset_ns: _recording(path, epoch_offset_ns),
         observers={plugin.name: plugin.observe for plugin in plugins if plugin.observe is not None},
         runtime=runtime,
     )
+
+
+def _recording(path: Path, epoch_offset_ns: EpochOffset) -> Recording:
+    return Recording(path, server={"model": UNKNOWN_MODEL}, step_cost=lambda: None, epoch_offset_ns=epoch_offset_ns)

@@ -40,6 +40,12 @@ class Body(msgspec.Struct):
         return {name: value for name in _PARAMS if type(value := getattr(self, name)) in (int, float)}
 
     @property
+    def max_answer_tokens(self) -> int | None:
+        """The limit of one answer, or None if there is none."""
+        limits = (self.max_completion_tokens, self.max_tokens)
+        return next((limit for limit in limits if type(limit) is int and limit >= 0), None)
+
+    @property
     def num_choices(self) -> int:
         return self.n if type(self.n) is int and 0 < self.n < 1024 else 1
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.identity import OAISERVE, identify
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two questions to an engine
 IDENTIFY_LOOKS = 60  # questions after which an engine is asked again what it is
+MOST_IN_BACKGROUND = 2  # lines of batches that are at the engines at a time, since these don't know them as such
 
 
 class Fleet:
@@ -29,6 +32,7 @@ class Fleet:
     def __init__(self, engines: Sequence[ForeignEngine], clock_ns: Callable[[], int]) -> None:
         self.engines = engines
         self.is_draining = False
+        self.in_background = asyncio.Semaphore(MOST_IN_BACKGROUND)
         self._clock_ns = clock_ns
         self._routers = Routers()
         self._num_reports = 0
@@ -42,6 +46,10 @@ class Fleet:
     def models(self) -> tuple[str, ...]:
         """Return the models of all engines."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.identity.models))
+
+    def has_others(self, client: str) -> bool:
+        """Return whether clients other than this one have requests at an engine."""
+        return any(presence.client != client for engine in self.engines for presence in engine.presences.open)
 
     def drain(self) -> None:
         """Accept no further requests. A signal handler may call this."""
@@ -123,3 +131,17 @@ class Fleet:
         models = engine.identity.models
         report = ReplicaReport(engine.name, "", self._num_reports, engine.num_open, 0.0, array("Q"), models=models)
         self._routers.learn(report, now_ns)
+
+
+class EnginesCapacity:
+    """What the engines can do, for the plug-ins that send requests of their own."""
+
+    step_cost = None  # not known of other engines
+    capacity: Mapping[str, Any] = MappingProxyType({"max_running": MOST_IN_BACKGROUND})
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def is_ready(self) -> bool:
+        return self._fleet.is_ready

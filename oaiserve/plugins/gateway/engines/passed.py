@@ -69,6 +69,8 @@ class Passed(Presence):
     def note(self, exchange: Exchange, engine: ForeignEngine, told: Told, unread: str, recent: RecentPrompts) -> None:
         """Note in a request's account what its answer has told, and who else was at the engine."""
         self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
+        if told.prompt_tokens is None and told.first_text_ns is not None:  # Limits count every event as a token, then.
+            exchange.used_tokens = self.tokens + len(told.gaps_ns) + 1
         if self.account.num_choices == 1:
             self.account.note_length(self.usage.completion_tokens)
         identity = engine.identity

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -19,10 +20,11 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oaiserve.errors import APIError, BadGateway, LoopDetected, Unavailable
+from oaiserve.errors import APIError, BadGateway, Forbidden, LoopDetected, Unavailable
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import CONNECTION
+from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.attempts import MOVES_ON, TRACEPARENT, TRACESTATE
 from oaiserve.plugins.gateway.client_request import LARGE_BYTES, OF_CONNECTION, SESSION_HEADER, num_hops_of
@@ -36,6 +38,7 @@ from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
 from oaiserve.plugins.gateway.relay import NO_BODY, last_events
 from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, UpstreamAnswer
+from oaiserve.routes.answer.respond import OPEN_ANSWER_TOKENS
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.receive import receive as receive_parts
@@ -106,6 +109,9 @@ class EngineRelay:
             exchange.routing = {}
         if self.fleet.is_draining:
             raise Unavailable(SHUTS_DOWN, retry_after_seconds=5)
+        key: Key | None = scope["state"]["key"]
+        if exchange is None and scope["method"] == "POST" and key is not None and key.new_use() is not None:
+            raise Forbidden("This API key has limits, and may use only the routes that count what they use.")
         if (num_hops := num_hops_of(scope)) >= MOST_HOPS:
             raise LoopDetected(f"The request has passed {num_hops} gateways. Does an --engine of this one lead back?")
 
@@ -122,10 +128,12 @@ class EngineRelay:
             left = asyncio.create_task(client_left(receive))
             try:
                 request = await self._request(scope, body, num_hops, exchange, passed)
-                begun = await self._begin(request, passed, left)
-                request.body = body = bytearray()  # It is no longer needed. Some of it may still be on its way.
-                held.give_back(held.number)
-                await self._pass_on(scope, send, begun, exchange, left)
+                in_background = exchange is not None and exchange.is_background
+                async with self.fleet.in_background if in_background else nullcontext():
+                    begun = await self._begin(request, passed, left)
+                    request.body = body = bytearray()  # It is no longer needed. Some of it may still be on its way.
+                    held.give_back(held.number)
+                    await self._pass_on(scope, send, begun, exchange, left)
             finally:
                 left.cancel()
 
@@ -143,6 +151,10 @@ class EngineRelay:
             exchange.is_streaming = wanted.stream is True
             exchange.requested_model = model
             exchange.params = wanted.params
+            if exchange.use is not None:
+                exchange.use.key.check_model(model or next(iter(self.fleet.models), ""))
+                most = OPEN_ANSWER_TOKENS if wanted.max_answer_tokens is None else wanted.max_answer_tokens
+                await exchange.use.reserve(passed.tokens + wanted.num_choices * most)
             if models := self.fleet.models:  # Never a name that only a client has sent
                 exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
             if len(self.fleet.engines) > 1:

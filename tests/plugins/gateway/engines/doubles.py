@@ -14,6 +14,7 @@ import httpx
 from starlette.applications import Starlette
 
 from oaiserve.config import ServerOptions
+from oaiserve.plugin import Plugin
 from oaiserve.plugins.gateway.engines.app import create_engine_gateway
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
@@ -199,7 +200,9 @@ class Front:
 
 
 @contextmanager
-def before(place: Place, *engines: RawEngine | str, **options: Any) -> Iterator[Front]:
+def before(
+    place: Place, *engines: RawEngine | str, plugins: Sequence[Plugin] | None = None, **options: Any
+) -> Iterator[Front]:
     """Run a gateway in front of engines or URLs, and wait until it has looked at them."""
 
     async def resolve(url: str) -> list[Address]:
@@ -208,7 +211,7 @@ def before(place: Place, *engines: RawEngine | str, **options: Any) -> Iterator[
 
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
     settings = EnginesOptions(engine=urls, **options)
-    app, fleet = create_engine_gateway(RouteOptions(), settings, resolve=resolve, runtime=place.world)
+    app, fleet = create_engine_gateway(RouteOptions(), settings, resolve=resolve, plugins=plugins, runtime=place.world)
     server = ServerOptions(drain_timeout_seconds=0)
     with ExitStack() as stack:
         placed = stack.enter_context(PlacedServer(place, app, server, on_drain=fleet.drain))
