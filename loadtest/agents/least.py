@@ -102,7 +102,8 @@ def _lines(text: str) -> list[str]:
 
 def _num_common(one: str, other: str) -> int:
     """Return how many characters at the beginning of two texts are the same."""
-    low, high = 0, min(len(one), len(other))
+    low = 0
+    high = min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:

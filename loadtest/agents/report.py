@@ -10,7 +10,7 @@ from typing import Any
 from loadtest.agents.runs import ShapeRun, Turn
 from loadtest.tables import Rows, table
 
-LEAST_SHARE = 0.01  # of the prompts, from which a shape is named in the sentence
+LEAST_SHARE = 0.01  # Share of the prompts from which the sentence names a shape
 NOT_REPORTED = "not reported"
 HEAD = ["shape", "prompts", "cached", "new", "again, had to", "again, beyond", "its time", "to first tokens", "kept"]
 
@@ -55,7 +55,7 @@ def beyond_of(runs: Sequence[ShapeRun]) -> tuple[float, float]:
 
 
 def verdict(runs: Sequence[ShapeRun]) -> str:
-    """Return what a server has read again beyond what had to be, and which shapes caused it."""
+    """Return a sentence: the tokens that were read again beyond those that had to be, and the shapes that caused it."""
     groups = _by_shape(runs)
     complete = [run for _, group in groups for run in group]
     turns = _turns(complete)

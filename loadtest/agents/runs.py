@@ -22,7 +22,8 @@ from loadtest.sample import Sample
 
 Shape = Literal["grows", "clock", "tools", "picture", "summary", "gives-up", "restart", "two-agents"]
 
-SHARE_BEFORE_GIVING_UP = 2 / 3  # of the time that reading the prompt takes, unless the seconds are set
+# A client gives up after this share of the time that reading the prompt takes, unless the seconds are set.
+SHARE_BEFORE_GIVING_UP = 2 / 3
 LEAST_WITH_TOOLS = 0.5  # share of the tokens expected with tools; with fewer, the model's template has not written them
 NO_TOOLS = "its template writes no tools"
 
@@ -92,7 +93,7 @@ class Server:
 
     url: str
     options: HttpOptions  # with the name of its model
-    fresh_tokens: int = 0  # of first prompts, of which nothing is cached
+    fresh_tokens: int = 0  # tokens of first prompts, of which nothing is cached
     fresh_characters: int = 0
     fresh_seconds: float = 0.0
 

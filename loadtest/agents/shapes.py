@@ -15,7 +15,7 @@ from loadtest.agents.texts import Excerpts, picture
 Message = dict[str, Any]
 
 NUM_TOOLS = 8
-EVENTS_BEFORE_RESTART = 4  # of the answer in whose middle an agent is stopped
+EVENTS_BEFORE_RESTART = 4  # An agent is stopped after these events of an answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Ask:
 
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
-    agent: int = 0  # which of several agents of the run
+    agent: int = 0  # number of the agent in its run
     gives_up: bool = False  # The client leaves before the first token, and sends the same again.
     leave_after: int | None = None  # the number of events after which the client leaves
 

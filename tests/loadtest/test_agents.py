@@ -48,7 +48,8 @@ class Double:
         sample = Sample(0, intended_ns, sent_ns=intended_ns)
         messages = call.body["messages"]
         if not self.reads_pictures and "image_url" in json.dumps(messages):
-            sample.error, sample.error_message = "http_400", "no pictures here"
+            sample.error = "http_400"
+            sample.error_message = "no pictures here"
             return sample, ""
         text = text_of(Ask(messages, call.body.get("tools", ()) if self.writes_tools else ()))
         cached = max((num_common(text, kept) for kept in self.kept), default=0)
@@ -117,12 +118,13 @@ def test_two_agents_need_room_for_both_and_share_the_beginning() -> None:
         return total(measured(Double(most_kept=most_kept), "two-agents"), lambda turn: turn.again_beyond)
 
     assert beyond(1) > 10 * (beyond(2) + 1)
-    (alone,), (both,) = measured(Double(), "grows"), measured(Double(), "two-agents")
+    alone, both = measured(Double(), "grows", "two-agents")
     assert alone.kept_tokens < both.kept_tokens < 2 * alone.kept_tokens
 
 
 def test_a_prompt_that_was_cut_off_counts_as_read_up_to_there() -> None:
-    (kept,), (lost,) = measured(Double(), "gives-up"), measured(Double(keeps_cut=False), "gives-up")
+    (kept,) = measured(Double(), "gives-up")
+    (lost,) = measured(Double(keeps_cut=False), "gives-up")
     beyond = [total([run], lambda turn: turn.again_beyond) for run in (kept, lost)]
     pasted = SIZES.pasted_tokens * 3
     assert beyond[0] < 0.05 * pasted

@@ -30,7 +30,7 @@ _OF_OUR_ENGINE = frozenset(
             names.GRAMMAR_COMPILE_SECONDS,
             names.EVENT_TOKENS,
         ),
-        names.EVENT_LOOP_LAG_SECONDS,
+        *(names.EVENT_LOOP_LAG_SECONDS, names.ENGINE_RESTARTS),
         *(names.PREEMPTION_STALL_SECONDS, names.QUEUE_WAIT_SECONDS, names.LOOPS, names.TOOL_CALLS),
         *(names.COST_CORE_SECONDS, names.COST_MACHINE_SECONDS, names.COST_ALONE_SECONDS, names.COST_KV_BYTE_SECONDS),
         *(names.COST_WEIGHT_BYTES, names.COST_JOULES, names.COST_PRICE, names.READ_AGAIN_SECONDS),

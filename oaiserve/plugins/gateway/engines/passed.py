@@ -90,6 +90,7 @@ class Passed(Presence):
         prompt = reader.result() if reader is not None and reader.done() and not reader.cancelled() else None
         if prompt is not None and self.times.first_byte is not None and exchange.http_status == 200:
             now_ns = self.times.last_token or self.times.first_byte
+            self.account.prompts = [[*prompt.pieces]]  # For a recording, they stand for its tokens.
             self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, now_ns)
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
         is_stream = exchange.is_streaming and exchange.error is None

@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 _NOT_ASKED = OF_CONNECTION | {b"content-length", b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")
 _KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
-_NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-request-id"}
+_NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-content-type-options", b"x-request-id"}
+_PAGE = b'; rel="describedby"; type="text/html"'  # The end of a `link` by which oaiserve names its page of a request
 _KEY_REFUSED = (401, 403)
 BROKEN_OFF = "The engine that wrote this answer has ended, so the answer is not complete. Please try again."
 SHUTS_DOWN = "The server is shutting down. Please try again."
@@ -256,7 +257,11 @@ class EngineRelay:
         """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
         engine, answer, passed = begun
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
-        headers = [header for header in answer.headers if header[0] not in dropped]
+        headers = [
+            (name, value)
+            for name, value in answer.headers
+            if name not in dropped and not (name == b"link" and value.endswith(_PAGE))  # The page here replaces it.
+        ]
         is_coded = answer.header(b"content-encoding") not in (b"", b"identity")
         reading = Reading(answer.header(b"content-type"), is_coded=is_coded)
         if exchange is None:

@@ -41,6 +41,20 @@ def test_a_body_and_its_answer_pass_byte_for_byte(place: Place) -> None:
     assert (asked.headers["x-mine"], asked.headers["x-request-id"]) == ("yes", "known")
 
 
+def test_headers_that_the_gateway_writes_itself_come_once(place: Place) -> None:
+    engine = RawEngine(place)
+    page = b'link: <../../requests/its-own>; rel="describedby"; type="text/html"\r\n'
+    other = b'link: <https://engine.example/docs>; rel="help"\r\n'
+    engine.answers[CHAT] = whole({}, more=page + other + b"x-content-type-options: nosniff\r\n")
+    with before(place, engine) as front:
+        got = front.chat(headers={"x-request-id": "known"})
+    assert got.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert [link.partition(">")[0] for link in got.headers.get_list("link")] == [
+        "<https://engine.example/docs",
+        "<../../requests/known",
+    ]
+
+
 def test_a_coded_body_and_a_coded_answer_stay_coded(place: Place) -> None:
     engine = RawEngine(place)
     packed = gzip.compress(b'{"choices": []}')

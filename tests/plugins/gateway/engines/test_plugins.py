@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from loadtest.prompts import Workload, make_calls
 from oaiserve.config import OptionError
 from oaiserve.errors import StartupError
 from oaiserve.plugins.gateway.options import EnginesOptions
 from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN
 from tests.plugins.gateway.engines.doubles import (
     ASK,
     CHAT,
@@ -60,7 +62,7 @@ def test_stored_keys_are_needed_and_their_limits_count_what_engines_say(
         answers = [front.chat(headers=headers, body={"max_tokens": 20}) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
         assert "authorization" not in engine.questions()[0].headers
-        assert {row["client"] for row in front.listed(**headers) if row["http_status"] == 200} == {"anna"}
+        assert {row["client"] for row in front.listed(**headers) if row["prompt_tokens"]} == {"anna"}
 
 
 def test_a_stream_without_usage_counts_its_events(place: Place, engine: RawEngine, tmp_path: Path) -> None:
@@ -117,11 +119,16 @@ def test_without_a_file_batches_are_the_engines(place: Place, engine: RawEngine)
 def test_requests_are_recorded_and_judged_by_the_objectives(place: Place, engine: RawEngine, tmp_path: Path) -> None:
     recording = tmp_path / "load.jsonl"
     engine.answers[CHAT] = STREAM
+    text = "word " * 400
     with before(place, engine, record_requests=recording, slo="ttft:1s") as front:
-        front.chat(body={"stream": True})
-        assert front.metric("oaiserve_slo_requests_total", 'slo="ttft"', 'outcome="met"') == 1
-    rows = [json.loads(line) for line in recording.read_text().splitlines()]
-    assert [row["prompt_tokens"] for row in rows if "prompt_tokens" in row] == [9] or len(rows) > 1
+        for more in ("one", "another"):
+            messages = [{"role": "user", "content": text}, {"role": "user", "content": more}]
+            front.chat(body={"stream": True, "messages": messages})
+        assert front.metric("oaiserve_slo_requests_total", 'slo="ttft"', 'outcome="met"') == 2
+    first, second = make_calls(Workload(requests=recording), seed=1)
+    assert len(first.prompt) >= len(text) / BYTES_PER_TOKEN
+    num_common = next(place for place, (a, b) in enumerate(zip(first.prompt, second.prompt, strict=False)) if a != b)
+    assert num_common >= 448  # seven blocks of 64
 
 
 def test_stored_keys_need_their_file(place: Place, engine: RawEngine) -> None:
