@@ -35,12 +35,16 @@ class Resources(NamedTuple):
     shared_bytes: int = 0
     problem: str = ""
     instructions: tuple[str, ...] = ()  # those of INSTRUCTIONS, if they were asked for
+    in_loop: int = 0  # instructions of a product's loop over columns
 
 
 # Kernels that multiply matrices, and the instructions for it on several cards; LDGSTS loads while others compute.
 ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "product_kernel", "prefill_kernel", "decode_kernel")
 COUNTS = r"(REG|STACK):(\d+)"  # registers, and bytes of memory of each thread
+PRODUCTS = r"\b(?:HGMMA|QGMMA|HMMA|UTCHMMA)\b"
 INSTRUCTIONS = r"\b(HGMMA|QGMMA|HMMA|UTCHMMA|LDGSTS)\b"
+ADDRESSED = r"/\*([0-9a-f]{4,})\*/\s+([^;/]*[A-Z][^;/]*);"  # the address of each instruction, and the instruction
+BRANCH = r"\bBRA\b[^;]*?0x([0-9a-f]+)"
 
 
 class NoDevice:
@@ -115,7 +119,23 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
     problem = ""
     if shared_bytes > most_bytes:
         problem = f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {most_bytes:,}"
-    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(set(names))))
+    in_loop = 0
+    if variant.kernel == "product_kernel":
+        in_loop = instructions_in_loop(_matches(found, "--dump-sass", ADDRESSED))
+    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(set(names))), in_loop)
+
+
+def instructions_in_loop(code: Iterable[tuple[str, str]]) -> int:
+    """Return the instructions of the shortest loop that multiplies matrices, or 0 if there is none."""
+    rows = [(int(address, 16), instruction) for address, instruction in code]
+    lengths = []
+    for end, instruction in rows:
+        branch = re.search(BRANCH, instruction)
+        if branch is not None and int(branch[1], 16) < end:
+            body = [one for address, one in rows if int(branch[1], 16) <= address <= end]
+            if any(re.search(PRODUCTS, one) for one in body):
+                lengths.append(len(body))
+    return min(lengths, default=0)
 
 
 def _matches(compiled_kernel: Any, what: str, pattern: str) -> list[Any]:

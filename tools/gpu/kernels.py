@@ -35,6 +35,9 @@ ON_HOPPER = {
     "prefill_kernel": ({"HGMMA", "LDGSTS"}, {"HMMA", "LDGSTS"}),
     "decode_kernel": ({"HGMMA", "LDGSTS"}, {"HMMA", "LDGSTS"}),
 }
+# The most instructions of a product's loop for each weight, with few rows: more take longer than reading the weights.
+MOST_INSTRUCTIONS = {"int4": 4.5, "int8": 5.0, "float8": 5.0, "mxfp4": 6.0}
+FEW_ROWS = 16
 WIDE_IN_8_BITS = "heads of 512, cache in FP8"  # prompts of this shape alone have 32 rows on Hopper
 MARKERS = "kernels"
 Row = Mapping[str, Any]
@@ -66,6 +69,10 @@ def beyond(row: Row) -> list[str]:
     most_spilled = most_spilled_of(kernel, row["capability"])
     if row["spilled_bytes"] > most_spilled:
         found.append(f"spills {row['spilled_bytes']} bytes of a thread's registers, of at most {most_spilled}")
+    most = MOST_INSTRUCTIONS.get(row.get("kind", ""))
+    has_few_rows = row.get("rows") == FEW_ROWS and row["capability"] in CARDS
+    if most is not None and has_few_rows and not 0 < row["instructions_per_weight"] <= most:
+        found.append(f"takes {row['instructions_per_weight']} instructions for a weight, of at most {most}")
     if row["capability"] == HOPPER and row["is_in_16_bits"] and kernel in ON_HOPPER:
         wanted = ON_HOPPER[kernel]
         if kernel == "prefill_kernel" and row["shape"] != WIDE_IN_8_BITS:
@@ -94,6 +101,8 @@ def as_text(results: Mapping[str, Any]) -> str:
         number = len({row["shape"] for row in one["rows"]})
         lines += [f"Triton {one['triton']}, {len(one['rows'])} kernels of {number} shapes, of which these spill:", ""]
         lines += [*as_markdown(_table(one["rows"])), ""]
+        lines += ["Instructions of a product's loop for each weight, with up to 16 rows:", ""]
+        lines += [*as_markdown(_instructions(one["rows"])), ""]
     return "\n".join(lines).strip()
 
 
@@ -106,6 +115,23 @@ def _table(rows: Sequence[Row]) -> list[list[str]]:
             continue
         cells = [_cell([row for row in own if row["capability"] == capability]) for capability in capabilities]
         table.append([kernel.removesuffix("_kernel"), *cells])
+    return table
+
+
+def _instructions(rows: Sequence[Row]) -> list[list[str]]:
+    """Return a table of products in few bits: their instructions, registers, spilled bytes and shared bytes."""
+    few = [row for row in rows if row.get("kind") in MOST_INSTRUCTIONS and row["rows"] == FEW_ROWS]
+    capabilities = sorted({row["capability"] for row in few})
+    table = [["product", *(f"sm_{capability} ({CARDS[capability]})" for capability in capabilities)]]
+    for shape in dict.fromkeys(row["shape"] for row in few):
+        own = {row["capability"]: row for row in few if row["shape"] == shape}
+        cells = []
+        for capability in capabilities:
+            row = own.get(capability)
+            numbers = () if row is None else (row[name] for name in ("registers", "spilled_bytes", "shared_bytes"))
+            found = "" if row is None else f"{row['instructions_per_weight']}"
+            cells.append(" / ".join([found, *(f"{one:,}" for one in numbers)]))
+        table.append([shape, *cells])
     return table
 
 

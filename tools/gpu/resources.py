@@ -50,6 +50,11 @@ def row_of(shape: str, variant: Variant, capability: int, taken: Resources) -> d
         "is_in_16_bits": next(one[0] for one in arguments.values() if isinstance(one, list)).endswith("float16"),
         "problem": taken.problem,
     }
+    if variant.kernel == "product_kernel":
+        threads = THREADS * arguments["num_warps"]
+        weights = arguments["TILE_N"] * arguments["TILE_COLUMNS"]
+        row |= {"kind": arguments["KIND"], "rows": arguments["TILE_ROWS"]}
+        row["instructions_per_weight"] = round(taken.in_loop * threads / weights, 2)
     return {name: one for name, one in row.items() if one not in ("", ())}
 
 

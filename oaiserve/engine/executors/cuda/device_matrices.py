@@ -5,9 +5,11 @@ In plain torch, each product expands the whole matrix. Kernels unpack it tile by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
@@ -19,15 +21,15 @@ from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
 Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are only for experts.
-TILE_COLUMNS = 128  # most columns that are unpacked at a time
-LEAST_COLUMNS = 32
+TILE_COLUMNS = 128  # columns that are unpacked at a time
+UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are multiples of it
+PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, "float8": 1, "dense": 1})
 SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
 # Rows of x from which products with matrices in floats of 8 bits may round x to these, too. With fewer rows, a product
 # takes as long as reading the matrix, and rounding would save nothing.
 FLOAT8_FROM = 65
 LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
-MXFP4_TILE = 64  # columns, which are two groups
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
 
 
@@ -35,8 +37,8 @@ FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 class PackedMatrix:
     """A matrix [n, columns], whose weights are (code - zero) * scale. All columns of a group share zero and scale.
 
-    A byte has two codes of four bits. In each tile of columns, byte i has column i in its lower half, and in its upper
-    half column i of the second half of the tile.
+    Kernels read integers and MXFP4 in numbers of 16 bits, which have four codes of 4 bits, or two of 8. Of each 32
+    columns, number i has the columns i, 8 + i, 16 + i and 24 + i, or i and 16 + i, from its lowest bits on.
     """
 
     kind: Kind
@@ -50,12 +52,19 @@ class PackedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         n, width = self.codes.shape[-2:]
-        return n, width * (1 + self.is_in_halves)
+        return n, width * (2 if self.parts == 4 else 1)
 
     @property
-    def is_in_halves(self) -> bool:
-        """Return whether a byte has two codes."""
-        return self.kind in ("int4", "mxfp4")
+    def parts(self) -> int:
+        """Return how many codes a number has that kernels read."""
+        return PARTS[self.kind]
+
+    @property
+    def read_codes(self) -> Tensor:
+        """Return the codes as kernels read them."""
+        if self.kind == "dense":
+            return self.codes
+        return self.codes.view(torch.uint8 if self.kind == "float8" else torch.int16)
 
     @property
     def nbytes(self) -> int:
@@ -70,13 +79,18 @@ class PackedMatrix:
         return columns // self.scales.shape[-2]
 
     @property
+    def divided_group(self) -> int:
+        """Return the columns of a group, or 0 if each row is one group."""
+        group = self.group_columns
+        return 0 if group == self.shape[1] else group
+
+    @property
     def tile_columns(self) -> int:
-        if self.kind == "mxfp4":
-            return MXFP4_TILE
-        tile = tile_columns(self.group_columns)
-        if self.kind == "dense":
-            return min(DENSE_TILE, tile)
-        return tile
+        """Return how many columns are multiplied at a time."""
+        if self.kind != "dense":
+            return TILE_COLUMNS
+        columns = self.shape[1]
+        return min(DENSE_TILE, columns & -columns)
 
     @property
     def has_row_scales(self) -> bool:
@@ -90,9 +104,10 @@ class PackedMatrix:
             return self.codes.to(dtype)
         codes = self.codes
         scales = self.scales
-        if self.is_in_halves:
-            tiles = codes.unflatten(1, (-1, self.tile_columns // 2))
-            codes = torch.cat([tiles & 15, tiles >> 4], dim=2).flatten(1)
+        if self.parts > 1:
+            units = self.read_codes.int().unflatten(1, (-1, UNIT_COLUMNS // self.parts))
+            bits = 16 // self.parts
+            codes = torch.cat([units >> bits * part & (1 << bits) - 1 for part in range(self.parts)], dim=2).flatten(1)
         if self.kind == "mxfp4":
             numbers = torch.tensor(FLOATS_OF_4_BITS, device=codes.device)[codes.int()]
             scales = (scales.int() << 23).view(torch.float32)  # The scales are exponents plus 127.
@@ -127,28 +142,28 @@ class ExpertMatrices(PackedMatrix):
         return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
 
 
-def tile_columns(group_columns: int) -> int:
-    """Return the number of columns that are unpacked at a time: a power of two that divides a group."""
-    return min(TILE_COLUMNS, group_columns & -group_columns)
-
-
 def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     """Return a matrix for a GPU, or None if its groups are not multiples of 32 columns."""
-    n, columns = matrix.codes.shape
-    groups = matrix.scales.shape[1]
-    tile = tile_columns(columns // groups)
-    if tile < LEAST_COLUMNS:
+    columns = matrix.codes.shape[1]
+    group = columns // matrix.scales.shape[1]
+    if group % UNIT_COLUMNS:
         return None
-    codes = matrix.codes
-    scales = matrix.scales.T.contiguous()
+    # A tile has whole groups, or a part of one. Of other groups, each part has the scale.
+    repeats = 1 if group == columns else group // math.gcd(group, TILE_COLUMNS) if group % TILE_COLUMNS else 1
+    scales = matrix.scales.T.repeat_interleave(repeats, 0).contiguous()
     if isinstance(matrix, Floats):
-        return PackedMatrix("float8", codes, scales, None)
-    zeros = None if matrix.zeros is None else matrix.zeros.T.contiguous()
-    if matrix.bits == 8:
-        return PackedMatrix("int8", codes, scales, zeros, matrix.columns)
-    halves = codes.view(n, columns // tile, 2, tile // 2)
-    codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
-    return PackedMatrix("int4", codes, scales, zeros, matrix.columns)
+        return PackedMatrix("float8", matrix.codes, scales, None)
+    zeros = None if matrix.zeros is None else matrix.zeros.T.repeat_interleave(repeats, 0).contiguous()
+    kind: Kind = "int8" if matrix.bits == 8 else "int4"
+    return PackedMatrix(kind, in_parts(matrix.codes, PARTS[kind]), scales, zeros, matrix.columns)
+
+
+def in_parts(codes: Tensor, parts: int) -> Tensor:
+    """Return codes uint8 [n, columns] in the bytes [n, columns * 2 / parts] of numbers with `parts` codes each."""
+    units = codes.unflatten(1, (-1, parts, UNIT_COLUMNS // parts)).unbind(2)
+    if parts == 4:
+        units = [units[0] | units[1] << 4, units[2] | units[3] << 4]
+    return torch.stack(units, dim=-1).flatten(1)
 
 
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +178,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def in_float8(weights: Tensor) -> PackedMatrix | None:
     """Return weights [n, columns] as floats of 8 bits with a scale for each row, or None if kernels can't read them."""
-    if tile_columns(weights.shape[1]) < LEAST_COLUMNS:
+    if weights.shape[1] % UNIT_COLUMNS:
         return None
     codes, scales = rounded_rows(weights)
     return PackedMatrix("float8", codes.contiguous(), scales.T.contiguous(), None)

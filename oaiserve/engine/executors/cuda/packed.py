@@ -9,7 +9,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, integers_of
 from oaiserve.engine.decoder.sources.integer_layouts import Floats
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
-from oaiserve.engine.executors.cuda.device_matrices import MXFP4_TILE, PackedMatrix, of_integers
+from oaiserve.engine.executors.cuda.device_matrices import PARTS, PackedMatrix, in_parts, of_integers
 
 FLOAT8_CAPABILITY = (8, 9)
 
@@ -39,10 +39,8 @@ def packed(weight: Tensor | Blocks, device: torch.device) -> PackedMatrix | None
 
 
 def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
-    """Return a matrix in MXFP4, or None if its columns are no multiple of 64."""
+    """Return a matrix in MXFP4."""
     n, columns = weight.shape
-    if columns % MXFP4_TILE:
-        return None
     data = _rows(weight.data, weight.rows, device)
     if weight.scales is None:  # Each block begins with its scale, and byte i has codes i and i + 16.
         blocks = data.view(n, -1, FORMATS[MXFP4].num_bytes)
@@ -53,8 +51,7 @@ def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
         scales = _rows(weight.scales, weight.rows, device)
         pairs = data.view(n, -1, 16)
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
-    halves = codes.view(n, columns // MXFP4_TILE, 2, MXFP4_TILE // 2)
-    return PackedMatrix("mxfp4", (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1), scales.T.contiguous(), None)
+    return PackedMatrix("mxfp4", in_parts(codes.view(n, columns), PARTS["mxfp4"]), scales.T.contiguous(), None)
 
 
 def _rows(data: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:

@@ -4,42 +4,62 @@ import triton
 import triton.language as tl
 
 from oaiserve.engine.executors.cuda.triton_tiles import dot, to_float8
+from oaiserve.engine.executors.cuda.triton_unpacking import (
+    by_column,
+    factor_of,
+    of_4_bits,
+    of_8_bits,
+    of_float8,
+    scale_of,
+)
 
 
 @triton.jit
-def _less(code, zero, dtype: tl.constexpr):
-    """Return small integers minus a zero. In the lowest bits of 2^23, an integer adds its value without conversion."""
-    return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
-
-
-@triton.jit
-def _float4(code, exponent, dtype):
-    """Return floats of four bits times powers of two. `exponent` is the exponent plus 127.
-
-    These floats are E2M1: a sign, two bits of the exponent and one of the fraction."""
-    size = (code & 7).to(tl.int16)
-    # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. The smaller numbers are 0
-    # and 0.5. The power of two is added to the exponent.
-    bits = tl.where(size < 2, 0x3F00, (size << 6) + (126 << 7)) + ((exponent.to(tl.int16) - 127) << 7)
-    bits = tl.where(size == 0, 0, bits).to(tl.int16) | ((code & 8).to(tl.int16) << 12)
-    return bits.to(tl.bfloat16, bitcast=True).to(dtype)
-
-
-@triton.jit
-def _scale_and_zero(scales, zeros, group, is_output, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    """Load the scales [TILE_N] and the zeros [TILE_N, 1] of a group of integers; floats have no zeros."""
-    scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+def _scales_and_zeros(
+    scales,  # [TILE_N] addresses, as the zeros
+    zeros,
+    group,
+    last_group,
+    groups_stride,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Load the scales and zeros [TILE_N, GROUPS] of the groups from `group` on, or of the last one in their place."""
+    offsets = tl.minimum(group + tl.arange(0, GROUPS), last_group)[None, :] * groups_stride
+    scale = scale_of(tl.load(scales[:, None] + offsets), KIND, DTYPE)
     if HAS_ZEROS:
-        zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)[:, None]
+        zero = tl.load(zeros[:, None] + offsets).to(tl.float32)
     else:
-        zero = tl.full([scale.shape[0], 1], 8.0 if KIND == "int4" else 128.0, tl.float32)
+        zero = tl.full([scales.shape[0], 1], 8.0 if KIND == "int4" else 128.0, tl.float32)
     return scale, zero
 
 
 @triton.jit
-def _inputs(x, row_offset, is_row, column):
-    """Load columns of the inputs, transposed: [columns, rows]."""
-    return tl.load(x + row_offset[None, :] + column[:, None], mask=is_row[None, :], other=0.0)
+def _inputs(x_rows, column, columns, IS_WHOLE: tl.constexpr):
+    """Load columns of the inputs, transposed: [columns, rows]. After the last column, there are zeros."""
+    if IS_WHOLE:
+        return tl.load(x_rows + column[:, None])
+    else:
+        return tl.load(x_rows + column[:, None], mask=(column < columns)[:, None], other=0.0)
+
+
+@triton.jit
+def _codes(code_rows, place, width, IS_WHOLE: tl.constexpr):
+    """Load codes [TILE_N, places] of the matrix, or zeros after its last one."""
+    if IS_WHOLE:
+        return tl.load(code_rows + place[None, :])
+    else:
+        return tl.load(code_rows + place[None, :], mask=(place < width)[None, :], other=0)
+
+
+@triton.jit
+def column_of(place, PARTS: tl.constexpr):
+    """Return the column of the first of the codes of a place: each 32 columns are stored in as many places as a part
+    has, one part after the other."""
+    WIDTH: tl.constexpr = 32 // PARTS
+    return place // WIDTH * 32 + place % WIDTH
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles_each"])
@@ -61,7 +81,6 @@ def product_kernel(
     n,
     columns,
     tiles_each,  # tiles of columns in each split
-    group_columns,
     pairs_of_row,  # 1 if x has a row for each pair
     x_stride,
     codes_expert_stride,
@@ -69,6 +88,9 @@ def product_kernel(
     scales_expert_stride,
     groups_stride,  # stride of scales and zeros, in which the numbers of a group are adjacent
     KIND: tl.constexpr,
+    PARTS: tl.constexpr,  # codes of each number of `codes`
+    GROUP_COLUMNS: tl.constexpr,  # 0 if each row of W is one group
+    IS_WHOLE: tl.constexpr,  # whether the last tile has all its columns
     OF_EXPERTS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -80,10 +102,11 @@ def product_kernel(
 ):
     """Compute x @ W^T for a tile of rows of W and a tile of rows of x, or of an expert's pairs, with its W.
 
-    The program is (tile of W, tile of x, split). A tile of columns is within one group. The stored codes of W are
-    multiplied with x, and their product with the scale afterwards. W is the first factor, so that tensor cores read it
-    from registers, where it is unpacked. With several splits, each computes some of the columns, and the last one to
-    end adds up all of them in order.
+    The program is (tile of W, tile of x, split). The stored codes of W are multiplied with x, and their product with
+    the scale afterwards, unless a tile of columns has several groups: then weights are scaled first, and rounded to the
+    dtype of x. Scales are loaded a tile ahead. W is the first factor, so that tensor cores read it from registers,
+    where it is unpacked. With several splits, each computes some of the columns, and the last one to end adds up all of
+    them in order.
     """
     tile = tl.program_id(1)
     split = tl.program_id(2)
@@ -103,47 +126,80 @@ def product_kernel(
         out_row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
         is_row = out_row < num_rows
         row = out_row
-    row_offset = row * x_stride
+    # What is computed for other rows is not stored, so any will do for them.
+    x_rows = x + tl.where(is_row, row, 0)[None, :] * x_stride
     output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = output < n
-    code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
-    scales += output
-    zeros += output
+    weight_row = tl.minimum(output, n - 1)
+    code_rows = codes + weight_row.to(tl.int64)[:, None] * codes_stride
+    scales += weight_row
+    zeros += weight_row
     acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-    HALF: tl.constexpr = TILE_COLUMNS // 2
-    half = tl.arange(0, HALF)
-    column = tl.arange(0, TILE_COLUMNS)
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    GROUPS: tl.constexpr = 1 if GROUP_COLUMNS == 0 else max(1, TILE_COLUMNS // GROUP_COLUMNS)  # of a tile
+    IS_SCALED_FIRST: tl.constexpr = (GROUPS > 1) | (KIND == "mxfp4")
+    IS_SCALED_LAST: tl.constexpr = (KIND != "dense") & (GROUP_COLUMNS == 0)
+    WIDTH: tl.constexpr = TILE_COLUMNS // PARTS
+    PART: tl.constexpr = 32 // PARTS
+    place = tl.arange(0, WIDTH)
+    column = column_of(place, PARTS)
     first = split * tiles_each * TILE_COLUMNS
     last = tl.minimum(first + tiles_each * TILE_COLUMNS, columns)
+    last_group = 0 if GROUP_COLUMNS == 0 else columns // GROUP_COLUMNS - 1
+    if KIND != "dense":
+        group = 0 if GROUP_COLUMNS == 0 else first // GROUP_COLUMNS
+        scale, zero = _scales_and_zeros(scales, zeros, group, last_group, groups_stride, KIND, HAS_ZEROS, GROUPS, DTYPE)
     for begin in range(first, last, TILE_COLUMNS):
-        nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-        if KIND == "mxfp4":  # Each half of a tile is a group.
-            group = begin // HALF * groups_stride
-            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
-            exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
-            low = _float4(packed & 15, exponent, x.dtype.element_ty)
-            acc = dot(low, _inputs(x, row_offset, is_row, begin + half), acc)
-            exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
-            high = _float4(packed >> 4, exponent, x.dtype.element_ty)
-            acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
-        elif KIND == "dense":
-            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
+        code = _codes(code_rows, begin // PARTS + place, columns // PARTS, IS_WHOLE)
+        if IS_SCALED_FIRST | IS_SCALED_LAST:
+            product = acc
         else:
-            group = begin // group_columns * groups_stride
-            scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)
-            if KIND == "int4":
-                # The lower halves of a tile's bytes have its first columns, and the upper halves have the others.
-                packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
-                low = _less(packed & 15, zero, x.dtype.element_ty)
-                product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
-                high = _less(packed >> 4, zero, x.dtype.element_ty)
-                product = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), product)
+            product = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+        x_tile = _inputs(x_rows, begin + column, columns, IS_WHOLE)
+        if KIND == "dense":
+            acc = dot(code, x_tile, acc)
+        else:
+            if not IS_SCALED_LAST:
+                group = (begin + TILE_COLUMNS) // GROUP_COLUMNS
+                next_scale, next_zero = _scales_and_zeros(
+                    scales, zeros, group, last_group, groups_stride, KIND, HAS_ZEROS, GROUPS, DTYPE
+                )
+            zero_of_column = by_column(zero, WIDTH)
+            if PARTS == 4:
+                weight, second, third, fourth = of_4_bits(code, zero_of_column, KIND, DTYPE)
+            elif PARTS == 2:
+                weight, second = of_8_bits(code, zero_of_column, HAS_ZEROS, DTYPE)
             else:
-                code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-                weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
-                product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
-            acc += product * scale[:, None]
+                weight = of_float8(code, DTYPE)
+            if IS_SCALED_FIRST:
+                scale_of_column = by_column(scale.to(weight.dtype), WIDTH)
+                weight *= scale_of_column
+                if PARTS > 1:
+                    second *= scale_of_column
+                if PARTS > 2:
+                    third *= scale_of_column
+                    fourth *= scale_of_column
+            product = dot(weight.to(DTYPE), x_tile, product)
+            if PARTS > 1:
+                x_tile = _inputs(x_rows, begin + PART + column, columns, IS_WHOLE)
+                product = dot(second.to(DTYPE), x_tile, product)
+            if PARTS > 2:
+                x_tile = _inputs(x_rows, begin + 2 * PART + column, columns, IS_WHOLE)
+                product = dot(third.to(DTYPE), x_tile, product)
+                x_tile = _inputs(x_rows, begin + 3 * PART + column, columns, IS_WHOLE)
+                product = dot(fourth.to(DTYPE), x_tile, product)
+            if IS_SCALED_FIRST | IS_SCALED_LAST:
+                acc = product
+            else:
+                acc += product * scale
+            if not IS_SCALED_LAST:
+                scale = next_scale
+                zero = next_zero
+    if IS_SCALED_LAST:
+        acc *= scale
+    FACTOR: tl.constexpr = factor_of(KIND, DTYPE)
+    if FACTOR != 1:
+        acc *= FACTOR
 
     is_number = is_output[:, None] & is_row[None, :]
     number = out_row[None, :] * n + output[:, None]
@@ -222,10 +278,11 @@ def unpack_kernel(
     out,  # [n, columns]
     n,
     columns,
-    group_columns,
     codes_stride,
     groups_stride,
-    KIND: tl.constexpr,  # as in `product_kernel`
+    KIND: tl.constexpr,  # this and the next ones as in `product_kernel`
+    PARTS: tl.constexpr,
+    GROUP_COLUMNS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
@@ -234,23 +291,29 @@ def unpack_kernel(
     row = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_row = row < n
     begin = tl.program_id(1) * TILE_COLUMNS
-    code_rows = codes + row.to(tl.int64)[:, None] * codes_stride
-    out_rows = out + row.to(tl.int64)[:, None] * columns + begin
-    group = begin // group_columns * groups_stride
-    scale, zero = _scale_and_zero(scales + row, zeros + row, group, is_row, KIND, HAS_ZEROS)
-    HALF: tl.constexpr = TILE_COLUMNS // 2
-    half = tl.arange(0, HALF)[None, :]
-    if KIND == "int4":
-        packed = tl.load(code_rows + begin // 2 + half, mask=is_row[:, None], other=0)
-        low = _less(packed & 15, zero, tl.float32)
-        high = _less(packed >> 4, zero, tl.float32)
-        tl.store(out_rows + half, (low * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
-        tl.store(out_rows + HALF + half, (high * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+    stored_row = tl.minimum(row, n - 1)
+    group = 0 if GROUP_COLUMNS == 0 else begin // GROUP_COLUMNS
+    scale, zero = _scales_and_zeros(
+        scales + stored_row, zeros + stored_row, group, group, groups_stride, KIND, HAS_ZEROS, 1, tl.float32
+    )
+    place = tl.arange(0, TILE_COLUMNS // PARTS)
+    code_rows = codes + stored_row.to(tl.int64)[:, None] * codes_stride
+    code = tl.load(code_rows + (begin // PARTS + place)[None, :])
+    out_rows = out + row.to(tl.int64)[:, None] * columns + (begin + column_of(place, PARTS))[None, :]
+    PART: tl.constexpr = 32 // PARTS
+    is_inside = is_row[:, None]
+    dtype = out.dtype.element_ty
+    if PARTS == 4:
+        weight, second, third, fourth = of_4_bits(code, zero, KIND, tl.float32)
+        tl.store(out_rows + 2 * PART, (third * scale).to(dtype), mask=is_inside)
+        tl.store(out_rows + 3 * PART, (fourth * scale).to(dtype), mask=is_inside)
+    elif PARTS == 2:
+        weight, second = of_8_bits(code, zero, HAS_ZEROS, tl.float32)
     else:
-        column = tl.arange(0, TILE_COLUMNS)[None, :]
-        code = tl.load(code_rows + begin + column, mask=is_row[:, None], other=0.0)
-        weight = _less(code, zero, tl.float32) if KIND == "int8" else code.to(tl.float32)
-        tl.store(out_rows + column, (weight * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+        weight = of_float8(code, tl.float32)
+    tl.store(out_rows, (weight * scale).to(dtype), mask=is_inside)
+    if PARTS > 1:
+        tl.store(out_rows + PART, (second * scale).to(dtype), mask=is_inside)
 
 
 @triton.jit

@@ -16,7 +16,13 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
-from oaiserve.engine.executors.cuda.device_matrices import LEAST_LARGEST, ExpertMatrices, PackedMatrix, rounds
+from oaiserve.engine.executors.cuda.device_matrices import (
+    LEAST_LARGEST,
+    TILE_COLUMNS,
+    ExpertMatrices,
+    PackedMatrix,
+    rounds,
+)
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
 from oaiserve.engine.executors.cuda.triton_product_kernels import (
     plan_experts_kernel,
@@ -121,12 +127,12 @@ def _launch(
     (n, columns) = matrix.shape
     tile = matrix.tile_columns
     grid = -(-n // tiles.n), num_tiles
-    tiles_of_columns = columns // tile
+    tiles_of_columns = -(-columns // tile)
     splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
     partial = out
     if splits > 1:
         partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
-    codes = matrix.codes
+    codes = matrix.read_codes
     scales = matrix.scales
     num_done = counters(x.device)
     rows_of_tiles: Sequence[Tensor] = (num_done,) * 4
@@ -136,9 +142,12 @@ def _launch(
         *(x, codes, scales, present(matrix.zeros, scales), present(bias, out), present(factors, out).contiguous()),
         *rows_of_tiles,
         *(out, partial, num_done),
-        *(len(out), n, columns, -(-tiles_of_columns // splits), matrix.group_columns, pairs_of_row),
+        *(len(out), n, columns, -(-tiles_of_columns // splits), pairs_of_row),
         *(x.stride(0), codes.stride(0), codes.stride(-2), scales.stride(0), scales.stride(-2)),
         KIND=matrix.kind,
+        PARTS=matrix.parts,
+        GROUP_COLUMNS=matrix.divided_group,
+        IS_WHOLE=columns % tile == 0,
         OF_EXPERTS=plan is not None,
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
@@ -177,13 +186,17 @@ def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
     """Return the weights [n, columns] of a matrix, in the order of its stored columns."""
     n, columns = matrix.shape
     out = torch.empty(n, columns, dtype=dtype, device=matrix.codes.device)
-    unpack_kernel[-(-n // _UNPACKED_ROWS), columns // matrix.tile_columns](
-        *(matrix.codes, matrix.scales, present(matrix.zeros, matrix.scales), out),
-        *(n, columns, matrix.group_columns, matrix.codes.stride(0), matrix.scales.stride(0)),
+    tile = min(TILE_COLUMNS, matrix.group_columns & -matrix.group_columns)
+    codes = matrix.read_codes
+    unpack_kernel[-(-n // _UNPACKED_ROWS), columns // tile](
+        *(codes, matrix.scales, present(matrix.zeros, matrix.scales), out),
+        *(n, columns, codes.stride(0), matrix.scales.stride(0)),
         KIND=matrix.kind,
+        PARTS=matrix.parts,
+        GROUP_COLUMNS=matrix.divided_group,
         HAS_ZEROS=matrix.zeros is not None,
         TILE_N=_UNPACKED_ROWS,
-        TILE_COLUMNS=matrix.tile_columns,
+        TILE_COLUMNS=tile,
     )
     return out
 

@@ -103,7 +103,16 @@ def test_experts_that_are_stored_in_different_ways_are_not_stacked() -> None:
     assert stacked([of_integers(integers(4, 8, 128, 32, zeros=True, any_order=True))] * 2) is None
 
 
-def test_a_matrix_in_mxfp4_whose_columns_are_no_multiple_of_64_is_not_packed() -> None:
-    blocks = Blocks(np.zeros((8, 3 * FORMATS[MXFP4].num_bytes), np.uint8), MXFP4, np.arange(8))
-    assert blocks.shape == (8, 96)
-    assert packed_in_blocks(blocks, torch.device("cpu")) is None
+def test_a_matrix_in_mxfp4_may_have_an_odd_number_of_groups() -> None:
+    generator = np.random.default_rng(0)
+    data = generator.integers(0, 256, (8, 3 * FORMATS[MXFP4].num_bytes), dtype=np.uint8)
+    data[:, :: FORMATS[MXFP4].num_bytes] = generator.integers(61, 189, (8, 3))
+    matrix = packed_in_blocks(Blocks(data, MXFP4, np.arange(8)), torch.device("cpu"))
+    assert matrix is not None
+    assert matrix.shape == (8, 96)
+    experts = stacked([matrix])
+    x = numbers(2, 96)
+    found = triton_products.product(
+        x, experts, triton_products.planned(torch.zeros(2, 1, dtype=torch.int64), 1), pairs_of_row=1, factors=None
+    )
+    assert relative(found, expanded_product(x, matrix, None)) < 1e-5

@@ -23,10 +23,13 @@ pytestmark = pytest.mark.kernels
 MATRICES = {
     "4 bits": integers(4, 70, 128, 32, zeros=False),
     "4 bits with zeros": integers(4, 70, 256, 128, zeros=True),
+    "4 bits, half a tile": integers(4, 70, 192, 64, zeros=True),
     "4 bits, by row": integers(4, 70, 96, 96, zeros=True),
     "4 bits, any order": integers(4, 70, 128, 64, zeros=True, any_order=True),
     "8 bits": integers(8, 70, 128, 32, zeros=False),
+    "8 bits in groups of 96": integers(8, 70, 192, 96, zeros=True),
     "8 bits with zeros": integers(8, 70, 128, 128, zeros=True),
+    "FP8 by row, with a rest": floats_in_blocks(70, 160, None),
     "FP8 by row": floats_in_blocks(70, 128, None),
     "FP8 in blocks": floats_in_blocks(70, 256, (64, 128)),
 }
@@ -66,7 +69,8 @@ def test_many_rows_are_multiplied_with_unpacked_weights(
     for num_rows, added in ((6, None), (6, bias), (5, bias)):
         x = numbers(num_rows, packed.shape[1]).to(dtype)
         want = expanded_product(x.float(), packed, None if added is None else added.float())
-        assert relative(triton_products.multiply(x, packed, added).float(), want) < 5e-3
+        limit = 1e-2 if dtype == torch.bfloat16 else 5e-3  # scaled weights are cut off, too
+        assert relative(triton_products.multiply(x, packed, added).float(), want) < limit
     assert kernel.call_count == 2
 
 

@@ -50,6 +50,15 @@ A_ROW: Mapping[str, Any] = {
 }
 
 
+OF_A_PRODUCT: Mapping[str, Any] = {
+    "kernel": "product_kernel",
+    "capability": 120,
+    "kind": "int4",
+    "rows": 16,
+    "instructions_per_weight": 7.9,
+}
+
+
 def test_a_kernel_within_its_bounds_has_no_problem() -> None:
     assert kernels.problems([A_ROW]) == []
 
@@ -63,8 +72,10 @@ def test_a_kernel_within_its_bounds_has_no_problem() -> None:
         ({"capability": 80, "spilled_bytes": 328}, "spills 328 bytes of a thread's registers, of at most 320"),
         ({"instructions": ["LDGSTS"]}, "multiplies with LDGSTS"),
         ({"kernel": "prefill_kernel"}, "multiplies with HMMA, LDGSTS"),
+        (OF_A_PRODUCT, "takes 7.9 instructions for a weight, of at most 4.5"),
+        ({**OF_A_PRODUCT, "instructions_per_weight": 0.0}, "takes 0.0 instructions for a weight, of at most 4.5"),
     ],
 )
-def test_what_is_beyond_a_bound_is_named(found: dict[str, Any], said: str) -> None:
-    row = A_ROW | found
+def test_what_is_beyond_a_bound_is_named(found: Mapping[str, Any], said: str) -> None:
+    row = {**A_ROW, **found}
     assert kernels.problems([row]) == [f"{row['kernel']} on sm_{row['capability']}, heads of 64: {said}"]
