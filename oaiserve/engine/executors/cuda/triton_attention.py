@@ -48,6 +48,7 @@ class Card(NamedTuple):
 
 
 HOPPER = Card(227 << 10, 228 << 10, is_hopper=True)
+AMD = Card(64 << 10, 64 << 10, is_hopper=False)  # MI300, whose major capability is Hopper's
 
 
 class Tile(NamedTuple):
@@ -517,6 +518,8 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
 def card_of(device: torch.device) -> Card:
     if device.type != "cuda":
         return HOPPER
+    if torch.version.hip is not None:
+        return AMD
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", HOPPER.shared_bytes)
     sm_bytes = getattr(properties, "shared_memory_per_multiprocessor", HOPPER.sm_bytes)

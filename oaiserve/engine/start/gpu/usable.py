@@ -93,7 +93,20 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
     ways = (options.cuda_graph, options.kv_cache_dtype, options.quantize, options.has_adapters, spec.dtype)
     of_device = (torch.cuda.get_device_name(spec.device), driver_version(), torch.version.cuda)
     versions = map(version_of, ("oaiserve", "torch", "triton"))
-    return request.source.path.resolve(), *sizes, *ways, *of_device, *versions
+    path = request.source.path.resolve()
+    return path, content_of(path), *sizes, *ways, *of_device, *versions
+
+
+def content_of(model: Path) -> str:
+    """Return what tells other weights at the same path: the hash of a folder's config.json, or a file's size and time
+    of its last change. Return an empty text if neither can be read."""
+    try:
+        if model.is_dir():
+            return hashlib.sha256((model / "config.json").read_bytes()).hexdigest()
+        found = model.stat()
+        return f"{found.st_size} {found.st_mtime_ns}"
+    except OSError:
+        return ""
 
 
 def driver_version() -> str:

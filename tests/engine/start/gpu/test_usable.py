@@ -211,3 +211,13 @@ def test_a_server_whose_gpu_is_lost_starts_again_in_the_same_process(tmp_path: P
     assert process.returncode == 1, text
     assert text.count("The server starts again without kernels of its own") == 1
     assert text.endswith("the second start\n")
+
+
+def test_other_content_at_the_same_path_is_probed_again(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    assert usable.content_of(tmp_path) == ""
+    config.write_text("{}")
+    first = usable.content_of(tmp_path)
+    config.write_text('{"hidden_size": 64}')
+    assert first != usable.content_of(tmp_path) != ""
+    assert usable.content_of(config) != usable.content_of(tmp_path)
