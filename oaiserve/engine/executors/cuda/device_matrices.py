@@ -152,7 +152,9 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     repeats = 1 if group == columns else group // math.gcd(group, TILE_COLUMNS) if group % TILE_COLUMNS else 1
     scales = matrix.scales.T.repeat_interleave(repeats, 0).contiguous()
     if isinstance(matrix, Floats):
-        return PackedMatrix("float8", matrix.codes, scales, None)
+        # Kernels read a code of NaN as a number, so its row gets a scale that is NaN.
+        has_nan = (matrix.codes.view(torch.uint8) & 0x7F == 0x7F).any(1)
+        return PackedMatrix("float8", matrix.codes, scales.masked_fill(has_nan, math.nan), None)
     zeros = None if matrix.zeros is None else matrix.zeros.T.repeat_interleave(repeats, 0).contiguous()
     kind: Kind = "int8" if matrix.bits == 8 else "int4"
     return PackedMatrix(kind, in_parts(matrix.codes, PARTS[kind]), scales, zeros, matrix.columns)

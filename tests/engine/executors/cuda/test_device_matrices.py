@@ -42,6 +42,15 @@ def test_expanded_weights_are_those_of_the_format(name: str) -> None:
     torch.testing.assert_close(packed.expand(torch.float32), MATRICES[name].expand(), rtol=0, atol=0)
 
 
+def test_a_row_with_a_code_of_nan_gives_nan_in_kernels_too() -> None:
+    matrix = floats_in_blocks(70, 128, None)
+    matrix.codes.view(torch.uint8)[3, 5] = 0xFF
+    packed = of_integers(matrix)
+    assert packed.scales.isnan().nonzero().tolist() == [[0, 3]]  # Only a compiled kernel reads the code as a number.
+    product = triton_products.multiply(numbers(2, 128, seed=1), packed, None)
+    assert product.isnan().any(0).nonzero().flatten().tolist() == [3]
+
+
 @pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.bfloat16), (20, torch.float32), (70, torch.float16)])
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_rows: int, dtype: torch.dtype) -> None:

@@ -102,7 +102,8 @@ def test_integers_of_4_bits(name: str, dtype: torch.dtype, ones: int) -> None:
 def test_floats_of_4_bits() -> None:
     table = torch.tensor(FLOATS_OF_4_BITS, dtype=torch.float64) * 2.0**-126
     for part, words in enumerate(computed(unpacking.FLOAT4_BF16.value, WORDS)):
-        found, wanted = numbers(words, BF16), table[codes(4, part)]
+        found = numbers(words, BF16)
+        wanted = table[codes(4, part)]
         assert torch.equal(found, wanted)
         assert torch.equal(found.signbit(), wanted.signbit())
 
