@@ -62,8 +62,8 @@ QUERIES += [
     for board in BOARDS
     for panel in panels(board)
     for target in panel.get("targets", [])
-    # The server has no adapters, and the machine may have no meter of energy.
-    if "oaiserve_adapter_requests" not in target["expr"] and "joules" not in target["expr"]
+    # The server has no adapters and no replicas, and the machine may have no meter of energy.
+    if not any(name in target["expr"] for name in ("oaiserve_adapter_requests", "oaiserve_replica_", "joules"))
 ]
 METRICS = (*names.METRICS, *plugin_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
 # The load fills the KV cache on purpose; the lag of the event loop, and causes, depend on what else the machine does.
@@ -183,10 +183,10 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
     assert stored == on_page
 
 
-WITHOUT_SERIES = (  # in a server without errors, adapters, a meter of energy, and runs of agents that have ended
+WITHOUT_SERIES = (  # in a server without errors, adapters, replicas, a meter of energy, and runs that have ended
     *(metric for metric in plugin_metrics() if metric.name.startswith("oaiserve_run_")),
     *(names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS, vllm_names.LORA_REQUESTS),
-    *(metric for metric in names.METRICS if "joules" in metric.name),
+    *(metric for metric in names.METRICS if "joules" in metric.name or metric.name.startswith("oaiserve_replica_")),
 )
 
 

@@ -52,7 +52,7 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray:
 def test_vectors_of_a_folder_equal_those_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
     """MPNet's attention cannot be packed; its folder has a desktop.ini, too."""
     folder = request.getfixturevalue(name)
-    with SimulatedEngine.from_pretrained(folder, ways=pooling.plugin.starts) as engine:
+    with SimulatedEngine.from_pretrained(folder, ways=pooling.plugin.inner.starts) as engine:
         actual_vectors = vectors(engine, TEXTS)
         alone = vectors(engine, TEXTS[:1])
     assert cosines(actual_vectors, by_transformers(folder, TEXTS)).min() >= 0.9999
@@ -68,6 +68,6 @@ def test_vectors_of_a_gguf_file_equal_those_of_its_folder(
     path = tmp_path / "minilm.gguf"
     converter = [sys.executable, str(llama_cpp / "convert_hf_to_gguf.py"), str(minilm)]
     subprocess.run([*converter, "--outtype", kind, "--outfile", str(path)], check=True, capture_output=True)
-    with SimulatedEngine.from_pretrained(path, ways=pooling.plugin.starts) as engine:
+    with SimulatedEngine.from_pretrained(path, ways=pooling.plugin.inner.starts) as engine:
         actual_vectors = vectors(engine, TEXTS)
     assert cosines(actual_vectors, by_transformers(minilm, TEXTS)).min() >= least

@@ -50,7 +50,7 @@ def metrics(snapshot: EngineNumbers) -> Metrics:
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
-    others = "event_loop|engine|scrape|telemetry|spans|connections|log_messages|meter|refusal_delay"
+    others = "event_loop|engine|scrape|telemetry|spans|connections|log_messages|meter|refusal_delay|replica"
     gauges = {m.name for m in ALL if m.type in ("gauge", "info") or isinstance(m.of, str)}
     counters = {m.name for m in ALL if m.type == "counter"}
     return {

@@ -25,7 +25,7 @@ def test_steps_of_all_sequences_are_replayed_and_reported() -> None:
         return False if not lane.running and 0 < lane.num_waiting < 3 else turn(self)
 
     with patch.object(StepGraphs, "launch", counted), patch.object(Stepper, "turn", begun_together):
-        results = measure(Namespace(sequences=[3], tokens=12, turns=1))
+        results = measure(Namespace(sequences=[3], tokens=12, turns=1, prompt_tokens=40, loads=["greedy", "sampled"]))
 
     by_load = results["cpu_us_per_step"]
     assert [*by_load] == ["greedy", "sampled"]

@@ -178,8 +178,10 @@ def test_a_schedule_finds_wrong_attention_of_mixed_steps(monkeypatch: pytest.Mon
 
 def test_a_schedule_finds_draws_with_the_seed_of_another_position(monkeypatch: pytest.MonkeyPatch) -> None:
     class OtherSeeds(ready.PlainSampler):
-        def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: Any) -> None:
-            super().draw(logits, parameters, seeds + 1, out)
+        def draw(
+            self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: Any, edits: Any = None
+        ) -> None:
+            super().draw(logits, parameters, seeds + 1, out, edits)
 
     def that_draw(*args: Any, **kwargs: Any) -> list[Request]:
         """Let all tokens be drawn by the sampler: how many steps have no edits beside them depends on time."""

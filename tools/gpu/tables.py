@@ -54,7 +54,7 @@ def figures(sections: Sections) -> list[str]:
         gpt2(sections),
     ]
     lines = [line for table in tables if len(table) > 1 for line in (*as_markdown(table), "")]
-    for sentences in (gaps(sections), streams(sections), offload(sections), peers(sections)):
+    for sentences in (gaps(sections), streams(sections), offload(sections), long_contexts(sections), peers(sections)):
         lines += [*sentences, ""] if sentences else []
     return lines
 
@@ -206,6 +206,25 @@ def offload(sections: Sections) -> list[str]:
     return []
 
 
+def long_contexts(sections: Sections) -> list[str]:
+    found = sections.get("long-contexts", {})
+    sentences = [
+        f"{row['tokens']} tokens behind {number(row['context'])}, attention of a layer of an 8B: "
+        f"{number(row['cut_us'])} µs with keys cut among programs, {number(row['whole_us'])} without."
+        for row in found.get("few_tokens", [])
+    ]
+    sentences += [
+        f"{row['model']}, latent attention of a layer, {row['rows']} decodes: {number(row['us'])} µs, "
+        f"{number(row['gb_per_s'])} GB/s."
+        for row in found.get("latent", [])
+    ]
+    sentences += [
+        f"Draws of {row['rows']}: {number(row['us'])} µs, with penalties {number(row['us_with_penalties'])}."
+        for row in found.get("penalties", [])
+    ]
+    return sentences
+
+
 def peers(sections: Sections) -> list[str]:
     with suppress(KeyError):
         found = sections["peers"]
@@ -238,7 +257,7 @@ def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentence in (*streams(sections), *offload(sections), *peers(sections), *checked):
+    for sentence in (*streams(sections), *offload(sections), *long_contexts(sections), *peers(sections), *checked):
         lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
 

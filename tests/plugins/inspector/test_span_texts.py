@@ -117,9 +117,9 @@ def test_only_the_variable_turns_texts_on(
     monkeypatch.delenv(VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(VARIABLE, value)
-    assert plugin.streams is not None
-    assert (plugin.streams(Config("demo")) is not None) == has_streams
-    assert plugin.streams(Config("demo", of_plugins=(InspectorOptions(inspect=1),))) is not None
+    assert plugin.inner.streams is not None
+    assert (plugin.inner.streams(Config("demo")) is not None) == has_streams
+    assert plugin.inner.streams(Config("demo", of_plugins=(InspectorOptions(inspect=1),))) is not None
 
 
 @pytest.mark.parametrize("value", ["EVENT_ONLY", "yes"])

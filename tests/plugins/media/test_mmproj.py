@@ -85,7 +85,7 @@ def test_a_tower_of_another_width_is_refused_with_both_numbers(tmp_path: Path) -
     write_pair("idefics3", wide, other)
     path = write_pair("idefics3", seeing, tmp_path)
     with pytest.raises(StartupError, match=r"not of this model: it makes vectors of 128 numbers, .* text model has 64"):
-        SimulatedEngine.from_pretrained(path, device="cpu", mmproj=other / MMPROJ, load_media=plugin.media)
+        SimulatedEngine.from_pretrained(path, device="cpu", mmproj=other / MMPROJ, load_media=plugin.inner.media)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
     with streams(server.url, NUM_STREAMS, max_tokens=40):
         page.wait_for_selector("#tiles div:has-text('Running') dd:not(:text-is('0'))")
         page.locator("#waterfall a").first.click()
-        page.wait_for_selector("tr[data-phase]")
+        page.wait_for_selector("tr[data-phase='respond']")  # The first row may be of an open request.
         request_id = page.inner_text("#title")
         shown = page.locator("tr[data-phase]").evaluate_all("rows => rows.map((row) => ({...row.dataset}))")
     entry = server.get(f"/debug/requests/{request_id}").json()

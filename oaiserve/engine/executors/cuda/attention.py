@@ -196,11 +196,11 @@ class AbsorbedLayer:
 
 
 def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer | AbsorbedLayer:
+    if not isinstance(attention.qkv, LatentProjection):
+        return AttentionLayer(attention, placing)
     if attention.shape.latent_dim:
         return AbsorbedLayer(attention, placing)
-    if isinstance(attention.qkv, LatentProjection):
-        return LatentLayer(attention, placing)
-    return AttentionLayer(attention, placing)
+    return LatentLayer(attention, placing)
 
 
 def _normed(heads: Tensor, norm: Norm | None, step: CudaStep) -> Tensor:

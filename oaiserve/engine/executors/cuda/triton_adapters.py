@@ -81,7 +81,7 @@ class Addition:
     def __init__(self, own: TritonAdapters, modules: Collection[str], numbers: Tensor, widest: int) -> None:
         self.modules = modules
         self._own = own
-        self._plan = planned(numbers, len(own.table), tiles_for(1))
+        self._plan = planned(numbers, len(own.table), tiles_for(1, numbers.device))
         self._products = torch.empty(len(numbers), widest, dtype=torch.float32, device=numbers.device)
 
     def __call__(self, module: str, x: Tensor, out: Tensor) -> None:

@@ -296,7 +296,7 @@ def _preferred_prefill_tile(numbers: int, itemsize: int, is_short: bool, is_hopp
         return Tile(32, tokens=32, num_warps=8, num_stages=2)
     rows = 64 if is_short else 128
     if numbers > 256:
-        return Tile(rows, tokens=32, num_warps=8, num_stages=2)
+        return Tile(64, tokens=32, num_warps=8, num_stages=2)  # With 128 rows it spills registers.
     if numbers <= 128 and rows == 128 and is_hopper:  # Other cards spill registers.
         return Tile(rows, tokens=128, num_warps=4, num_stages=3)
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or numbers <= 128 else 8, num_stages=3)

@@ -66,6 +66,7 @@ class TritonLatentAttention:
             TILE_HEADS=triton.next_power_of_2(heads),
             ROTARY_DIM=0 if rotary is None else 2 * cosines.shape[1],
             APART=1 if rotary is None or rotary.is_interleaved else rotary.apart,
+            num_warps=8,
         )
         return absorbed
 

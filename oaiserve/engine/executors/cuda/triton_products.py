@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
+from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.device_matrices import (
     LEAST_LARGEST,
     TILE_COLUMNS,
@@ -37,6 +38,7 @@ MOST_SPLITS = 16
 # Matrices are unpacked for this many rows of x. By arithmetic, cuBLAS then saves at least the time of unpacking, on
 # cards from an L4 to an H100.
 UNPACKED_FROM = 1025
+LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
@@ -75,7 +77,7 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     if num_rows >= UNPACKED_FROM:
         return linear(x, unpacked(matrix, x.dtype), bias)
     out = x.new_empty(num_rows, matrix.shape[0])
-    tiles = tiles_for(num_rows)
+    tiles = tiles_for(num_rows, x.device)
     _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
     return out
 
@@ -162,7 +164,7 @@ def planned(chosen: Tensor, num_experts: int, tiles: MatrixTiles | None = None) 
     """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
     num_pairs = chosen.numel()
     if tiles is None:
-        tiles = tiles_for(-(-num_pairs // num_experts))
+        tiles = tiles_for(-(-num_pairs // num_experts), chosen.device)
     if tiles.rows >= LARGEST_OF_EXPERTS.rows:
         tiles = LARGEST_OF_EXPERTS
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
@@ -201,7 +203,7 @@ def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def tiles_for(num_rows: int) -> MatrixTiles:
+def tiles_for(num_rows: int, device: torch.device) -> MatrixTiles:
     """Return the tiles for a product with `num_rows` rows. Up to 64 rows, it takes as long as reading the matrix."""
     if num_rows <= 16:
         return MatrixTiles(16, 64, num_warps=4, num_stages=4)
@@ -209,7 +211,8 @@ def tiles_for(num_rows: int) -> MatrixTiles:
         return MatrixTiles(32, 64, num_warps=4, num_stages=4)
     if num_rows <= 64:
         return MatrixTiles(64, 64, num_warps=4, num_stages=3)
-    return MatrixTiles(128, 128, num_warps=8, num_stages=3)
+    has_room = triton_attention.card_of(device).shared_bytes >= LARGE_SHARED_BYTES
+    return MatrixTiles(128, 128, num_warps=8, num_stages=3 if has_room else 2)
 
 
 def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:

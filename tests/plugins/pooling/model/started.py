@@ -10,5 +10,5 @@ from tests.engine.doubles import SimulatedEngine
 
 
 def started(model: Path, options: EngineOptions | None = None, **kwargs: Any) -> Engine:
-    assert plugin.starts is not None
-    return SimulatedEngine.from_pretrained(model, options, ways=plugin.starts, **kwargs)
+    assert plugin.inner.starts is not None
+    return SimulatedEngine.from_pretrained(model, options, ways=plugin.inner.starts, **kwargs)
