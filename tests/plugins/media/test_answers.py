@@ -72,7 +72,9 @@ def ask(engine: Engine, media: Media, request_id: str, salt: str = "", messages:
 def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
     options = {"device": "cpu", "kv_blocks": 64, "block_size": 16, **options}
     world = new_world(THREADS.clock_ns)  # Encoding takes time.
-    return SimulatedEngine.from_pretrained(path, compile=compiled, load_media=plugin.inner.media, runtime=world, **options)
+    return SimulatedEngine.from_pretrained(
+        path, compile=compiled, load_media=plugin.inner.media, runtime=world, **options
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 DATACENTER_BLACKWELL = 100
 CAPABILITIES = [*kernels.CARDS, DATACENTER_BLACKWELL]
 KERNELS = {
-    *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
+    *("write_kernel", "prefill_plan_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
+    *("latent_write_kernel", "latent_kernel"),
     *("best_of_chunk_kernel", "best_kernel", "weights_kernel", "candidates_kernel", "cut_kernel", "scores_kernel"),
     *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel"),
     *("product_kernel", "unpack_kernel", "plan_experts_kernel", "recurrence_kernel", "round_rows_kernel"),
