@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Norm, RotaryTable
+from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Norm, NotKnown, RotaryTable
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainLatentAttention
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
@@ -172,6 +172,8 @@ class AbsorbedLayer:
         up = placing.part(qkv.up)
         heads = attention.heads
         own = attention.rotary_offset
+        if own + self._sizes[2] != attention.shape.key_dim:
+            raise NotKnown(f"its heads have {own} numbers before the {self._sizes[2]} shared ones of a key")
         self._to_keys = HeadRows(up, heads, 0, own, is_transposed=True)
         self._to_values = HeadRows(up, heads, own, attention.shape.value_dim, is_transposed=False)
         self._out = placing.joined([attention.out])
