@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import Thread
+from threading import Event, Thread
 
 
 @contextmanager
@@ -44,14 +44,20 @@ def compiler_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 def main(command: Sequence[str]) -> int:
     """Run the compiler until it ends or standard input does, and return its exit code."""
     compiler = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    input_ended = Event()
 
     def end_with_input() -> None:
         sys.stdin.read()
+        input_ended.set()
         with suppress(ProcessLookupError):
             os.killpg(compiler.pid, signal.SIGTERM)  # upon which it removes its temporary files
 
     Thread(target=end_with_input, daemon=True).start()
-    return compiler.wait()
+    code = compiler.wait()
+    if input_ended.is_set():
+        with suppress(ProcessLookupError):
+            os.killpg(compiler.pid, signal.SIGKILL)  # A process that was being started missed the first signal.
+    return code
 
 
 if __name__ == "__main__":

@@ -57,6 +57,26 @@ def test_a_compiler_ends_with_the_block_that_waits_for_it(tmp_path: Path) -> Non
     os.close(pipe)
 
 
+def test_a_process_that_a_compiler_starts_while_it_ends_is_ended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    # g++ blocks signals while it starts a process, so one may begin after the signal to the group.
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "pipe = os.open(sys.argv[1], os.O_WRONLY)\n"
+        "def start_another(*_):\n"
+        "    subprocess.Popen(['sleep', '600'], pass_fds=[pipe])\n"
+        "    os._exit(1)\n"
+        "signal.signal(signal.SIGTERM, start_another)\n"
+        "os.write(pipe, b'began\\n')\n"
+        "while True: signal.pause()"
+    )
+    with compiler_process([sys.executable, "-c", code, str(tmp_path / "pipe")]):
+        pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # to wait with a limit
+        assert read_part(pipe) == b"began\n"
+    assert read_part(pipe) == b""
+    os.close(pipe)
+
+
 def test_messages_and_exit_code_are_those_of_the_compiler() -> None:
     with compiler_process(["sh", "-c", "echo no such thing >&2; exit 3"]) as process:
         assert process.communicate() == (None, "no such thing\n")
