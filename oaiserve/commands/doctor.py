@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import fill, indent
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve.checkpoints import demo, hub
 from oaiserve.checkpoints.checkpoint import refuse_unless_sound
@@ -26,6 +26,9 @@ from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
 from oaiserve.system_cpus import usable_cpus
 from oaiserve.system_memory import container_bytes, free_bytes
+
+if TYPE_CHECKING:  # The import takes time.
+    from oaiserve.engine.start.gpu.features import Probed
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
@@ -180,17 +183,35 @@ def _installation() -> Iterator[Finding]:
         text = "None was found, and this installation has no native code, so models run much slower. Install g++."
     yield Finding("compiler", text)
     if "torch" not in missing:
-        yield _gpu()
+        yield from _gpu()
 
 
-def _gpu() -> Finding:
+def _gpu() -> Iterator[Finding]:
     with ended_by_interrupts():
         from oaiserve.engine.executors.cuda.found import gpu_names
+        from oaiserve.engine.start.gpu.stored import all_found
 
         names = gpu_names()
-    if not names:
-        return Finding("GPU", "PyTorch finds none, so models run on the CPU.")
-    return Finding("GPU", f"{', '.join(names)}. Models run there unless --device cpu is given.")
+    if names:
+        yield Finding("GPU", f"{', '.join(names)}. Models run there unless --device cpu is given.")
+    else:
+        yield Finding("GPU", "PyTorch finds none, so models run on the CPU.")
+    for found in all_found():
+        if found.seconds:
+            yield products(found)
+
+
+def products(found: Probed) -> Finding:
+    """Report how long products took in each way when a start measured them, and which it chose."""
+    times = []
+    for way, seconds in found.seconds.items():
+        listed = ", ".join(f"{taken * 1e6:,.0f} µs with {rows} rows" for rows, taken in seconds.items())
+        times.append(f"{way}, they take {listed}")
+    ways = found.ways
+    unpacked = "never" if ways.unpacked_from is None else f"from {ways.unpacked_from} rows on"
+    rounded = "never" if ways.rounded_from is None else f"from {ways.rounded_from} rows on"
+    chosen = f"Matrices are unpacked {unpacked}, and inputs rounded to FP8 {rounded}."
+    return Finding("products", f"Products of {found.about}: {'; '.join(times)}. {chosen} --recheck measures again.")
 
 
 def _outside() -> Iterator[Finding]:

@@ -13,6 +13,8 @@ import pytest
 from oaiserve import cli
 from oaiserve.checkpoints import hub
 from oaiserve.commands import doctor
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
+from oaiserve.engine.start.gpu.features import Probed
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,16 @@ def test_limit_of_open_files_is_reported_in_a_sentence(soft: int, hard: int, sai
     finding = doctor.open_files(soft, hard)
     assert finding.sentences.endswith(said)
     assert finding.fails == fails
+
+
+def test_measured_products_are_listed_with_the_ways_that_were_chosen() -> None:
+    seconds = {"by a kernel": {"16": 12.4e-6, "2048": 3e-3}, "unpacked": {"16": 5e-5, "2048": 1e-3}}
+    found = Probed({}, ProductWays(unpacked_from=2048), seconds, "/models/qwen on an L4")
+    assert doctor.products(found).sentences == (
+        "Products of /models/qwen on an L4: by a kernel, they take 12 µs with 16 rows, 3,000 µs with 2048 rows; "
+        "unpacked, they take 50 µs with 16 rows, 1,000 µs with 2048 rows. Matrices are unpacked from 2048 rows on, and "
+        "inputs rounded to FP8 never. --recheck measures again."
+    )
 
 
 def test_a_file_where_the_cache_should_be_is_named_and_stays(

@@ -63,7 +63,8 @@ exit $code
 PROBE = """
 import json, pickle, sys
 order = pickle.load(sys.stdin.buffer)
-print("features: " + json.dumps(dict.fromkeys(FEATURES, "") | {"fp8_products": "no matrices"}), file=sys.stderr)
+verdict = dict.fromkeys(FEATURES, "") | {"fp8_products": "no matrices"}
+print("found: " + json.dumps({"verdict": verdict, "ways": {}, "seconds": {}, "about": ""}), file=sys.stderr)
 if order.options.kv_cache_dtype == "fp8":
     sys.exit("wrong draws")
 if order.options.has_adapters:

@@ -232,17 +232,18 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
             write(case, Path(folder), device)
         options = case.engine_options("bfloat16")
         command = (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND
-        verdict = probed(Order(folder, options, str(device)), command, CHECKER_LIMIT_SECONDS)
+        found = probed(Order(folder, options, str(device)), command, CHECKER_LIMIT_SECONDS)
         if checker:
             lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
             is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)
             errors = [] if is_sound else [*lines[:20], *lines[-1:]] or ["the checker wrote nothing"]
-    if verdict is None:
+    if found is None:
         return {"equal": False, "problem": "the model could not be started"}
+    verdict = found.verdict
     on = sorted(name for name, reason in verdict.items() if not reason)
     problems = {name: reason for name, reason in verdict.items() if reason and name not in BY_TORCH}
     is_right = not problems and not errors
-    return {"equal": is_right, "problems": problems, "on": on, "errors": errors}
+    return {"equal": is_right, "problems": problems, "on": on, "errors": errors, "ways": found.ways._asdict()}
 
 
 def write(case: Case, folder: Path, device: torch.device) -> None:

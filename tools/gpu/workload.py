@@ -22,7 +22,8 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.features import by_options
+from oaiserve.engine.start.gpu.features import Probed, by_options
+from oaiserve.engine.start.gpu.product_trials import product_ways
 from oaiserve.engine.start.host_memory import offload_blocks
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
@@ -96,9 +97,13 @@ def started(model: Described | Files, options: EngineOptions, target: Target | N
             sizes = {"num_blocks": num_blocks, "num_states": num_states}
             return started_on_cpu(executor, placed.spec, options, placed.adaptable, **sizes)
         possible = by_options(options)
-        made = start_on_gpu(placed, options, possible)
+        found = Probed(possible)
+        if options.compile and target is not None and not target.is_dry:
+            found = product_ways(placed.weights)
+            found = found._replace(verdict={**possible, **found.verdict})
+        made = start_on_gpu(placed, options, found)
     if options.compile:
-        note_off(made.features, {name for name, reason in possible.items() if not reason})
+        note_off(made.features, {name for name, reason in found.verdict.items() if not reason})
     return made
 
 

@@ -17,7 +17,8 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
@@ -174,7 +175,7 @@ def test_prompts_in_fp8_take_one_launch_more_for_each_product(gpu: FakeGpu, tmp_
     found = described_for_gpu(FILES["fp8 by row"][0](tmp_path))
     model = Model(found.spec, found.decoder)
     executor = gpu.executor(model.decoder)
-    executor.kernels = with_fp8_products(executor.kernels)
+    executor.kernels = with_ways(executor.kernels, ProductWays(rounded_from=65))
     number = 4 * len(model.decoder.layers)
     for tokens, in_16_bits, in_8_bits in ((64, number, 0), (65, 0, number)):
         launches = gpu.launches(model, [(0, 0, tokens)], executor)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
@@ -25,9 +26,6 @@ TILE_COLUMNS = 128  # columns that are unpacked at a time
 UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are multiples of it
 PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, "float8": 1, "dense": 1})
 SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
-# Rows of x from which products with matrices in floats of 8 bits may round x to these, too. With fewer rows, a product
-# takes as long as reading the matrix, and rounding would save nothing.
-FLOAT8_FROM = 65
 LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
@@ -238,13 +236,8 @@ def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Ten
     return linear(codes.float() * scales, matrix.expand(torch.float32), None if bias is None else bias.float())
 
 
-def rounds(num_rows: int, matrix: PackedMatrix) -> bool:
-    """Return whether inputs of a product are rounded to floats of 8 bits, if the device can multiply these."""
-    return num_rows >= FLOAT8_FROM and matrix.has_row_scales
-
-
-def plain_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Compute `rounded_product` where `rounds` says so, and `expanded_product` elsewhere."""
-    if rounds(len(x), matrix):
+def plain_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays) -> Tensor:
+    """Compute `rounded_product` where `ways` round rows, and `expanded_product` elsewhere."""
+    if ways.rounds(len(x)) and matrix.has_row_scales:
         return rounded_product(x, matrix, bias).to(x.dtype)
     return expanded_product(x, matrix, bias)

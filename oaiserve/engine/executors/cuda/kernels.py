@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.description import AttentionParameters, RotaryTable
 from oaiserve.engine.executors.cuda.device_matrices import Multiply, expanded_product
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import rotated
 from oaiserve.engine.executors.reference.mixers import Recurrence, recurrence
@@ -76,7 +78,7 @@ class Kernels(NamedTuple):
     operations: ModuleType = layer_operations  # or `triton_layers`
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
-    rounds_rows: bool = False  # whether `multiply` rounds inputs to floats of eight bits
+    ways: ProductWays = UNMEASURED  # `multiply` has been given these.
     recurrence: Recurrence = recurrence
     sampling: ModuleType | None = None  # `triton_sampling`; None: on the host
     adapters: TritonAdapters | None = None  # None: in plain torch
@@ -101,8 +103,8 @@ def triton_kernels() -> Kernels:
     )
 
 
-def with_fp8_products(kernels: Kernels) -> Kernels:
-    """Return kernels in whose place torch multiplies matrices in floats of eight bits, with many rows."""
+def with_ways(kernels: Kernels, ways: ProductWays) -> Kernels:
+    """Return kernels that compute products in these ways."""
     from oaiserve.engine.executors.cuda import triton_products
 
-    return kernels._replace(multiply=triton_products.multiply_in_float8, rounds_rows=True)
+    return kernels._replace(multiply=partial(triton_products.multiply, ways=ways), ways=ways)

@@ -22,9 +22,9 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     TILE_COLUMNS,
     ExpertMatrices,
     PackedMatrix,
-    rounds,
 )
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.executors.cuda.triton_product_kernels import (
     plan_experts_kernel,
     product_kernel,
@@ -35,9 +35,6 @@ from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
-# Matrices are unpacked for this many rows of x. By arithmetic, cuBLAS then saves at least the time of unpacking, on
-# cards from an L4 to an H100.
-UNPACKED_FROM = 1025
 LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
@@ -68,13 +65,15 @@ class Plan(NamedTuple):
     tiles: MatrixTiles
 
 
-def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Return the product [rows, n] of `x` [rows, columns] with the matrix. Sums are in float32. From UNPACKED_FROM rows
-    on, weights are rounded to the dtype of `x`."""
+def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays = UNMEASURED) -> Tensor:
+    """Return the product [rows, n] of `x` [rows, columns] with the matrix, or its `rounded_product` where `ways` round
+    rows. Sums are in float32. Weights that are unpacked are rounded to the dtype of `x`."""
+    num_rows = len(x)
+    if ways.rounds(num_rows) and matrix.has_row_scales:
+        return _multiply_in_float8(x, matrix, bias, adds_fast=ways.adds_fast)
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
-    num_rows = len(x)
-    if num_rows >= UNPACKED_FROM:
+    if ways.unpacks(num_rows):
         return linear(x, unpacked(matrix, x.dtype), bias)
     out = x.new_empty(num_rows, matrix.shape[0])
     tiles = tiles_for(num_rows, x.device)
@@ -82,12 +81,10 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     return out
 
 
-def multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Compute `multiply` or, where `rounds` says so, `rounded_product`: torch multiplies floats of 8 bits."""
-    if not rounds(len(x), matrix):
-        return multiply(x, matrix, bias)
+def _multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, *, adds_fast: bool) -> Tensor:
     codes, scales = rounded_rows(x)
-    return torch._scaled_mm(codes, matrix.codes.T, scales, matrix.scales, bias, out_dtype=x.dtype)
+    given = (codes, matrix.codes.T, scales, matrix.scales, bias)
+    return torch._scaled_mm(*given, out_dtype=x.dtype, use_fast_accum=adds_fast)
 
 
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,12 @@
 """Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
 
-A probe reads its order from stdin. It writes a line with the verdict on all features, and then computes with those that
-are on. It ends with 0 if these are usable, and with DECLINED if the model cannot be started anyway. Otherwise, the last
-line of its log is the reason.
+A probe reads its order from stdin. It writes a line with the verdict on all features and the ways of products, and then
+computes with those. It ends with 0 if these are usable, and with DECLINED if the model cannot be started anyway.
+Otherwise, the last line of its log is the reason.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import signal
@@ -20,13 +19,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
+from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, all_off
+from oaiserve.engine.start.gpu.stored import from_json
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
 DECLINED = 3
-VERDICT = "features: "  # This begins the line with the verdict, as JSON.
+FOUND = "found: "  # This begins the line with what a probe found, as JSON.
 # A probe that takes longer hangs: compiling kernels takes about a minute, and reading weights from a slow disk some.
 LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
@@ -47,15 +47,15 @@ class Ended(NamedTuple):
 
     code: int | None  # None if it took too long
     reason: str = ""
-    verdict: Verdict | None = None  # on the features that it used; None if it ended before it had chosen them
+    found: Probed | None = None  # with the features that it used; None if it ended before it had chosen them
 
     @property
     def has_used_torch(self) -> bool:
-        return self.verdict is None or not all(self.verdict[feature] for feature in BY_TORCH)
+        return self.found is None or not all(self.found.verdict[feature] for feature in BY_TORCH)
 
 
-def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Verdict | None:
-    """Return the verdict on each feature, or None for a model that cannot be started anyway.
+def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Probed | None:
+    """Return the verdict on each feature, and the ways of products, or None for a model that cannot be started anyway.
 
     If a probe fails, another one tries kernels and graphs alone, if that is less, and the last one kernels alone.
     """
@@ -71,9 +71,9 @@ def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float 
         ended = _run(order, command, limit_seconds)
     if ended.code == DECLINED:
         return None
-    if ended.code != 0 or ended.verdict is None:
-        return all_off(ended.reason)
-    return {**ended.verdict, **failed}
+    if ended.code != 0 or ended.found is None:
+        return Probed(all_off(ended.reason))
+    return ended.found._replace(verdict={**ended.found.verdict, **failed})
 
 
 def _has_failed(ended: Ended) -> bool:
@@ -101,7 +101,7 @@ def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
                 process.wait(KILL_LIMIT_SECONDS)
         errors.seek(0)
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-        said = [line.removeprefix(VERDICT) for line in lines if line.startswith(VERDICT)]
-        last = [line for line in lines if not line.startswith(VERDICT)][-1:]
+        said = [line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)]
+        last = [line for line in lines if not line.startswith(FOUND)][-1:]
         reason = ": ".join([end, *(line[:_SHOWN] for line in last)])
-        return Ended(code, reason, json.loads(said[0]) if said else None)
+        return Ended(code, reason, from_json(said[0]) if said else None)

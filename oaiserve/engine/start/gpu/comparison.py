@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -38,6 +39,7 @@ _PARAMS = (
 )
 _ADAPTERS = (1, 0, 2, 1)
 _ADAPTER_RANKS = {1: 3, 2: 20}
+_PADDING = 32  # tokens that the graph of a small step has besides those of the step, at most
 
 
 @torch.inference_mode()
@@ -59,10 +61,11 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     for with_adapters in (False, True) if has_adapters else (False,):
         for name, before, step in _steps(own, with_adapters=with_adapters):
             expected = _launched(plain, before, step)[0].clone()
+            limit = _limit(own, before, step)
             for way, runner in runners.items():
                 if graphs is not None:  # A replay that computes nothing must not leave the right logits.
                     graphs.logits.zero_()
-                if problem := _problem(own, step, expected, *_launched(runner, before, step)):
+                if problem := _problem(step, limit, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
     return None if notices_infinite(kernels.sampling, own.spec) else "logits that are not finite would not be noticed"
 
@@ -77,7 +80,7 @@ def _plain_runner(own: Ready) -> ModelRunner:
     assert isinstance(own.weights, CudaWeights)
     sizes = {"num_blocks": own.num_blocks, "block_size": own.options.block_size}
     assert isinstance(own.executor, CudaExecutor)
-    kernels = Kernels(multiply=plain_product) if own.executor.kernels.rounds_rows else Kernels()
+    kernels = Kernels(multiply=partial(plain_product, ways=own.executor.kernels.ways))
     executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=kernels)
     states = States.of(own.spec, own.num_states + 1)
     return ModelRunner(executor, own.spec.device, own.options.block_size, states=states)
@@ -92,10 +95,18 @@ def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tens
     return launched.logits, sampling.wait().token_ids
 
 
-def _problem(own: Ready, step: Step, expected: torch.Tensor, logits: torch.Tensor, token_ids: list[int]) -> str | None:
+def _limit(own: Ready, before: Step, step: Step) -> float:
+    """Return by how much rounding may move outputs of a step: more if numbers of 8 bits are in its sums, or were in
+    those of the step before."""
     assert isinstance(own.executor, CudaExecutor)
-    kernels = own.executor.kernels
-    limit = tolerance(own.spec.dtype, in_float8=own.spec.has_float8_cache or kernels.rounds_rows)
+    most_tokens = max(sum(chunk.num_tokens for chunk in one.chunks) for one in (before, step))
+    in_float8 = own.spec.has_float8_cache or own.executor.kernels.ways.rounds(most_tokens + _PADDING)
+    return tolerance(own.spec.dtype, in_float8=in_float8)
+
+
+def _problem(
+    step: Step, limit: float, expected: torch.Tensor, logits: torch.Tensor, token_ids: list[int]
+) -> str | None:
     apart = Difference("the outputs", difference(logits, expected), limit)
     if apart.is_beyond_rounding:
         return f"{apart}"

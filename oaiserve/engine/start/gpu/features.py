@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
+from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,16 @@ FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 # What torch computes in place of kernels. These are on only if a probe finds them right and faster on this device.
 BY_TORCH = ("fp8_products", "state_chunks")
+
+
+class Probed(NamedTuple):
+    """What a probe of a GPU found."""
+
+    verdict: Verdict
+    ways: ProductWays = UNMEASURED
+    # Seconds of one product with a matrix of each shape, by the way, and by the number of rows as text.
+    seconds: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    about: str = ""  # the model and the device, as people call them
 
 
 def all_off(reason: str) -> Verdict:

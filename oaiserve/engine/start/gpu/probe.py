@@ -9,7 +9,6 @@ kind.
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import pickle
 import sys
@@ -29,11 +28,13 @@ from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.child import DECLINED, KILL_LIMIT_SECONDS, LIMIT_SECONDS, VERDICT, Order
+from oaiserve.engine.start.gpu.child import DECLINED, FOUND, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, by_options
+from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, by_options
 from oaiserve.engine.start.gpu.graph_capture import captured
-from oaiserve.engine.start.gpu.trials import fp8_products, reason, state_chunks
+from oaiserve.engine.start.gpu.product_trials import product_ways
+from oaiserve.engine.start.gpu.stored import as_json
+from oaiserve.engine.start.gpu.trials import reason, state_chunks
 from oaiserve.engine.start.ways.gpu import Placed, place, ready, warm_up
 from oaiserve.errors import StartupError
 
@@ -81,9 +82,9 @@ def first_layers(model: Described) -> Described:
     return model._replace(spec=spec, decoder=replace(decoder, layers=layers))
 
 
-def probe(order: Order, report: Callable[[Verdict], object]) -> str | None:
-    """Describe a model by its files, and return its first difference from plain torch, if there is any. The features of
-    its start are reported before.
+def probe(order: Order, report: Callable[[Probed], object]) -> str | None:
+    """Describe a model by its files, and return its first difference from plain torch, if there is any. The features
+    and ways of its start are reported before.
 
     Raises NotKnown and StartupError for a model that cannot be started.
     """
@@ -95,39 +96,39 @@ def probe(order: Order, report: Callable[[Verdict], object]) -> str | None:
 def first_difference(
     model: Described,
     options: EngineOptions,
-    report: Callable[[Verdict], object] = lambda verdict: None,
+    report: Callable[[Probed], object] = lambda found: None,
     *,
     tries_torch: bool = True,
 ) -> str | None:
     """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
 
-    Return the first difference from plain torch, if there is any. The features of the start are reported before.
+    Return the first difference from plain torch, if there is any. The features and ways of the start are reported
+    before.
     """
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
     placed = place(few, options, few.spec.name)
-    by_torch = tried(placed, few.decoder.layers) if tries_torch else dict.fromkeys(BY_TORCH, "it was not tried")
-    verdict = {**by_options(options), **by_torch}
-    report(verdict)
-    own = ready(placed, options, verdict, is_probe=True)
+    found = tried(placed, few.decoder.layers) if tries_torch else Probed(dict.fromkeys(BY_TORCH, "it was not tried"))
+    found = found._replace(verdict={**by_options(options), **found.verdict})
+    report(found)
+    own = ready(placed, options, found, is_probe=True)
     graphs = captured(own, CudaCapture(own.spec.device)) if options.cuda_graph else None
     problem = difference_from_plain(own, graphs)
     warm_up(own.new_runner(graphs=graphs))
     return problem
 
 
-def tried(model: Placed, layers: list[Layer]) -> Verdict:
-    """Return the verdict on the features of BY_TORCH."""
+def tried(model: Placed, layers: list[Layer]) -> Probed:
+    """Return the verdict on the features of BY_TORCH, and the fastest ways of products."""
     weights = model.weights
     assert isinstance(weights, CudaWeights)
-    return {
-        "fp8_products": reason(lambda: fp8_products(weights)),
-        "state_chunks": reason(lambda: state_chunks(layers, weights.device)),
-    }
+    products = product_ways(weights)
+    chunks = reason(lambda: state_chunks(layers, weights.device))
+    return products._replace(verdict={**products.verdict, "state_chunks": chunks})
 
 
-def _write(verdict: Verdict) -> None:
-    print(f"{VERDICT}{json.dumps(verdict)}", file=sys.stderr, flush=True)
+def _write(found: Probed) -> None:
+    print(f"{FOUND}{as_json(found)}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Tries what torch may compute faster than kernels of ours: whether it agrees with plain torch on this device, and
-whether it is faster. A probe does so in its process, because the device may fail in it."""
+"""Tries what torch may compute faster than a kernel of ours, states in chunks of tokens: whether it is right on this
+device, and faster. A probe does so in its process, because the device may fail in it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.decoder.description import DeltaNet, Layer, Mamba2
 from oaiserve.engine.executors.cuda.chunked_states import chunked
-from oaiserve.engine.executors.cuda.device_matrices import FLOAT8_FROM, rounded_product
-from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.reference.mixers import recurrence
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference
 
@@ -20,8 +18,6 @@ Seconds = Callable[[Callable[[], object]], float]
 
 RUNS = 5  # The fastest one counts.
 ROWS = 2048
-# Both ways multiply the same floats of 8 bits. They differ in the last rounding, and in how precisely tensor cores add.
-PRODUCT_TOLERANCE = 2**-6
 
 
 def seconds_on_device(run: Callable[[], object]) -> float:
@@ -36,28 +32,6 @@ def seconds_on_device(run: Callable[[], object]) -> float:
         end.synchronize()
         best = min(best, begin.elapsed_time(end) / 1e3)
     return best
-
-
-@torch.inference_mode()
-def fp8_products(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> str:
-    """Return why torch shall not multiply matrices in FP8, or an empty text. One of each shape is tried."""
-    from oaiserve.engine.executors.cuda import triton_products
-
-    matrices = {one.shape: one for one in weights.packed if one.has_row_scales}
-    if not matrices:
-        return "the model has no matrices in FP8 with one scale for each row"
-    by_torch = 0.0
-    by_kernels = 0.0
-    for (_, columns), matrix in matrices.items():
-        x = torch.randn(ROWS, columns, device=weights.device).to(weights.dtype)
-        for rows in (FLOAT8_FROM, ROWS):
-            found = triton_products.multiply_in_float8(x[:rows], matrix, None)
-            apart = difference(found, rounded_product(x[:rows], matrix, None))
-            if (problem := Difference("products", apart, PRODUCT_TOLERANCE)).is_beyond_rounding:
-                return f"{problem}"
-        by_torch += seconds(partial(triton_products.multiply_in_float8, x, matrix, None))
-        by_kernels += seconds(partial(triton_products.multiply, x, matrix, None))
-    return unless_slower(by_torch, by_kernels)
 
 
 @torch.inference_mode()

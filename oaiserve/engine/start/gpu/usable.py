@@ -1,13 +1,12 @@
 """Decides which faster ways to compute a start uses: those that passed a probe, unless the GPU has failed.
 
-The verdict is stored for later starts. It is valid for one model, one GPU, its driver, and the versions of the packages
-that make kernels.
+What a probe found is stored for later starts. It is valid for one model, one GPU, its driver, and the versions of the
+packages that make kernels.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,10 +19,10 @@ from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
-from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options, log_off
+from oaiserve.engine.start.gpu.features import Probed, all_off, by_options, log_off
+from oaiserve.engine.start.gpu.stored import folder, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
-from oaiserve.storage import private
 from oaiserve.storage.start_cache import version_of
 
 log = logging.getLogger(__name__)
@@ -32,30 +31,33 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Usable:
-    """The verdict of a probe for one model on one GPU."""
+    """What a probe found for one model on one GPU."""
 
     def __init__(self, request: StartRequest, spec: ModelSpec) -> None:
-        """Read the verdict of an earlier start, or probe the GPU."""
+        """Read what an earlier start found, or probe the GPU."""
         self._device = spec.device
         name = hashlib.sha256("\n".join(map(str, _about(request, spec))).encode()).hexdigest()[:16]
-        self._path = private.cache_folder() / "probed-gpus" / name
-        self.verdict = self._decide(request)
+        self._path = folder() / name
+        self.found = self._decide(request)
 
-    def _decide(self, request: StartRequest) -> Verdict:
+    def _decide(self, request: StartRequest) -> Probed:
         options = request.options
         by_its_options = by_options(options)
         if by_its_options["kernels"]:
-            return by_its_options
-        verdict = None if options.recheck else recall(self._path)
-        if verdict is None:
+            return Probed(by_its_options)
+        found = None if options.recheck else recall(self._path)
+        if found is None:
             log.info("Another process computes some layers of the model, to find out which kernels are usable here")
-            verdict = probed(Order(str(request.source.path), options, str(self._device)))
-            if verdict is None:  # The start itself will fail with the reason.
-                return all_off("the probe could not start the model")
-            if _has_usable(verdict):
-                remember(self._path, verdict)
-        log_off(verdict)
-        return {feature: by_its_options[feature] or reason for feature, reason in verdict.items()}
+            found = probed(Order(str(request.source.path), options, str(self._device)))
+            if found is None:  # The start itself will fail with the reason.
+                return Probed(all_off("the probe could not start the model"))
+            device = torch.cuda.get_device_name(self._device)
+            found = found._replace(about=f"{request.source.location} on {device}")
+            if _has_usable(found):
+                remember(self._path, found)
+        log_off(found.verdict)
+        verdict = {feature: by_its_options[feature] or reason for feature, reason in found.verdict.items()}
+        return found._replace(verdict=verdict)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -67,7 +69,7 @@ class Usable:
         except Exception as error:
             if not self.forbid_if_failed(error):
                 raise
-            can_be_plain = _has_usable(self.verdict) and recall(self._path) is not None
+            can_be_plain = _has_usable(self.found) and recall(self._path) is not None
             kind = DeviceLost if can_be_plain else StartupError
             raise kind(f"The GPU failed, and fails from now on: {named(error)}.") from error
 
@@ -77,17 +79,17 @@ class Usable:
             torch.cuda.synchronize(self._device)
         except Exception:
             reason = f"the GPU failed on {date.today()} (--recheck probes it again): {named(error)}"
-            remember(self._path, all_off(reason))
+            remember(self._path, Probed(all_off(reason)))
             return True
         return False
 
 
-def _has_usable(verdict: Verdict) -> bool:
-    return not all(verdict.values())
+def _has_usable(found: Probed) -> bool:
+    return not all(found.verdict.values())
 
 
 def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
-    """Return everything on which the verdict depends."""
+    """Return everything on which a probe depends."""
     options = request.options
     sizes = (options.block_size, options.max_running, options.max_step_tokens, options.max_model_len)
     ways = (options.cuda_graph, options.kv_cache_dtype, options.quantize, options.has_adapters, spec.dtype)
@@ -115,28 +117,3 @@ def driver_version() -> str:
         return _DRIVER.read_text().partition("\n")[0]
     except OSError:
         return ""
-
-
-def recall(path: Path) -> Verdict | None:
-    """Read a verdict. Return None if it is missing or broken."""
-    try:
-        private.verified(path.parent)
-        verdict = json.loads(private.read_file(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
-        log.warning("The GPU is probed again, because the verdict of an earlier probe cannot be used: %s", error)
-        return None
-    is_sound = isinstance(verdict, dict) and verdict.keys() == FEATURES.keys()
-    is_sound = is_sound and all(isinstance(reason, str) for reason in verdict.values())
-    return verdict if is_sound else None
-
-
-def remember(path: Path, verdict: Verdict) -> None:
-    """Write a verdict for later starts."""
-    try:
-        private.make_folder(path.parent)
-        private.verified(path.parent)
-        private.write_file(path, json.dumps(verdict).encode())
-    except (OSError, private.NotPrivate) as error:
-        log.warning("The next start probes the GPU again, because the verdict could not be stored: %s", error)

@@ -16,7 +16,7 @@ from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -29,7 +29,7 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.features import Verdict, warn
+from oaiserve.engine.start.gpu.features import Probed, warn
 from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, with_measured_scales
 from oaiserve.engine.start.gpu.usable import Usable
@@ -62,7 +62,7 @@ class OnGpu:
                 usable = Usable(request, described.spec)
             with usable.watched():
                 model = request.load("weights", lambda: place(described, options, name))
-                started = start_on_gpu(model, options, usable.verdict)
+                started = start_on_gpu(model, options, usable.found)
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
         started = started._replace(failed=usable.forbid_if_failed)
@@ -112,14 +112,14 @@ def place(model: Described, options: EngineOptions, name: str) -> Placed:
     return Placed(spec, weights, decoder.adaptable())
 
 
-def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Started:
-    """Start a model whose weights are on a GPU, with the features that are usable.
+def start_on_gpu(model: Placed, options: EngineOptions, found: Probed) -> Started:
+    """Start a model whose weights are on a GPU, with the features that are usable, and the ways that are fastest.
 
     Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
     are not numbers.
     """
-    own = ready(model, options, verdict)
-    features = dict(verdict)
+    own = ready(model, options, found)
+    features = dict(found.verdict)
     graphs: StepGraphs | None = None
     if not features["graphs"]:
         try:
@@ -144,7 +144,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
     )
 
 
-def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: bool = False) -> Ready:
+def ready(model: Placed, options: EngineOptions, found: Probed, *, is_probe: bool = False) -> Ready:
     """Make the kernels of a model, its KV cache with as many blocks as there is memory for, and its executor.
 
     A probe computes the last position of the model, for which its own cache may have no room.
@@ -155,9 +155,9 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
     if isinstance(weights, CudaWeights):
         if options.kv_cache_dtype == "fp8":
             spec = with_measured_scales(spec, weights, options.block_size)
-        if not verdict["kernels"]:
-            kernels = kernels_for(spec, adaptable, options, verdict)
-        if not verdict["graphs"]:
+        if not found.verdict["kernels"]:
+            kernels = kernels_for(spec, adaptable, options, found)
+        if not found.verdict["graphs"]:
             graph_bytes = graph_memory_bytes(spec, options, weights.widest, weights.largest_packed)
     new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
     new_runner: Callable[..., ModelRunner] = partial(ModelRunner, device=spec.device, block_size=options.block_size)
@@ -179,14 +179,17 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
 
 
 def kernels_for(
-    spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions, verdict: Verdict
+    spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions, found: Probed
 ) -> Kernels:
     """Return Triton's kernels, with what torch computes in their place, and with those for adapters if there may be
     any."""
+    ways = found.ways
+    if found.verdict["fp8_products"]:
+        ways = ways._replace(rounded_from=None)
     kernels = triton_kernels()
-    if not verdict["fp8_products"]:
-        kernels = with_fp8_products(kernels)
-    if not verdict["state_chunks"]:
+    if ways != kernels.ways:
+        kernels = with_ways(kernels, ways)
+    if not found.verdict["state_chunks"]:
         kernels = kernels._replace(recurrence=in_chunks(kernels.recurrence))
     if not options.has_adapters:
         return kernels

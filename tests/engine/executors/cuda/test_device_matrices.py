@@ -12,6 +12,7 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     joined,
     of_integers,
 )
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from tests.engine.executors.cuda.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -71,7 +72,6 @@ def test_many_rows_are_multiplied_with_unpacked_weights(
     stored = replace(packed, order=None)
     rtol = 2**-7 if dtype == torch.bfloat16 else 0  # where Triton's interpreter cuts off instead of rounding
     torch.testing.assert_close(triton_products.unpacked(stored, dtype), stored.expand(dtype), rtol=rtol, atol=0)
-    monkeypatch.setattr(triton_products, "UNPACKED_FROM", 6)
     kernel = Mock(wraps=triton_products.unpacked)
     monkeypatch.setattr(triton_products, "unpacked", kernel)
     bias = numbers(70).to(dtype)
@@ -79,7 +79,7 @@ def test_many_rows_are_multiplied_with_unpacked_weights(
         x = numbers(num_rows, packed.shape[1]).to(dtype)
         want = expanded_product(x.float(), packed, None if added is None else added.float())
         limit = 1e-2 if dtype == torch.bfloat16 else 5e-3  # scaled weights are cut off, too
-        assert relative(triton_products.multiply(x, packed, added).float(), want) < limit
+        assert relative(triton_products.multiply(x, packed, added, ProductWays(unpacked_from=6)).float(), want) < limit
     assert kernel.call_count == 2
 
 

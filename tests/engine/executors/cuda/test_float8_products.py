@@ -1,5 +1,6 @@
 """Products in floats of eight bits: torch's are those of rounded rows in float32, and near those of the rows."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from oaiserve.engine.executors.cuda import device_matrices
 from oaiserve.engine.executors.cuda.device_matrices import in_float8, plain_product, rounded_product
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.start.compare import FLOAT8_TOLERANCE, difference
 from tests.engine.executors.cuda.packed_matrices import floats_in_blocks, numbers, relative
@@ -24,7 +26,8 @@ from oaiserve.engine.executors.cuda import triton_products
 
 pytestmark = pytest.mark.kernels
 
-ROWS = device_matrices.FLOAT8_FROM
+ROWS = 65
+ROUNDED = ProductWays(rounded_from=ROWS)
 MATRIX = device_matrices.of_integers(floats_in_blocks(64, 96, None))
 
 
@@ -57,7 +60,7 @@ def test_the_kernel_rounds_rows_as_plain_torch_does(dtype: torch.dtype) -> None:
 def test_rows_that_are_not_finite_become_nan(wrong: float) -> None:
     x = numbers(ROWS, 96).bfloat16()
     x[5, 7] = wrong
-    for out in (triton_products.multiply_in_float8(x, MATRIX, None), rounded_product(x, MATRIX, None)):
+    for out in (triton_products.multiply(x, MATRIX, None, ROUNDED), rounded_product(x, MATRIX, None)):
         are_nan = out.isnan()
         assert bool(are_nan[5].all())
         assert int(are_nan.sum()) == 64
@@ -79,7 +82,7 @@ def test_rounding_moves_numbers_and_products_no_further_than_stated() -> None:
 def test_products_of_torch_are_those_of_rounded_rows(dtype: torch.dtype, limit: float, has_bias: bool) -> None:
     x = numbers(ROWS, 96, seed=1).to(dtype)
     bias = numbers(64, seed=2).to(dtype) if has_bias else None
-    out = triton_products.multiply_in_float8(x, MATRIX, bias)
+    out = triton_products.multiply(x, MATRIX, bias, ROUNDED)
     assert out.dtype == dtype
     assert relative(out.float(), rounded_product(x, MATRIX, bias)) < limit
 
@@ -92,7 +95,7 @@ def test_other_products_are_multiplied_in_16_bits(name: str, monkeypatch: pytest
         matrix = device_matrices.of_integers(floats_in_blocks(*shape))
     monkeypatch.setattr(torch, "_scaled_mm", None)
     x = numbers(ROWS - (name == "few rows"), matrix.shape[1]).bfloat16()
-    assert torch.equal(triton_products.multiply_in_float8(x, matrix, None), triton_products.multiply(x, matrix, None))
+    assert torch.equal(triton_products.multiply(x, matrix, None, ROUNDED), triton_products.multiply(x, matrix, None))
 
 
 def test_weights_become_floats_with_a_scale_for_each_row() -> None:
@@ -105,12 +108,16 @@ def test_weights_become_floats_with_a_scale_for_each_row() -> None:
 
 
 @torch.inference_mode()
-def test_prompts_of_a_checkpoint_in_fp8_are_multiplied_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_matrices, "FLOAT8_FROM", 20)
+def test_prompts_of_a_checkpoint_in_fp8_are_multiplied_in_fp8(tmp_path: Path) -> None:
+    ways = ProductWays(rounded_from=20)
     found = described(FILES["fp8 by row"][0](tmp_path))
     of_kernels, rounded, expanded = (
         on_cpu(found.decoder, kernels=kernels).forward(prompt_of(found))
-        for kernels in (with_fp8_products(triton_kernels()), Kernels(multiply=plain_product), Kernels())
+        for kernels in (
+            with_ways(triton_kernels(), ways),
+            Kernels(multiply=partial(plain_product, ways=ways)),
+            Kernels(),
+        )
     )
     assert difference(of_kernels, rounded) < 0.03  # Few numbers round to the other neighbour.
     assert 0.03 < difference(rounded, expanded) < FLOAT8_TOLERANCE / 2

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.start.gpu.child import DECLINED, Order, probed
 from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
 from tests.waiting import wait_until
 
+WAYS = ProductWays(unpacked_from=256)
 # A probe. Its arguments are what happens, and with which features.
-PROBE = """
+PROBE = (
+    """
 import json, os, pickle, signal, sys, threading
 
 order = pickle.load(sys.stdin.buffer)
@@ -28,7 +31,7 @@ print("this is no log")
 is_right = what == "works" or when not in on
 if when != "before its verdict" or not order.tries_torch:
     features = {"kernels": "", "graphs": graphs, **dict.fromkeys(BY_TORCH, by_torch)}
-    print("features: " + json.dumps(features), file=sys.stderr)
+    print("found: " + json.dumps({"verdict": features, "ways": WAYS, "seconds": {}, "about": ""}), file=sys.stderr)
     if is_right or when == "before its verdict":
         sys.exit()
 if what == "hangs":
@@ -42,7 +45,10 @@ elif what == "is wrong":
     sys.exit(1)
 elif what == "is declined":
     sys.exit(DECLINED)
-""".replace("DECLINED", str(DECLINED)).replace("BY_TORCH", str(BY_TORCH))
+""".replace("DECLINED", str(DECLINED))
+    .replace("BY_TORCH", str(BY_TORCH))
+    .replace("WAYS", str(WAYS._asdict()))
+)
 ORDER = Order("a model", EngineOptions(), "cuda")
 LIMIT_SECONDS = 60.0
 REASONS = {
@@ -77,7 +83,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(
     what: str, when: str = "with graphs", order: Order = ORDER, limit_seconds: float = LIMIT_SECONDS
 ) -> Verdict | None:
-    return probed(order, (sys.executable, "-c", PROBE, what, when), limit_seconds)
+    found = probed(order, (sys.executable, "-c", PROBE, what, when), limit_seconds)
+    if found is None:
+        return None
+    assert found.ways == (UNMEASURED if found.verdict["kernels"] else WAYS)
+    return found.verdict
 
 
 def verdict(by_torch: str, graphs: str = "") -> Verdict:
@@ -138,7 +148,7 @@ def test_the_probe_itself_reads_its_order_and_declines_a_model_that_is_not_there
 
 def test_an_error_of_the_probe_itself_is_the_reason(tmp_path: Path) -> None:
     no_folder: Any = 7
-    verdict = probed(Order(no_folder, EngineOptions(cuda_graph=False), "cpu"))
-    assert verdict is not None
-    assert verdict["kernels"].startswith("its probe ended with exit code 1: ")
-    assert "Error: " in verdict["kernels"]
+    found = probed(Order(no_folder, EngineOptions(cuda_graph=False), "cpu"))
+    assert found is not None
+    assert found.verdict["kernels"].startswith("its probe ended with exit code 1: ")
+    assert "Error: " in found.verdict["kernels"]

@@ -34,7 +34,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import child, probe
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Verdict, all_off, by_options
+from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Probed, Verdict, all_off, by_options
 from oaiserve.engine.start.gpu.memory import scale_for, with_measured_scales
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
@@ -111,7 +111,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 @contextmanager
 def started(placed: Placed, verdict: Verdict | None = None, runtime: Any = None, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_gpu.start_on_gpu(placed, options, verdict or by_options(options))
+    made = start_on_gpu.start_on_gpu(placed, options, Probed(verdict or by_options(options)))
     runtime = runtime or new_world()
     served = assemble(made, Tokenizer(byte_tokenizer()), options, runtime)
     with Engine(EngineParts.of(served, options, runtime=runtime)) as engine:
@@ -204,12 +204,12 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
         return describe_model(source, replace(options, compile=False), device=device)
 
     def run(order: Order, *_: Any) -> child.Ended:
-        verdicts: list[Verdict] = []
+        founds: list[Probed] = []
         try:
-            problem = probe.probe(order, verdicts.append)
+            problem = probe.probe(order, founds.append)
         except RuntimeError as error:
             problem = str(error)
-        return child.Ended(int(bool(problem)), problem or "", next(iter(verdicts), None))
+        return child.Ended(int(bool(problem)), problem or "", next(iter(founds), None))
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)

@@ -12,15 +12,18 @@ import torch
 
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.start.gpu import features, usable
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
-from oaiserve.engine.start.gpu.usable import Usable, recall, remember
+from oaiserve.engine.start.gpu.features import FEATURES, Probed, Verdict, all_off
+from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
 from tests.engine.doubles import new_world
 
 ALL_ON = dict.fromkeys(FEATURES, "")
+WAYS = ProductWays(unpacked_from=256, rounded_from=64, adds_fast=True)
+SECONDS = {"by a kernel": {"16": 1e-5, "64": 2e-5}}
 
 
 def broken(*_: Any) -> Any:
@@ -34,9 +37,9 @@ class Probes:
         self.orders: list[Order] = []
         self.verdict = verdict
 
-    def __call__(self, order: Order) -> Verdict | None:
+    def __call__(self, order: Order) -> Probed | None:
         self.orders.append(order)
-        return self.verdict
+        return None if self.verdict is None else Probed(self.verdict, WAYS, SECONDS)
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def start(**options: Any) -> Usable:
 
 
 def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start().verdict == start().verdict == ALL_ON
+    assert start().found.verdict == start().found.verdict == ALL_ON
     assert len(probes.orders) == 1
     start(max_running=8)
     start(quantize="fp8")
@@ -66,12 +69,12 @@ def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch
 
 
 def test_what_options_and_packages_rule_out_is_not_probed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start(compile=False).verdict == all_off("--no-compile")
+    assert start(compile=False).found.verdict == all_off("--no-compile")
     monkeypatch.setattr(features, "find_spec", lambda name: None)
-    assert start().verdict == all_off("Triton is not installed")
+    assert start().found.verdict == all_off("Triton is not installed")
     assert not probes.orders
     monkeypatch.setattr(features, "find_spec", lambda name: name)
-    assert start(cuda_graph=False).verdict == {**ALL_ON, "graphs": "--no-cuda-graph"}
+    assert start(cuda_graph=False).found.verdict == {**ALL_ON, "graphs": "--no-cuda-graph"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_what_a_probe_found_is_one_warning_of_each_start(
     for _ in range(2):
         caplog.clear()
         with caplog.at_level("INFO"):
-            assert start().verdict == verdict
+            assert start().found.verdict == verdict
         said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
         assert ("Products in FP8: off, and weights in FP8 are multiplied in 16 bits: slower" in said) == (
             verdict["fp8_products"] == "slower" and not warned
@@ -101,11 +104,11 @@ def test_what_a_probe_found_is_one_warning_of_each_start(
 
 def test_failures_of_whole_probes_are_not_stored(probes: Probes) -> None:
     probes.verdict = all_off("no memory")
-    assert start().verdict == probes.verdict
+    assert start().found.verdict == probes.verdict
     probes.verdict = None
-    assert all(start().verdict.values())
+    assert all(start().found.verdict.values())
     probes.verdict = ALL_ON
-    assert start().verdict == ALL_ON
+    assert start().found.verdict == ALL_ON
 
 
 def test_a_gpu_that_fails_gets_no_kernels_at_the_next_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +122,12 @@ def test_a_gpu_that_fails_gets_no_kernels_at_the_next_start(probes: Probes, monk
     with pytest.raises(DeviceLost, match="illegal memory access"), first.watched():
         broken()
     second = start()
-    assert all("--recheck" in reason for reason in second.verdict.values())
+    assert all("--recheck" in reason for reason in second.found.verdict.values())
     with pytest.raises(StartupError) as raised, second.watched():  # plain torch fails, too
         broken()
     assert not isinstance(raised.value, DeviceLost)
     assert len(probes.orders) == 1
-    assert start(recheck=True).verdict == ALL_ON
+    assert start(recheck=True).found.verdict == ALL_ON
 
 
 def test_without_kernels_a_gpu_that_fails_ends_the_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,37 +148,6 @@ def test_where_nothing_can_be_stored_a_failed_gpu_ends_the_start_for_good(
     with pytest.raises(StartupError) as raised, start().watched():
         broken()
     assert not isinstance(raised.value, DeviceLost)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        "[]",
-        "7",
-        '{"off": {"kernels": ""}}',
-        '{"kernels": ""}',
-        '{"kernels": 1, "graphs": 2}',
-        "\xff",
-        None,
-    ],
-)
-def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "verdict"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_text(content, encoding="latin-1")
-        path.chmod(0o600)
-    assert recall(path) is None
-    assert recall(tmp_path / "missing") is None
-
-
-def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "probed-gpus" / "verdict"
-    verdict = {**ALL_ON, "graphs": "wrong"}
-    remember(path, verdict)
-    assert recall(path) == verdict
 
 
 SERVER = """

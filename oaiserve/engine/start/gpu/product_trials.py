@@ -1,0 +1,128 @@
+"""Times products with packed matrices in several ways on this device, and chooses the fastest for each number of rows.
+A probe does so in its process, because the device may fail in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from oaiserve.checkpoints.load_errors import named
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, rounded_product
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
+from oaiserve.engine.start.compare import Difference, difference
+from oaiserve.engine.start.gpu.features import Probed
+from oaiserve.engine.start.gpu.trials import Seconds, seconds_on_device, unless_slower
+
+KERNEL = ProductWays(unpacked_from=None)
+UNPACKED = ProductWays(unpacked_from=0)
+ROUNDED = ProductWays(rounded_from=0)
+ROUNDED_FAST = ROUNDED._replace(adds_fast=True)
+# Both ways to round multiply the same floats of 8 bits as plain torch. They differ in the last rounding, and in how
+# precisely tensor cores add.
+TOLERANCE = 2**-6
+NO_MATRICES = "the model has no matrices in FP8 with one scale for each row"
+# The ways whose times are compared, by their names in the table of `oaiserve doctor`
+WAYS = {"by a kernel": KERNEL, "unpacked": UNPACKED, "in FP8": ROUNDED, "in FP8, added fast": ROUNDED_FAST}
+ROWS = (16, 64, 256, 1024, 2048)  # the numbers of rows from which another way may be taken
+
+Times = dict[ProductWays, dict[int, float]]  # Seconds of one product with a matrix of each shape, by the number of rows
+
+
+@torch.inference_mode()
+def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> Probed:
+    """Return in which ways products with packed matrices are fastest on this device, and why not in FP8.
+
+    Raises what kernels raise: a start can't do without them.
+    """
+    dense = [one for one in weights.packed if not isinstance(one, ExpertMatrices)]
+    matrices = list({(one.kind, one.shape, one.group_columns): one for one in dense}.values())
+    if not matrices:
+        return Probed({"fp8_products": NO_MATRICES})
+    times = timed((KERNEL, UNPACKED), matrices, weights, seconds)
+    ways = ProductWays(unpacked_from=least_rows(times[UNPACKED], times[KERNEL]))
+    why_not = ""
+    try:
+        ways, in_fp8 = with_fp8(ways, [one for one in matrices if one.has_row_scales], weights, seconds)
+        times |= in_fp8
+    except NotUsed as reason:
+        why_not = str(reason)
+    except Exception as error:  # A library may raise anything for a device that it can't use.
+        why_not = named(error)
+    return Probed({"fp8_products": why_not}, ways, as_table(times))
+
+
+class NotUsed(Exception):
+    """Says why torch shall not compute something in place of a kernel."""
+
+
+def with_fp8(
+    ways: ProductWays, matrices: list[PackedMatrix], weights: CudaWeights, seconds: Seconds
+) -> tuple[ProductWays, Times]:
+    """Return ways that multiply these matrices in FP8 where that is faster, and how long each takes.
+
+    Raises NotUsed if it is nowhere right and faster.
+    """
+    if not matrices:
+        raise NotUsed(NO_MATRICES)
+    problems = {rounded: wrong_product(rounded, matrices, weights) for rounded in (ROUNDED, ROUNDED_FAST)}
+    right = [rounded for rounded, problem in problems.items() if not problem]
+    if not right:
+        raise NotUsed(problems[ROUNDED])
+    times = timed((ways, *right), matrices, weights, seconds)
+    fastest = min(right, key=lambda rounded: times[rounded][ROWS[-1]])
+    rounded_from = least_rows(times[fastest], times[ways])
+    if rounded_from is None:
+        raise NotUsed(unless_slower(times[fastest][ROWS[-1]], times[ways][ROWS[-1]]))
+    del times[ways]
+    return ways._replace(rounded_from=rounded_from, adds_fast=fastest.adds_fast), times
+
+
+def wrong_product(rounded: ProductWays, matrices: list[PackedMatrix], weights: CudaWeights) -> str:
+    """Return the first difference of products from those of rounded rows in plain torch, or an empty text."""
+    for matrix in matrices:
+        for rows in (ROWS[0], ROWS[-1]):
+            x = inputs_of(matrix, rows, weights)
+            apart = difference(product_of(x, matrix, rounded)(), rounded_product(x, matrix, None))
+            if (problem := Difference("products", apart, TOLERANCE)).is_beyond_rounding:
+                return f"{problem}"
+    return ""
+
+
+def timed(ways: Iterable[ProductWays], matrices: list[PackedMatrix], weights: CudaWeights, seconds: Seconds) -> Times:
+    return {
+        way: {
+            rows: sum(seconds(product_of(inputs_of(matrix, rows, weights), matrix, way)) for matrix in matrices)
+            for rows in ROWS
+        }
+        for way in ways
+    }
+
+
+def product_of(x: Tensor, matrix: PackedMatrix, way: ProductWays) -> Callable[[], Tensor]:
+    from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
+
+    return partial(triton_products.multiply, x, matrix, None, way)
+
+
+def inputs_of(matrix: PackedMatrix, rows: int, weights: CudaWeights) -> Tensor:
+    return torch.randn(rows, matrix.shape[1], device=weights.device).to(weights.dtype)
+
+
+def least_rows(times: Mapping[int, float], others: Mapping[int, float]) -> int | None:
+    """Return from how many rows on the times are less than the others, or None."""
+    least = None
+    for rows in reversed(ROWS):
+        if times[rows] >= others[rows]:
+            break
+        least = rows
+    return least
+
+
+def as_table(times: Times) -> dict[str, dict[str, float]]:
+    return {
+        name: {str(rows): seconds for rows, seconds in times[way].items()} for name, way in WAYS.items() if way in times
+    }
