@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,6 +30,7 @@ from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.times import EpochOffset
 from oaiserve.http.connections import Connections
+from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running, streams_of
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.boundary import AnyEngine
     from oaiserve.http.fetch import Fetcher
 
+App: TypeAlias = Starlette  # for annotations of modules that import no HTTP server
 LAG_INTERVAL_SECONDS = 0.1
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
@@ -68,16 +70,17 @@ def create_app(
     telemetry: Telemetry,
     *,
     plugins: Sequence[Plugin] | None = None,
-    is_child: bool = False,
+    front: Starlette | None = None,
     runtime: Runtime = THREADS,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry.
 
-    Without `plugins`, it has those of oaiserve. A child process trusts what its gateway reports of a request's client.
-    Raises StartupError for unusable files of keys.
+    Without `plugins`, it has those of oaiserve. The routes of one of several models are called by the app in `front`,
+    which has the middleware, the keys and the files. Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
-    ring = keyring(parts, config)
+    ring: Keyring | None = keyring(parts, config) if front is None else front.state.backend.keys
+    owned = ring if front is None else None
     pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
     streams = streams_of(parts, config) or LoopStreams
 
@@ -110,7 +113,7 @@ def create_app(
             adapter_loads=runtime.executor("adapters") if config.engine.lora_dir else None,
         )
         serving = app.state.serving
-        app.state.files = None  # a plug-in may store some
+        app.state.files = None if front is None else front.state.files  # A plug-in may store some.
         app.state.bodies = Bodies(int(serving.body_limit), serving.received_bytes, engine.run_in_turns)
         app.state.backend = Backend(
             config,
@@ -120,7 +123,6 @@ def create_app(
             ring,
             serving.has_others,
             runtime,
-            is_child=is_child,
         )
         thread = runtime.executor("end")
         in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
@@ -130,14 +132,14 @@ def create_app(
                 ends.callback(serving.adapter_loads.shutdown, wait=False)
             # All records exist only after the engine's last events, which come before its `stop` returns.
             ends.push_async_callback(in_thread, telemetry.close, TELEMETRY_CLOSE_SECONDS)
-            if ring is not None:
-                ends.push_async_callback(ring.close)
+            if owned is not None:
+                ends.push_async_callback(owned.close)
             engine.start()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             ends.push_async_callback(in_thread, engine.stop, 0.0)
             tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag, runtime))]
-            if ring is not None:
-                tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
+            if owned is not None:
+                tasks.append(asyncio.create_task(owned.stay_fresh(runtime)))
             for task in tasks:
                 ends.callback(task.cancel)
             await ends.enter_async_context(running(parts, app))
@@ -152,7 +154,6 @@ def create_app(
             telemetry.count_refused_access,
             telemetry.is_sampled,
             runtime,
-            is_child=is_child,
         ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,

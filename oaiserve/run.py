@@ -1,4 +1,4 @@
-"""Starts the server of one model, which serves until a signal.
+"""Starts the server of one model, which serves until a signal, or loads one of several models.
 
 Heavy modules such as torch are imported only after the settings, the port and the certificate have been checked.
 """
@@ -25,10 +25,11 @@ from oaiserve.commands.banner import Banner
 from oaiserve.commands.file_checks import warn_of_exposed_keys
 from oaiserve.commands.listening import end_at_once_on_interrupt, page_of_request, run_until_signal
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config
+from oaiserve.config import Config, EngineOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import DeviceLost, StartupError
+from oaiserve.explain.commands import settings_in
 from oaiserve.http.connections import allowed_connections
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
@@ -37,7 +38,10 @@ from oaiserve.run_engine import STDERR, end_load, load_engine, prepare_process
 from oaiserve.runtime import THREADS
 
 if TYPE_CHECKING:
+    from oaiserve.app import App
     from oaiserve.engine.boundary import AnyEngine
+    from oaiserve.process.child import ChildProcess
+    from oaiserve.process.messages import Start
     from oaiserve.process.placement import Placement
 
 logger = logging.getLogger(__name__)
@@ -80,8 +84,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
             connections = allowed_connections(config.server, THREADS.clock_ns)
             telemetry = server_telemetry(config, engine, connections, log_limit, plugins, runtime=THREADS)
-            is_child = sock.family == socket.AF_UNIX
-            app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
+            app = create_app(config, engine, telemetry, plugins=plugins)
     end_load()
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
@@ -134,7 +137,6 @@ def _remote_engine(
     from oaiserve.engine.accounts.energy import Energy
     from oaiserve.engine.start.request import tokenizer_of
     from oaiserve.process.child import ChildProcess
-    from oaiserve.process.messages import Start
     from oaiserve.process.placement import options_of
     from oaiserve.process.remote_engine import RemoteEngine
 
@@ -143,17 +145,7 @@ def _remote_engine(
         times.run("files of the demo", demo.fetched)
     end_at_once_on_interrupt()  # holds until the server handles signals
     starts = [
-        Start(
-            model=config.model,
-            # Another process is started after a hang.
-            options=replace(options_of(config.engine, places, index), exit_on_hang=True),
-            plugins=config.server.plugin,
-            settings=config.file,
-            log_level=config.server.log_level,
-            log_format=config.server.log_format,
-            replica=f"replica {index}" if len(places) > 1 else None,
-            cpus=place.cpus,
-        )
+        _start(config, options_of(config.engine, places, index), f"replica {index}" if len(places) > 1 else None, place)
         for index, place in enumerate(places)
     ]
     started = [[ChildProcess(start, THREADS, place.gpu)] for start, place in zip(starts, places, strict=True)]
@@ -176,3 +168,56 @@ def _remote_engine(
             f"--replicas found {len(places)} GPUs, but the model runs on the CPU. Use --device cpu, or torch for GPUs."
         )
     return engine
+
+
+def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], None]) -> tuple[App, AnyEngine]:
+    """Load one of several models in an engine process, and return the app with its routes, which the app in `front`
+    calls. `launched` gets each process that is started for it, now or later. Any thread may call this. Raises
+    StartupError."""
+    from oaiserve.app import create_app, server_telemetry
+    from oaiserve.engine.start.request import tokenizer_of
+    from oaiserve.process.child import ChildProcess
+    from oaiserve.process.placement import Placement
+    from oaiserve.process.remote_engine import RemoteEngine
+
+    start = _start(config, config.engine, config.model_name, Placement())
+
+    def launch() -> ChildProcess:
+        process = ChildProcess(start, THREADS)
+        launched(process)
+        return process
+
+    settings = {} if config.file is None else plugin_loading.tables_in(settings_in(config.file))
+    plugins = [
+        each for each in plugin_loading.find(config.server.plugin, settings).plugins if not each.inner.is_in_front
+    ]
+    engine = RemoteEngine(
+        [launch],
+        config.engine,
+        lambda path: tokenizer_of(path, config.engine, THREADS),
+        THREADS,
+        cores_ns=lambda: 0,  # The CPU time of this process is that of all models.
+        of=f" of the model {config.model_name}",
+    )
+    try:
+        telemetry = server_telemetry(config, engine, None, plugins=plugins, runtime=THREADS)
+        return create_app(config, engine, telemetry, plugins=plugins, front=front), engine
+    except BaseException:
+        engine.stop()
+        raise
+
+
+def _start(config: Config, options: EngineOptions, name: str | None, place: Placement) -> Start:
+    """Return the first message to an engine process, which has this name in the log."""
+    from oaiserve.process.messages import Start
+
+    return Start(
+        model=config.model,
+        options=replace(options, exit_on_hang=True),  # Another process is started after a hang.
+        plugins=config.server.plugin,
+        settings=config.file,
+        log_level=config.server.log_level,
+        log_format=config.server.log_format,
+        replica=name,
+        cpus=place.cpus,
+    )

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,22 +40,19 @@ class RunningServer(Server):
         app: Starlette,
         options: ServerOptions,
         send_buffer_bytes: int | None = None,
-        *,
-        path: Path | None = None,
         **callbacks: Any,
     ) -> None:
-        """With a `path`, it listens on this Unix socket, as a child process of a gateway does."""
         connections = allowed_connections(options, THREADS.clock_ns)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
-        super().__init__(app, options, connections, trusts_peers=path is not None, **callbacks)
+        super().__init__(app, options, connections, **callbacks)
         self.is_up, self.is_ending, self.has_ended = (threading.Event() for _ in range(3))
-        self._sock = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
+        self._sock = socket.socket()
         if send_buffer_bytes is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        self._sock.bind(("127.0.0.1", 0) if path is None else str(path))
+        self._sock.bind(("127.0.0.1", 0))
         self._sock.listen()
-        self.port: int = self._sock.getsockname()[1] if path is None else 0
+        self.port: int = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._sock]})
 

@@ -100,8 +100,7 @@ def run_until_signal(
     """
     from oaiserve.http.server import Server
 
-    trusts_peers = sock.family == socket.AF_UNIX  # The socket is in a private folder, so only the gateway can connect.
-    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
+    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -34,12 +34,14 @@ def command() -> int:
 
 
 def _load(metrics: str) -> tuple[str, str, str]:
-    """Return the running and the waiting requests, and the memory of the process."""
-    values: dict[str, float] = {}  # With several models, these are sums over their processes.
+    """Return the running and the waiting requests, and the memory of the server and its models."""
+    values: dict[str, float] = {}  # With several models, these are sums over them.
     for name, value in re.findall(r'^(\w+)(?:\{served_model="[^"]*"\})? (\S+)$', metrics, re.MULTILINE):
         values[name] = values.get(name, 0.0) + float(value)
     running, waiting = (values.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))
     memory = values.get("process_resident_memory_bytes")
+    if memory is not None:
+        memory += values.get("oaiserve_model_memory_bytes", 0.0)
     return _count(running), _count(waiting), "-" if memory is None else size(memory)
 
 

@@ -10,32 +10,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import NamedTuple
 
 from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.interpreter import child_environment
 from oaiserve.plugin_loading import Found, find, tables_in
-from oaiserve.wire.address import Address
 
 READY = b"+"
 MOST_REASON_BYTES = 4096  # longest error of a start that is passed on
-MOST_PATH_BYTES = 107  # longest path of a Unix socket
 GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-class Activity(NamedTuple):
-    """What a process does, according to the kernel."""
-
-    is_stopped: bool = False  # A signal stopped the process.
-    is_traced: bool = False  # A debugger holds the process.
-    is_runnable: bool = False  # Its main thread, which has the event loop, computes or waits for a CPU.
-    main_seconds: float = 0.0  # CPU time of that thread
-    cpu_seconds: float = 0.0  # CPU time of all threads, and of child processes that have ended
 
 
 class ServerProcess:
@@ -92,31 +77,6 @@ class ServerProcess:
         code = self._process.returncode
         return f"by {Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory of the process: its private memory, and its share of memory that others use, too."""
-        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-    def activity(self) -> Activity:
-        """Return what the process does. Raises OSError once it has ended."""
-        folder = Path(f"/proc/{self.pid}")
-        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        main, whole = (
-            (path / "stat").read_text().rpartition(")")[2].split() for path in (folder / "task" / folder.name, folder)
-        )
-        state = main[0]
-        is_traced = int(status["TracerPid"]) != 0
-        main_ticks = sum(map(int, main[11:13]))
-        all_ticks = sum(map(int, whole[11:15]))
-        return Activity(
-            state == "T" and not is_traced,
-            is_traced,
-            state == "R",
-            main_ticks / TICKS_PER_SECOND,
-            all_ticks / TICKS_PER_SECOND,
-        )
-
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
@@ -131,19 +91,6 @@ class ServerProcess:
         except TimeoutError:
             self.kill()
             await self.ended()
-
-
-async def start_on(config: Config, address: Address) -> ServerProcess:
-    """Start a process that listens on a Unix socket, in place of an earlier one. Raises StartupError."""
-    assert address.path is not None
-    if len(os.fsencode(address.path)) > MOST_PATH_BYTES:
-        raise StartupError(
-            f"The socket '{address.path}' has too long a path. Set TMPDIR to a folder with a shorter one."
-        )
-    address.path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(address.path))
-    return await ServerProcess.start(config, listening)
 
 
 def run(arguments: list[str], serve: Callable[[Config, socket.socket, Found, Callable[[], None]], int]) -> int:

@@ -17,13 +17,11 @@ __all__ = [
     "STAMPS",
     "TEXT_PHASES",
     "TEXT_STAMPS",
-    "WAITED_HEADER",
     "EpochOffset",
     "Phase",
     "RequestTimes",
     "WallClock",
     "duration",
-    "waited",
 ]
 
 # The stamps in the order in which a request gets them, and the phase that begins at each stamp except the last.
@@ -57,22 +55,6 @@ def duration(ns: float) -> str:
         if ns < 999.5 * size:
             return f"{ns / size:.3g} {unit}"
     return f"{ns / size:.0f} {unit}"
-
-
-# Sent with a request that another process of this machine passes on: its stamp `received`, as the clock is the
-# machine's, and how long it has waited there for its model to be loaded. Both in nanoseconds.
-WAITED_HEADER = "x-oaiserve-waited"
-
-
-def waited(text: str, now_ns: int) -> tuple[int, int] | None:
-    """Return the stamp and the wait in that header, or None for any other text."""
-    numbers = text.split(" ")
-    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
-        return None
-    received_ns, load_ns = map(int, numbers)
-    if received_ns + load_ns <= now_ns:
-        return (received_ns, load_ns)
-    return None
 
 
 # Returns the wall clock minus the monotonic clock, which turns a recent stamp into Unix time.

@@ -37,8 +37,7 @@ HEADERS = [("x-content-type-options", "nosniff")]  # Every answer has this, so t
 class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the shutdown begins, maybe from a signal handler, and maybe more than once. With
-    `trusts_peers`, every peer is trusted as a gateway: the server listens on a socket that only its gateway can reach.
+    `on_drain` is called when the shutdown begins, maybe from a signal handler, and maybe more than once.
     """
 
     def __init__(
@@ -49,10 +48,9 @@ class Server(uvicorn.Server):
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
-        trusts_peers: bool = False,
     ) -> None:
         config = uvicorn.Config(
-            TrustedProxies(app, ("*",) if trusts_peers else options.trusted_proxy),
+            TrustedProxies(app, options.trusted_proxy),
             loop="uvloop",
             http=Connection,
             headers=HEADERS,

@@ -71,9 +71,8 @@ class InnerParts:
     `oaiserve route` has those of oaiserve's own plug-ins."""
 
     is_in_front: bool = False
-    """With several models, each has a process with the plug-in's routes and lifespan. If this is true, the gateway in
-    front of them has both, too, and answers these routes itself. It has `app.state.backend`, but no
-    `app.state.serving`."""
+    """With several models, each has the plug-in's routes and lifespan. If this is true, only the app in front of them
+    has both. It has `app.state.backend`, but no `app.state.serving`."""
 
     gateway_routes: Callable[[AskReplicas, Config], Iterable[BaseRoute]] | None = None
     """Called once, when a gateway starts: routes that it makes from what its replicas answer. `oaiserve route` has

@@ -27,8 +27,8 @@ _DONE = b"[DONE]"
 class Server:
     """A running server. A route makes one by `Server(request.app)`, and a lifespan from the application that it gets.
 
-    With several models, each model's process has a server, and so has the gateway in front of them, which has no model
-    of its own: there only `config`, `ask`, `stream` and `client_of` can be used.
+    With several models, there is a server for each, and one in front of them, which has no model of its own: there
+    only `config`, `ask`, `stream` and `client_of` can be used.
     """
 
     def __init__(self, app: Starlette) -> None:

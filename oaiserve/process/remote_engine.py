@@ -84,8 +84,10 @@ class RemoteEngine:
         runtime: Runtime,
         energy: Energy | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
+        of: str = "",
     ) -> None:
-        """Start an engine process with each of `launches`, and wait until all are ready. Raises StartupError."""
+        """Start an engine process with each of `launches`, and wait until all are ready. In the log, `of` follows the
+        name of a process. Raises StartupError."""
         self._runtime = runtime
         self._clock_ns = runtime.clock_ns
         self._cores_ns = cores_ns
@@ -106,7 +108,7 @@ class RemoteEngine:
         self._replicas: dict[str, Replica] = {}
         for number, launch in enumerate(launches):
             name = str(number)
-            title = "The engine process" if self._is_alone else f"The engine process of replica {name}"
+            title = f"The engine process{of}" if self._is_alone else f"The engine process of replica {name}"
             replica = Replica(name, title, launch, self, self._lock, options.watchdog_seconds, runtime)
             self._replicas[name] = replica
         self._is_reporting = not self._is_alone

@@ -43,18 +43,20 @@ class Model(msgspec.Struct):
     if the model's files name none, `default_max_tokens` is the most tokens of their answers if they have such a limit,
     `has_chat_template` says whether it can chat, and `has_reasoning` whether answers may begin with reasoning. `device`
     runs the model. `description` says what the demo model is for, or how a model without a chat template gets one.
-    Clients of Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
+    A server of several models says by `is_loaded` which are loaded; the others have only some of these fields. Clients
+    of Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: str | None
-    max_model_len: int
-    task: Task
-    input_modalities: list[str]
-    device: Literal["cpu", "cuda"]
+    parent: str | UnsetType | None = UNSET
+    max_model_len: int | UnsetType = UNSET
+    task: Task | UnsetType = UNSET
+    input_modalities: list[str] | UnsetType = UNSET
+    device: Literal["cpu", "cuda"] | UnsetType = UNSET
+    is_loaded: bool | UnsetType = UNSET
     default_sampling: dict[str, float] | UnsetType = UNSET
     default_sampling_source: str | UnsetType = UNSET
     default_max_tokens: int | UnsetType = UNSET

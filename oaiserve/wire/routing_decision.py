@@ -9,12 +9,8 @@ from typing import NamedTuple
 
 HOPS_HEADER = "x-oaiserve-hops"  # number of gateways that a request has passed
 DECISION_HEADER = "x-oaiserve-route"
-# These reach a child process only from its gateway, which has checked the key.
-OWNER_HEADER = "x-oaiserve-owner"  # the digest of the request's API key
 BACKGROUND_HEADER = "x-oaiserve-background"  # the request can wait: it is a line of a batch
 FORWARDED_HEADER = "x-oaiserve-forwarded"  # a proxy in front of the gateway has sent the request
-# A child process sends this with a refusal, for which its gateway charges the client.
-REFUSAL_CPU_HEADER = "x-oaiserve-refusal-cpu-ns"
 _FORMS = {
     "replica": (str, r"[\w./:\[\]-]{1,110}"),  # host and port, or a Unix socket
     "reason": (str, r"[a-z_]{1,20}"),

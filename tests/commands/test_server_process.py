@@ -1,18 +1,13 @@
 """The start of a child process, as far as it needs no model."""
 
 import asyncio
-import os
-import signal
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
-from oaiserve.commands.server_process import ServerProcess, start_on
-from oaiserve.config import Config
+from oaiserve.commands.server_process import ServerProcess
 from oaiserve.errors import StartupError
-from oaiserve.wire.address import Address
 
 
 async def running(code: str) -> tuple[ServerProcess, socket.socket]:
@@ -23,11 +18,6 @@ async def running(code: str) -> tuple[ServerProcess, socket.socket]:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{begin}\n{code}", pass_fds=[number])
     its_link.close()
     return ServerProcess(process, *await asyncio.open_connection(sock=link)), link
-
-
-async def test_socket_with_too_long_a_path_is_refused_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="too long a path. Set TMPDIR"):
-        await start_on(Config("demo"), Address.of_socket(tmp_path / ("x" * 100)))
 
 
 async def test_process_that_ends_before_it_is_ready_is_an_error_and_leaves_no_open_link() -> None:
@@ -76,23 +66,3 @@ async def test_process_without_a_drain_timeout_still_ends_in_order() -> None:
     await process.ready()
     await process.end(0)
     assert process.how_ended == "with exit code 4"
-
-
-async def test_process_shows_its_work_and_whether_it_is_stopped() -> None:
-    work = "import time\nwhile time.process_time() < 0.2: pass"
-    process, link = await running(f"{work}\nlink.sendall(b'+')\nwhile True: pass")
-    await process.ready()
-    working = process.activity()
-    assert (working.is_runnable, working.is_stopped, working.is_traced) == (True, False, False)
-    assert 0 < working.main_seconds <= working.cpu_seconds
-    assert working.cpu_seconds >= 0.1
-
-    os.kill(process.pid, signal.SIGSTOP)
-    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    assert process.activity().is_stopped
-
-    process.kill()
-    await process.ended()
-    with pytest.raises(OSError, match=str(process.pid)):
-        process.activity()
-    link.close()

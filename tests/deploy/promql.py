@@ -31,17 +31,14 @@ KNOWN_LABELS = {
     for name, labels in re.findall(r"^\| `(oaiserve_\w+)` \| \w+ \|([^|]*)\|", table, re.MULTILINE)
 } | KNOWN_LABELS
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
-KNOWN_LABELS["process_start_time_seconds"] = {"served_model", *_TARGET}
 
 
 def _of_gateway() -> dict[str, set[str]]:
-    from oaiserve.plugins.gateway.children.metrics import LABEL
     from oaiserve.plugins.gateway.metrics import GatewayMetrics
     from oaiserve.plugins.gateway.routers import Routers
     from oaiserve.plugins.gateway.watch import USUAL, Watch
     from oaiserve.runtime import THREADS
 
-    assert LABEL == "served_model"
     metrics = GatewayMetrics(Watch(Routers(), (), (), USUAL, THREADS.clock_ns))
     known = {
         f"{vars(metric)['_name']}_total": {*vars(metric)["_labelnames"], *_TARGET}
@@ -51,7 +48,6 @@ def _of_gateway() -> dict[str, set[str]]:
     known["oaiserve_gateway_connections"] = _TARGET
     known["oaiserve_gateway_connections_refused_total"] = {"reason", *_TARGET}
     of_replicas = ("replica_up", "open_requests", "ejected_total")
-    known["oaiserve_model_hangs_total"] = {LABEL, *_TARGET}
     known |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in of_replicas}
     return known | {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
 
@@ -60,7 +56,7 @@ _DELETED: tuple[str, ...] = ()  # beginnings of names of metrics whose plug-in i
 if has_plugin("gateway"):
     KNOWN_LABELS |= _of_gateway()
 else:
-    _DELETED = ("oaiserve_gateway_", "oaiserve_model_hangs_")
+    _DELETED = ("oaiserve_gateway_",)
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')

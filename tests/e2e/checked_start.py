@@ -14,6 +14,6 @@ def ends_at_once(*_: object, **__: object) -> int:
 if __name__ == "__main__":
     cli.serve_model = ends_at_once
     if find_spec("oaiserve.plugins.gateway") is not None:
-        serve = import_module("oaiserve.plugins.gateway.serve")
-        serve.serve_models = serve.serve_gateway = ends_at_once
+        import_module("oaiserve.plugins.gateway.serve").serve_gateway = ends_at_once
+        import_module("oaiserve.plugins.gateway.several.serve").serve_models = ends_at_once
     sys.exit(cli.main())

@@ -42,6 +42,7 @@ from oaiserve.engine.text.fill import FillTokens
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.times import RequestTimes
@@ -213,8 +214,8 @@ class FakeEngine:
     def stop(self, drain_timeout_seconds: float) -> None:
         pass
 
-    def snapshot(self) -> SimpleNamespace:
-        return SimpleNamespace()
+    def snapshot(self) -> EngineNumbers:
+        return EngineNumbers()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self.submit_error is not None:

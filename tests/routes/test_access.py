@@ -2,28 +2,16 @@
 
 import logging
 import re
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.errors import OLLAMA_PATHS
-from oaiserve.http.keys import Keyring
-from oaiserve.routes.door.access import APIKeys, OpenPaths
-from oaiserve.routes.door.middleware import Errors, RequestHeaders
-from oaiserve.routes.pages import Pages
-from oaiserve.runtime import THREADS
 from oaiserve.wire.report import ROUTER_HEADER
-from oaiserve.wire.routing_decision import OWNER_HEADER
 from tests.routes.asking import bearer
 from tests.serving import Serve, Served
 
@@ -384,19 +372,3 @@ def test_refusals_are_counted_and_logged_without_the_key(serve: Serve, caplog: p
     assert repr(EVIL) in caplog.text
     assert all("GET '/v1/models' from 127.0.0.1" in record.getMessage() for record in caplog.records)
     assert "s3cre" not in caplog.text
-
-
-@pytest.mark.parametrize("is_child", [True, False])
-async def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None:
-    async def owner(request: Request) -> Response:
-        return Response(request.state.key_name)
-
-    ring = Keyring(["mine"])
-    is_open = OpenPaths(Pages(), guard_all=False)
-    access = Middleware(APIKeys, keys=ring, is_open=is_open, count=lambda reason: None, is_child=is_child)
-    layers = [Middleware(RequestHeaders, runtime=THREADS), Middleware(Errors), access]
-    app = Starlette(routes=[Route("/v1/x", owner)], middleware=layers)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
-        for digest, status in ((sha256(b"mine"), 200 if is_child else 401), (sha256(b"other"), 401)):
-            answer = await client.get("/v1/x", headers={OWNER_HEADER: digest.hexdigest()})
-            assert answer.status_code == status

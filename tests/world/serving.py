@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -95,19 +94,16 @@ class Place:
 class PlacedServer(WorldServer):
     """A server of this world. `should_exit` ends it as a signal would. `serving` is its task."""
 
-    def __init__(
-        self, place: Place, app: Starlette, options: ServerOptions, *, path: Path | None = None, **callbacks: Any
-    ) -> None:
-        """With a `path`, it listens on this Unix socket, as a child process of a gateway does."""
+    def __init__(self, place: Place, app: Starlette, options: ServerOptions, **callbacks: Any) -> None:
         connections = allowed_connections(options, place.world.clock_ns)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
-        super().__init__(app, options, connections, trusts_peers=path is not None, **callbacks)
+        super().__init__(app, options, connections, **callbacks)
         self._place = place
         self.port = place.new_port()
         self.url = f"http://{IP}:{self.port}"
         self.process = Process(place.world, f"server {self.port}", IP)
-        self._address = (IP, self.port) if path is None else (str(path), 0)
+        self._address = (IP, self.port)
 
     def begin(self) -> None:
         self.serving = self.process.run(self.serve_in, self._place.network, self.process, self._address)

@@ -48,13 +48,12 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     store = BatchStore(options.response_store, options.limits, backend.runtime)
     app.state.files = store
     app.state.batches = runner = BatchRunner(app, backend, store)
-    running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.
+    running = asyncio.create_task(runner.run())
     try:
         yield
     finally:
-        if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await store.close()
 
 

@@ -1,4 +1,4 @@
-"""A gateway: for servers that run elsewhere (`oaiserve route`), or for several models in processes of their own."""
+"""A gateway: for servers that run elsewhere (`oaiserve route`), or for several models with an engine process each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> 
     from oaiserve.commands.file_checks import check_files, check_tls
     from oaiserve.config import OptionError
     from oaiserve.explain.commands import settings_in
-    from oaiserve.plugins.gateway.children.settings import holds_models, models_of
+    from oaiserve.plugins.gateway.several.settings import holds_models, models_of
 
     tables = {} if config.file is None else settings_in(config.file).get("models", {})
     if not models and not tables:
@@ -37,7 +37,7 @@ def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> 
     for each in configs.values():
         check_files(each.server, each.engine, each.telemetry)
 
-    from oaiserve.plugins.gateway.serve import serve_models  # its import is slow
+    from oaiserve.plugins.gateway.several.serve import serve_models  # its import is slow
 
     return partial(serve_models, config, configs, plugins)
 

@@ -57,14 +57,13 @@ class BegunAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The choice of replicas, and the requests to them. The replicas may be child processes of this gateway."""
+    """The choice of replicas, and the requests to them."""
 
     router: Routers
     watch: Watch
     metrics: GatewayMetrics
     tracing: Tracing | None
     clock_ns: Callable[[], int]
-    are_children: bool
 
     async def begin(
         self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str, kind: bytes = b""
@@ -117,7 +116,7 @@ class Attempts:
             attributes[names.HTTP_REQUEST_METHOD] = request.method
             request.attempts.append(attempt := Attempt(self.clock_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
-            own += request.deadline_headers(now_ns, is_beside=self.are_children)
+            own += request.deadline_headers(now_ns)
             if self.tracing is not None:
                 is_sampled = self.tracing.is_sampled(request.trace)
                 own.append((TRACEPARENT, request.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
@@ -170,8 +169,8 @@ class Attempts:
 
     def _may_be_at_another(self, request: ClientRequest, last: BegunAnswer, passed: list[BegunAnswer]) -> bool:
         """Return whether a replica that has not answered, for example because it is being started again, may have the
-        object of a request that the others do not have. Child processes share a store."""
-        if not request.looks_for_one or last.answer.status != 404 or self.are_children:
+        object of a request that the others do not have."""
+        if not request.looks_for_one or last.answer.status != 404:
             return False
         return not self.watch.upstreams.keys() <= {begun.upstream.name for begun in passed}
 

@@ -63,15 +63,13 @@ class ClientRequest:
     status: int | None = None  # status of the answer that the client has
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # limits for its first token and its end, since it began
 
-    def deadline_headers(self, now_ns: int, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the time left until each deadline. A stream that continues has had its first token.
-        A replica on the same machine counts from the request's arrival here."""
+    def deadline_headers(self, now_ns: int) -> list[tuple[bytes, bytes]]:
+        """Return the headers with the time left until each deadline. A stream that continues has had its first
+        token."""
         first_ms, end_ms = self.deadlines_ms
-        gone_ms = 0.0
-        if not is_beside:
-            gone_ms = (now_ns - self.began_ns) / 1e6
-            if self.sent.number:
-                first_ms = None
+        gone_ms = (now_ns - self.began_ns) / 1e6
+        if self.sent.number:
+            first_ms = None
         limits = zip(DEADLINES, (first_ms, end_ms), strict=True)
         return [(name, b"%d" % max(1, int(limit_ms - gone_ms))) for name, limit_ms in limits if limit_ms is not None]
 

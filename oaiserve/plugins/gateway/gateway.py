@@ -10,29 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import Config
 from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetected, NotFound, Unavailable
-from oaiserve.facts.times import WAITED_HEADER, Phase
+from oaiserve.facts.times import Phase
 from oaiserve.http.fair_turns import TurnWorkers, Work
-from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.gateway.attempts import TRACEPARENT, TRACESTATE, Attempts, BegunAnswer
-from oaiserve.plugins.gateway.children.models import ChildModels, ModelHangs
+from oaiserve.plugins.gateway.attempts import TRACEPARENT, TRACESTATE, Attempts
 from oaiserve.plugins.gateway.client_request import (
-    ADAPTER_PATHS,
-    INSIDE,
     OF_ONE_REPLICA,
     ClientRequest,
     client_request_of,
@@ -46,6 +39,7 @@ from oaiserve.plugins.gateway.lists import (
     all_kept,
     all_of_anthropic,
     all_requests,
+    answers_of_all,
     models_answer,
     schema_answer,
 )
@@ -54,7 +48,6 @@ from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.relay import Relay
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
-from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.door.middleware import is_of_anthropic
 from oaiserve.routes.intake.bodies import Bodies
@@ -64,7 +57,6 @@ from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECE
 from oaiserve.runtime import Runtime
 from oaiserve.telemetry import names
 from oaiserve.wire.router import NoReplica
-from oaiserve.wire.routing_decision import OWNER_HEADER
 
 if TYPE_CHECKING:
     from oaiserve.telemetry.tracing import Tracing
@@ -94,12 +86,9 @@ class Gateway:
         config: Config,
         options: RouteOptions,
         tracing: Tracing | None,
-        models: ChildModels | None,
         runtime: Runtime,
     ) -> None:
-        """`models` are those of its child processes, if these are its replicas."""
         self.router = router
-        self._models = models
         self._runtime = runtime
         self.watch = watch
         self.metrics = metrics
@@ -111,40 +100,22 @@ class Gateway:
         self._workers: TurnWorkers | None = None
         self._continues = options.continue_streams
         self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
-        self._open: Counter[str] = Counter()  # requests to the models of child processes, by client
         self._listing = asyncio.Semaphore(MOST_LISTS)
         self._has_warned_of_loop = False
         self.is_draining = False
-        self._attempts = Attempts(router, watch, metrics, tracing, runtime.clock_ns, are_children=models is not None)
+        self._attempts = Attempts(router, watch, metrics, tracing, runtime.clock_ns)
         self._relay = Relay(
             self._attempts, options.continue_streams, lambda: self.is_draining, shows_requests=self._shows_requests
         )
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it takes requests. Requests for a model that is not loaded wait for its process."""
-        has_replicas = self._models is not None or bool(self.watch.joined - self.watch.silent)
-        return has_replicas and not self.is_draining
-
-    def has_others(self, client: str) -> bool:
-        """Return whether clients other than this one have open requests to the models of child processes."""
-        return bool(self._open.keys() - {client})
-
-    @contextmanager
-    def _counted(self, client: str) -> Iterator[None]:
-        self._open[client] += 1
-        try:
-            yield
-        finally:
-            self._open[client] -= 1
-            if not self._open[client]:
-                del self._open[client]
+        """Return whether it takes requests."""
+        return bool(self.watch.joined - self.watch.silent) and not self.is_draining
 
     def drain(self) -> None:
         """Accept no further requests. A signal handler may call this."""
         self.is_draining = True
-        if self._models is not None:
-            self._models.is_draining = True
 
     def _run_in_turns(self, work: Work[Any], *, client: str, num_bytes: int) -> Future[Any]:
         """Read a large body for a part of this process, which has no engine. Most gateways never need the threads."""
@@ -165,13 +136,9 @@ class Gateway:
             ending = await self._pass_on(scope, receive, send)
         except ClientDisconnect:
             ending = Ending.CANCELLED
-        except ModelHangs:
-            ending = Ending.NO_REPLICA
-            raise
         except NoReplica:
             ending = Ending.NO_REPLICA
-            text = "No replica can be reached" if self._models is None else "No such model is loaded"
-            raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
+            raise Unavailable("No replica can be reached; try again later.", retry_after_seconds=5) from None
         finally:
             if not scope["path"].startswith((*_OF_ALL,)):  # the pages poll these
                 self.metrics.requests.labels(ending).inc()
@@ -219,26 +186,17 @@ class Gateway:
                     # The state of a trace that could not be continued says nothing about the new one.
                     replaced = (TRACEPARENT, TRACESTATE) if request.trace.tracestate is None else (TRACEPARENT,)
                     request.headers = [header for header in request.headers if header[0] not in replaced]
-                async with AsyncExitStack() as stack:
-                    if self._models is not None and path in ADAPTER_PATHS:
-                        request.prompt = request.prompt._replace(model=_model_of_adapter(self._models, request))
-                    if self._models is not None and not path.startswith(INSIDE):
-                        stack.enter_context(self._counted(client))
-                        await self._have_model(request, scope["state"]["key"], self._models, stack, left)
-                    begun = await self._begin(request, left)
-                    if path in ADAPTER_PATHS:  # the next request may name the adapter
-                        await self.watch.refresh(begun.upstream)
-                    if not begun.may_go_on:
-                        held.give_back(held.number)
-                        request.body = body = bytearray()  # It is no longer needed.
-                    return await self._relay.pass_on(scope, send, request, begun, left)
+                begun = await self._attempts.begin(request, left)
+                if not begun.may_go_on:
+                    held.give_back(held.number)
+                    request.body = body = bytearray()  # It is no longer needed.
+                return await self._relay.pass_on(scope, send, request, begun, left)
             finally:
                 left.cancel()
 
     def _refuses(self, path: str) -> bool:
-        """Return whether a gateway refuses a path because it is about one replica. A request selects a child process by
-        its model."""
-        if not path.startswith(OF_ONE_REPLICA) or self._models is not None:
+        """Return whether a gateway refuses a path because it is about one replica."""
+        if not path.startswith(OF_ONE_REPLICA):
             return False
         is_shown = path in _OF_ALL or path.startswith(f"{REQUESTS_PATH}/")
         return not (self._shows_requests and is_shown)
@@ -246,13 +204,12 @@ class Gateway:
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
         if request.method != "GET":
             return None  # A replica refuses it.
-        # With several models here, a request that names one is sent to its process alone.
-        if scope["path"] in _OF_ALL and not (self._models is not None and request.prompt.model):
-            query = scope["query_string"].decode("latin-1")
-            return partial(_OF_ALL[scope["path"]], self.watch, query, request.headers)
+        if scope["path"] in _OF_ALL:
+            ask = partial(answers_of_all, self.watch, headers=request.headers)
+            return partial(_OF_ALL[scope["path"]], ask, scope["query_string"].decode("latin-1"))
         if scope["path"] == MODELS_PATH and self.router.differ:
             return partial(models_answer, self.watch, self.router, scope, request.headers)
-        if scope["path"] == SCHEMA_PATH and self._models is None:
+        if scope["path"] == SCHEMA_PATH:
             return partial(schema_answer, self.watch, self._refuses, request.headers)
         if scope["path"] == FILES_PATH and is_of_anthropic(scope):
             return partial(all_of_anthropic, self.watch, request.target, request.headers, "file", has_next_page=True)
@@ -267,37 +224,6 @@ class Gateway:
         async with self._listing:
             return await listing()
 
-    async def _have_model(
-        self,
-        request: ClientRequest,
-        key: Key | None,
-        models: ChildModels,
-        stack: AsyncExitStack,
-        left: asyncio.Task[None],
-    ) -> None:
-        """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open. Raises
-        Forbidden."""
-        accepted = models.names_for(request.prompt.model)
-        name = accepted[0]
-        if key is not None and not request.looks_for_one:
-            key.check_model(*accepted)
-        waited_ns = await unless_left(stack.enter_async_context(models.in_use(name)), left)
-        request.headers.append((WAITED_HEADER.encode(), b"%d %d" % (request.began_ns, waited_ns)))
-        if key is not None:
-            request.headers.append((OWNER_HEADER.encode(), key.digest.hex().encode()))
-        if not request.looks_for_one:
-            request.prompt = request.prompt._replace(model=name)
-
-    async def _begin(self, request: ClientRequest, left: asyncio.Task[None]) -> BegunAnswer:
-        """Let a replica begin an answer. Raises NoReplica and ClientDisconnect."""
-        try:
-            return await self._attempts.begin(request, left)
-        except NoReplica:
-            if self._models is None or not request.prompt.model:
-                raise
-            await unless_left(self._models.loaded(request.prompt.model), left)
-            return await self._attempts.begin(request, left)
-
 
 def span_name(method: str, path: str, status: int | None) -> str:
     """Return the name of a request's span. Collectors expect few names, so ids and paths without a route are left
@@ -308,16 +234,3 @@ def span_name(method: str, path: str, status: int | None) -> str:
         return method
     template = _IDS.sub(r"/\1/{id}", path)
     return f"{method} {template[:100]}"
-
-
-class _Adapter(msgspec.Struct):
-    lora_name: str = ""
-
-
-def _model_of_adapter(models: ChildModels, request: ClientRequest) -> str:
-    """Return the model of a request to load or unload an adapter. Raises InvalidRequest and ModelNotFound."""
-    name = ""
-    with suppress(*UNREADABLE):  # The model's process refuses it.
-        name = msgspec.json.decode(request.body, type=_Adapter).lora_name
-    is_new = request.target.startswith(ADAPTER_PATHS[0].encode())
-    return models.name_for_adapter(request.prompt.model, name, is_new=is_new)

@@ -7,7 +7,7 @@ Answers of replicas are limited in time, bytes and items, and malformed items ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from operator import itemgetter
@@ -213,21 +213,24 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
     return refusal
 
 
-async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
-    """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
-    number of its `replica`. If all replicas refuse, answer with a refusal."""
+Ask = Callable[[str], Awaitable[Mapping[int, bytes] | Response]]  # asks all replicas for a path
+
+
+async def all_requests(ask: Ask, query: str) -> Response:
+    """Request the last requests of each replica, and answer with all of them, each with the number of its `replica`. If
+    all replicas refuse, answer with a refusal."""
     if "limit" not in dict(parse_qsl(query)):  # A replica may have more than the gateway reads.
         query = f"{query}&limit={MOST_REQUESTS}" if query else f"limit={MOST_REQUESTS}"
-    answers = await answers_of_all(watch, f"{REQUESTS_PATH}?{query}", headers)
+    answers = await ask(f"{REQUESTS_PATH}?{query}")
     if isinstance(answers, Response):
         return answers
     return await asyncio.to_thread(_merged, answers, dict(parse_qsl(query)))
 
 
-async def all_clients(watch: Watch, query: str, headers: Headers) -> Response:
-    """Request the clients of each replica with a client's `headers`, and answer with their sums. If all replicas
-    refuse, answer with a refusal."""
-    answers = await answers_of_all(watch, f"{CLIENTS_PATH}?{query}", headers)
+async def all_clients(ask: Ask, query: str) -> Response:
+    """Request the clients of each replica, and answer with their sums. If all replicas refuse, answer with a
+    refusal."""
+    answers = await ask(f"{CLIENTS_PATH}?{query}")
     if isinstance(answers, Response):
         return answers
     found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from prometheus_client import (
@@ -18,8 +18,6 @@ from prometheus_client.registry import Collector
 
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.http.connections import Connections
-from oaiserve.plugins.gateway.children.metrics import LABEL
-from oaiserve.plugins.gateway.children.models import Model
 from oaiserve.plugins.gateway.watch import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,18 +35,41 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"  # The client disconnected.
 
 
-class GatewayMetrics:
+class FrontMetrics:
+    """The metrics of a process without a model of its own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+        self.registry = CollectorRegistry()
+        self.refused_access = self._counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
+        self.refusal_delay = self._counter("refusal_delay_seconds", "Time for which refusals were held back.")
+        self._begin_at_zero(self.refused_access, AccessRefusal)
+        ProcessCollector(registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"oaiserve_gateway_{name}_total", text, labels, registry=self.registry)
+
+    def _begin_at_zero(self, metric: Counter, values: Iterable[str]) -> None:
+        """Start with a sample for each value, so that PromQL's `rate` sees the first increment."""
+        for value in values:
+            metric.labels(value)
+
+    def show(self, connections: Connections) -> None:
+        self.registry.register(_Connections(connections))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class GatewayMetrics(FrontMetrics):
     """The gateway's counters, and the state of the replicas, which is read at a scrape."""
 
     def __init__(self, watch: Watch) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
-        self.registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"oaiserve_gateway_{name}_total", text, labels, registry=registry)
+        super().__init__()
+        counter = self._counter
 
         def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
-            return Histogram(f"oaiserve_gateway_{name}_seconds", text, buckets=bounds, registry=registry)
+            return Histogram(f"oaiserve_gateway_{name}_seconds", text, buckets=bounds, registry=self.registry)
 
         self.choices = counter("choices", "Replicas that were chosen, by the reason.", "replica", "reason")
         self.expected_hit_tokens = counter("expected_hit_tokens", "Prompt tokens expected in the cache, at least.")
@@ -56,27 +77,13 @@ class GatewayMetrics:
         self.moved = counter("moved", "Requests sent to another replica: unreachable, or the status.", "reason")
         self.continued = counter("continued", "Streams that another replica goes on with, or failed.", "result")
         self.spans = counter("spans", "Spans: ended, and then exported, failed or dropped.", "result")
-        self.refused_access = counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
-        self.refusal_delay = counter("refusal_delay_seconds", "Time for which refusals were held back.")
         self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
         self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
-        for metric, values in (  # These start at 0, so that PromQL's `rate` sees their first increment.
-            (self.requests, Ending),
-            (self.moved, ("unreachable", "429", "500", "503")),
-            (self.continued, ("alike", "unlike", "failed")),
-            (self.spans, ("ended", "exported", "failed", "dropped")),
-            (self.refused_access, AccessRefusal),
-        ):
-            for value in values:
-                metric.labels(value)
-        registry.register(_Replicas(watch))
-        ProcessCollector(registry=registry)
-
-    def show(self, connections: Connections) -> None:
-        self.registry.register(_Connections(connections))
-
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+        self._begin_at_zero(self.requests, Ending)
+        self._begin_at_zero(self.moved, ("unreachable", "429", "500", "503"))
+        self._begin_at_zero(self.continued, ("alike", "unlike", "failed"))
+        self._begin_at_zero(self.spans, ("ended", "exported", "failed", "dropped"))
+        self.registry.register(_Replicas(watch))
 
 
 def counts(counter: Counter, label: str) -> dict[str, int]:
@@ -119,25 +126,3 @@ class _Replicas(Collector):
             num_open.add_metric(labels, upstream.num_open)
             ejected.add_metric(labels, upstream.num_ejections)
         yield from (up, num_open, ejected)
-
-
-class ModelMetrics(Collector):
-    """The metrics of the models of a gateway, loaded or not."""
-
-    def __init__(self, models: Collection[Model]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        labels = [LABEL]
-        loaded = GaugeMetricFamily("oaiserve_model_loaded", "Whether a model of this server is loaded.", labels=labels)
-        loads = CounterMetricFamily("oaiserve_model_loads", "Loads of a model.", labels=labels)
-        hangs = CounterMetricFamily("oaiserve_model_hangs", "Times that a model's process hung.", labels=labels)
-        text = "Memory of a model that is loaded, when that was last looked at."
-        memory = GaugeMetricFamily("oaiserve_model_memory_bytes", text, labels=labels)
-        for model in self._models:
-            loaded.add_metric([model.name], float(model.process is not None))
-            loads.add_metric([model.name], model.num_loads)
-            hangs.add_metric([model.name], model.num_hangs)
-            if model.process is not None:
-                memory.add_metric([model.name], model.num_bytes)
-        yield from (loaded, loads, hangs, memory)

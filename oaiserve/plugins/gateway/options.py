@@ -35,7 +35,7 @@ _LABEL = re.compile(r"[^.]{1,63}")  # the only labels that a resolver accepts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsOptions:
-    """Settings of a server with several models, each of which runs in a process of its own."""
+    """Settings of a server with several models, each of which has an engine process."""
 
     load_on_demand: bool = False
     """Load each model at its first request, instead of all at the start, as far as --memory-budget permits."""
@@ -47,14 +47,9 @@ class ModelsOptions:
     """Maximum memory of all loaded models with their KV caches. The least recently used one is unloaded to make
     room."""
 
-    hang_seconds: float = 30
-    """Seconds for which the process of a model may hang until it is killed and started again. 0: never."""
-
     def __post_init__(self) -> None:
         seconds = self.idle_unload_seconds
         check(0 <= seconds < float("inf"), "--idle-unload-seconds", seconds, "at least 0, and finite")
-        seconds = self.hang_seconds
-        check(seconds == 0 or 1 <= seconds < float("inf"), "--hang-seconds", seconds, "0, or at least 1, and finite")
         check_least(self, memory_budget=1)
 
 

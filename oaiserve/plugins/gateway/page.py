@@ -3,6 +3,7 @@ addresses only if the gateway listens only on this machine."""
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,18 +14,16 @@ from starlette.types import ASGIApp
 
 from oaiserve import __version__
 from oaiserve.config import Config
-from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.feed import FleetFeed
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.metrics import GatewayMetrics, counts
 from oaiserve.plugins.gateway.routers import Routers
-from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.plugins.gateway.samples import FleetSamples, replicas_of
 from oaiserve.plugins.gateway.upstream import Upstream
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.routes import debug
 from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.operation import closed
-from oaiserve.routes.pages import Endpoint, Pages
+from oaiserve.routes.pages import Pages
 from oaiserve.routes.root import answer_root
 from oaiserve.runtime import Runtime
 
@@ -39,13 +38,11 @@ def routes(
     routers: Routers,
     metrics: GatewayMetrics,
     config: Config,
-    models: ChildModels | None,
     gateway: Gateway,
     pages: Pages,
     runtime: Runtime,
 ) -> list[Route]:
-    """Return the routes of these pages: the chat, which any replica answers, and the live page of the fleet. With
-    `models` in child processes, the feed of one model comes from its process."""
+    """Return the routes of these pages: the chat, which any replica answers, and the live page of the fleet."""
 
     async def root(request: Request) -> Response:
         return await answer_root(request, config, __version__, pages)
@@ -54,45 +51,27 @@ def routes(
         sent = counts(metrics.choices, "replica")
         now_ns = runtime.clock_ns()
         replicas = [_shown(upstream, watch, routers, sent, now_ns) for upstream in watch.upstreams.values()]
-        if models is not None:
-            replicas += [_not_loaded(model) for model in models.models.values() if model.process is None]
-        elif config.is_private:
+        if config.is_private:
             for replica, upstream in zip(replicas, watch.upstreams.values(), strict=True):
                 replica["address"] = upstream.name
         return {
             "requests": counts(metrics.requests, "ending"),
             "continued": counts(metrics.continued, "result"),
-            "replicas": sorted(replicas, key=itemgetter("number" if models is None else "models")),
-            "has_children": models is not None,
+            "replicas": sorted(replicas, key=itemgetter("number")),
+            "has_children": False,
         }
 
-    fleet_samples = FleetSamples(watch, runtime.clock_ns)
+    fleet_samples = FleetSamples(partial(replicas_of, watch), runtime.clock_ns)
     fleet_feed = FleetFeed(fleet_samples, fleet, lambda: gateway.is_draining, runtime.unix_ns)
 
     async def feed(request: Request) -> ASGIApp:
-        if models is not None and request.query_params.get("model"):
-            return gateway
         return feed_response(request, fleet_feed, fleet_feed.events())
 
     root_route = Route("/", root)
     if config.shows_dashboard:
         return [root_route, *pages.routes, Route("/dashboard/feed", feed)]
-    hidden = hidden_by(models)
     paths = ["/debug/requests", "/debug/requests/{request_id}", "/debug/clients"]
-    if models is not None:
-        paths = ["/debug/{rest:path}", "/dashboard/{rest:path}"]
-    return [root_route, *pages.routes, *(Route(path, hidden) for path in paths)]
-
-
-def hidden_by(models: ChildModels | None) -> Endpoint:
-    """Return what replaces the pages that show requests, on a gateway that shows none."""
-    return closed_route if models is None else debug.closed_route
-
-
-def _not_loaded(model: Model) -> dict[str, Any]:
-    numbers = dict.fromkeys(("number", "num_sent", "num_open", "num_running", "num_waiting", "kv_use"))
-    state = "Loading" if model.loading is not None else "Not loaded"
-    return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}
+    return [root_route, *pages.routes, *(Route(path, closed_route) for path in paths)]
 
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int], now_ns: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from oaiserve.routes.answer import sse
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.wire.continuation import KIND_HEADER, StreamSplitter
 from oaiserve.wire.router import NoReplica
-from oaiserve.wire.routing_decision import REFUSAL_CPU_HEADER, as_text
+from oaiserve.wire.routing_decision import as_text
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,7 @@ UNLIKE = b": the answer goes on at a server of another kind\n\n"
 SIGN_OF_LIFE = b": the answer is about to go on\n\n"
 SIGN_OF_LIFE_SECONDS = 2.0
 MOST_EVENT_BYTES = 16 * 2**20  # size of one event of a stream: the last one of /v1/responses has the whole answer
-_REFUSAL_CPU = REFUSAL_CPU_HEADER.encode()
-_NOT_ANSWERED = OF_CONNECTION | {
-    *(b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode(), _REFUSAL_CPU)
-}
+_NOT_ANSWERED = OF_CONNECTION | {*(b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,8 @@ class Relay:
     shows_requests: bool  # Answers keep their links to the pages of requests.
 
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
-        """Warn once about a replica whose streams have no marks. A child process trusts this gateway, so its streams
-        lack marks for other reasons."""
-        if not self.attempts.are_children and self.continues != "never" and not upstream.has_warned_of_marks:
+        """Warn once about a replica whose streams have no marks."""
+        if self.continues != "never" and not upstream.has_warned_of_marks:
             upstream.has_warned_of_marks = True
             text = "If replica %s fails, its streams end. To continue them, give it --trusted-proxy with our address"
             log.warning(text, upstream.shown)
@@ -68,8 +64,6 @@ class Relay:
             dropped = dropped | {b"link"}  # to the page of its request
         headers = [header for header in answer.headers if header[0] not in dropped]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
-        if self.attempts.are_children:
-            scope["state"]["cpu"].ns += int(answer.header(_REFUSAL_CPU) or 0)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
         is_stream = begun.is_stream
@@ -178,15 +172,13 @@ class Relay:
     ) -> BegunAnswer | None:
         """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
         with suppress(asyncio.CancelledError):  # The server shuts down: the stream ends with an error.
-            # A child process that is started again has the same address.
-            cutters = [cut.decision.replica] if not self.attempts.are_children else []
             unlike: set[str] = set()  # replicas that turned out to be of another kind, where that must not be
             if num_cuts:  # replicas cut it off one after the other
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             num_failures = 0  # Replicas have read the whole stream again, and failed.
             while self.attempts.clock_ns() < give_up_ns and not self.is_draining():
                 with suppress(NoReplica, BadGateway):
-                    begun = await self.attempts.begin(request, left, *cutters, kind=kind)
+                    begun = await self.attempts.begin(request, left, cut.decision.replica, kind=kind)
                     is_alike = bool(kind) and begun.kind == kind
                     if begun.answer.status == 200 and begun.may_go_on and (is_alike or self.continues == "any"):
                         self.attempts.metrics.continued.labels("alike" if is_alike else "unlike").inc()

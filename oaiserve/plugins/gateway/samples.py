@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Annotated, Any
@@ -61,11 +61,15 @@ class Samples(msgspec.Struct):
 _decode = msgspec.json.Decoder(Samples).decode
 
 
+Get = Callable[[str], Awaitable[tuple[int, bytes]]]  # returns the status and the body for a path. Raises NoAnswer.
+
+
 class FleetSamples:
     """The last minutes of all replicas together. Event loop only."""
 
-    def __init__(self, watch: Watch, clock_ns: Callable[[], int]) -> None:
-        self._watch = watch
+    def __init__(self, replicas: Callable[[], Mapping[str, Get]], clock_ns: Callable[[], int]) -> None:
+        """`replicas` returns the current ones by name."""
+        self._replicas = replicas
         self._clock_ns = clock_ns
         self._last: dict[str, Sample] = {}  # by replica
         self._asked_ns: int | None = None
@@ -85,10 +89,10 @@ class FleetSamples:
             if is_first:
                 self.samples.clear()
                 self._last.clear()
-            upstreams = [*self._watch.upstreams.values()]
-            answers = await asyncio.gather(*(self._ask(upstream) for upstream in upstreams))
-            found = {up.name: got for up, got in zip(upstreams, answers, strict=True) if got}
-            self._last = {name: self._last[name] for name in self._last.keys() & self._watch.upstreams.keys()}
+            replicas = self._replicas()
+            answers = await asyncio.gather(*(self._ask(name, get) for name, get in replicas.items()))
+            found = {name: got for name, got in zip(replicas, answers, strict=True) if got}
+            self._last = {name: self._last[name] for name in self._last.keys() & replicas.keys()}
             self._last |= {name: samples[-1] for name, samples in found.items()}
             if is_first:
                 by_age: dict[int, dict[str, list[Sample]]] = {}
@@ -102,12 +106,11 @@ class FleetSamples:
             else:
                 self._add(now_unix_ms, elapsed_ns / 1e9, [*self._last.values()], chain(*found.values()))
 
-    async def _ask(self, upstream: Upstream) -> Sequence[Sample]:
+    async def _ask(self, name: str, get: Get) -> Sequence[Sample]:
         """Return the new samples of a replica, oldest first, or none if it sends none."""
-        after = self._last[upstream.name].number if upstream.name in self._last else 0
+        after = self._last[name].number if name in self._last else 0
         with suppress(NoAnswer, *UNREADABLE):
-            target = b"/debug/samples?after=%d" % after
-            status, content = await upstream.get(target, self._watch.headers, MOST_BYTES, ASK_SECONDS)
+            status, content = await get(f"/debug/samples?after={after}")
             if status == 200:
                 found = _decode(content)
                 if not any(self.boundaries_seconds.values()):
@@ -146,3 +149,12 @@ class FleetSamples:
                 **histograms,
             )
         )
+
+
+def replicas_of(watch: Watch) -> Mapping[str, Get]:
+    """Return the replicas of a gateway."""
+
+    def getter(upstream: Upstream) -> Get:
+        return lambda target: upstream.get(target.encode(), watch.headers, MOST_BYTES, ASK_SECONDS)
+
+    return {name: getter(upstream) for name, upstream in watch.upstreams.items()}

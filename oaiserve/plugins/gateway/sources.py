@@ -1,7 +1,6 @@
 """Sources of replicas, from which a gateway gets the addresses of its servers.
 
-A URL names one server, all servers that its name resolves to, or a list of servers. Child processes are another source
-(children/models.py).
+A URL names one server, all servers that its name resolves to, or a list of servers.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def check_owner(request: Request) -> None:
                 "with a single key, to that --api-key.",
                 code="not_the_owner",
             )
-    elif not (is_loopback(backend.config.server.host.lower()) and _is_from_this_machine(request, backend)):
+    elif not (is_loopback(backend.config.server.host.lower()) and _is_from_this_machine(request)):
         raise Forbidden(
             f"{path} {_WHY} to this machine, on a server for this machine only (--host 127.0.0.1). To read it from "
             "elsewhere or through a gateway, start the server with an --api-key.",
@@ -47,16 +47,14 @@ def may_read(request: Request) -> bool:
 
 def _is_owners(key: Key, backend: Backend, ring: Keyring) -> bool:
     server = backend.config.server
-    # The last key of a child process is its gateway's.
-    num_own = len(server.api_key) - backend.is_child
-    is_only_one = num_own == 1 and not (server.api_key_file or ring.sources)
+    is_only_one = len(server.api_key) == 1 and not (server.api_key_file or ring.sources)
     return Right.KEYS in key.rights or (is_only_one and key.name == "key-1")
 
 
-def _is_from_this_machine(request: Request, backend: Backend) -> bool:
+def _is_from_this_machine(request: Request) -> bool:
     """Return whether all addresses of a request are this machine's: that of its connection, and those that proxies
-    have added. Only the gateway of a child process is trusted to report the sender of a request."""
-    if HOPS_HEADER in request.headers and not backend.is_child:
+    have added. No gateway is trusted to report the sender of a request."""
+    if HOPS_HEADER in request.headers:
         return False
     addresses = [request.client.host if request.client is not None else ""]
     for value in request.headers.getlist("x-forwarded-for"):

@@ -56,7 +56,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     from oaiserve.plugins.keys.key_store import KeyStore
 
     backend: Backend = app.state.backend
-    sources = () if backend.keys is None or backend.is_child else backend.keys.sources
+    sources = () if backend.keys is None else backend.keys.sources
     if any(isinstance(source, KeyStore) and not source.valid() for source in sources):
         logger.warning(
             "There are no stored keys yet. To create one: oaiserve keys add NAME --response-store '%s'",

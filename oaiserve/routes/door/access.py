@@ -20,7 +20,6 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
 from oaiserve.http.keys import Key, Keyring, Right
 from oaiserve.routes.pages import Pages
-from oaiserve.wire.routing_decision import OWNER_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -150,15 +149,11 @@ class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes except the open ones.
     Clients of Anthropic's API send `x-api-key: KEY`.
 
-    `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`. In a child process,
-    the gateway has checked the key already, and sends its digest.
+    `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, keys: Keyring, is_open: OpenPaths, count: CountRefusal, is_child: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keyring, is_open: OpenPaths, count: CountRefusal) -> None:
         self.app = app
-        self._is_child = is_child
         self._keys = keys
         self._is_open = is_open
         self._count = count
@@ -175,15 +170,11 @@ class APIKeys:
 
     def _find(self, scope: Scope) -> Key:
         """Return the key of a request. Raises Unauthorized."""
-        headers = Headers(scope=scope)
-        if self._is_child and (owner := headers.get(OWNER_HEADER)):
-            key = self._keys.of_digest(bytes.fromhex(owner))
-        else:
-            value = key_in(headers)
-            if not value:
-                missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
-                _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
-            key = self._keys.find(value)
+        value = key_in(Headers(scope=scope))
+        if not value:
+            missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
+            _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
+        key = self._keys.find(value)
         if key is None:
             unknown = Unauthorized("The API key is not known to this server.")
             _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)

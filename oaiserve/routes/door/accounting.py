@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Usage
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import WAITED_HEADER, waited
 from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import COST_HEADER, REUSE_HEADER, Exchange
@@ -82,8 +81,8 @@ class Accounting:
         exchange.prompt_reuse.is_one_of_several = HOPS_HEADER in headers
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
-        if (stamps := waited(headers.get(WAITED_HEADER, ""), clock_ns())) is not None:
-            exchange.received_ns, exchange.model_load_ns = stamps
+        if "model_load" in state:  # one of several models
+            exchange.received_ns, exchange.model_load_ns = state["model_load"]
 
         async def stamped_receive() -> Message:
             message = await receive()

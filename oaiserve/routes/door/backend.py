@@ -1,6 +1,6 @@
 """`Backend` answers requests that a plug-in sends by itself, such as the lines of a batch. `app.state.backend` has it.
 
-It is a server of one model with its own routes, or a gateway in front of the processes of several models.
+It is a server of one model with its own routes, or the front of several models.
 """
 
 from __future__ import annotations
@@ -40,4 +40,3 @@ class Backend:
     keys: Keyring | None
     has_others: Callable[[str], bool]  # whether other clients have open requests
     runtime: Runtime
-    is_child: bool = False  # A gateway is in front, and delays refusals instead of this process.

@@ -40,14 +40,12 @@ def middleware(
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
     runtime: Runtime,
-    *,
-    is_child: bool = False,
 ) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
     `is_sampled` is None if another process answers, which knows the trace and the time."""
     chain = [
         Middleware(RequestHeaders, runtime=runtime, is_sampled=is_sampled),
-        Middleware(PacedRefusals, clock_ns=runtime.clock_ns, is_child=is_child),
+        Middleware(PacedRefusals, clock_ns=runtime.clock_ns),
         Middleware(TidyPath),
         Middleware(Errors),
         Middleware(
@@ -70,5 +68,5 @@ def middleware(
         chain += [allowed, Middleware(Errors)]
     if ring is not None:
         is_open = OpenPaths(pages, guard_all=server.guard_all)
-        chain.append(Middleware(APIKeys, keys=ring, is_open=is_open, count=count_refused, is_child=is_child))
+        chain.append(Middleware(APIKeys, keys=ring, is_open=is_open, count=count_refused))
     return chain

@@ -44,7 +44,7 @@ from oaiserve.routes.intake.receive import announced_bytes
 from oaiserve.routes.operation import serves
 from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
-from oaiserve.wire.routing_decision import DECISION_HEADER, REFUSAL_CPU_HEADER, of_text
+from oaiserve.wire.routing_decision import DECISION_HEADER, of_text
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +145,12 @@ class PacedRefusals:
     doesn't count.
 
     The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
-    waited for long. A child process holds nothing back: its gateway charges the client for both.
+    waited for long.
     """
 
-    def __init__(self, app: ASGIApp, *, clock_ns: Callable[[], int], is_child: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, clock_ns: Callable[[], int]) -> None:
         self.app = app
         self._clock_ns = clock_ns
-        self._is_child = is_child
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,11 +160,7 @@ class PacedRefusals:
         async def paced_send(message: Message) -> None:
             is_start = connection is not None and message["type"] == "http.response.start"
             if is_start and (is_refusal(message["status"]) or "charged_ns" in scope["state"]):
-                cpu_ns = _cpu_ns(scope)
-                if self._is_child:
-                    MutableHeaders(scope=message)[REFUSAL_CPU_HEADER] = str(cpu_ns)
-                else:
-                    await self._hold_back(scope, cpu_ns)
+                await self._hold_back(scope, _cpu_ns(scope))
             await send(message)
 
         await self.app(scope, receive, paced_send)

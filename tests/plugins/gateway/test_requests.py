@@ -1,6 +1,7 @@
 """Tests the accounts of requests, and the samples of the live page, that a gateway gathers from its replicas."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from oaiserve.facts.record import EngineAccount, OthersTime, Whose
 from oaiserve.http.connections import Connections
 from oaiserve.plugins.gateway import lists
 from oaiserve.plugins.gateway.options import RouteOptions
-from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.plugins.gateway.samples import FleetSamples, replicas_of
 from oaiserve.runtime import THREADS
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
@@ -142,7 +143,7 @@ SAMPLE = {
 
 def samples_of(*sources: Source) -> FleetSamples:
     watch: Any = SimpleNamespace(upstreams={source.name: source for source in sources}, headers=[])
-    return FleetSamples(watch, THREADS.clock_ns)
+    return FleetSamples(partial(replicas_of, watch), THREADS.clock_ns)
 
 
 async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:

@@ -2,7 +2,8 @@
 
 from oaiserve.config import Config
 from oaiserve.plugins.gateway.options import RouteOptions
-from oaiserve.plugins.gateway.serve import banner_of_gateway, banner_of_models
+from oaiserve.plugins.gateway.serve import banner_of_gateway
+from oaiserve.plugins.gateway.several.serve import banner_of_models
 
 
 def test_banners_of_several_models_and_gateways_list_them() -> None:

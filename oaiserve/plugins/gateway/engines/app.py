@@ -29,7 +29,8 @@ from oaiserve.http.fair_turns import at_once
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, routes_of, running
-from oaiserve.plugins.gateway.app import CLOSE_SECONDS, health, version
+from oaiserve.plugins.gateway.app import CLOSE_SECONDS
+from oaiserve.plugins.gateway.basics import health, version
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import EnginesCapacity, Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers

@@ -11,8 +11,9 @@ const TILES = [
 const tiles = TILES.map(newTile);
 
 export function showFleet(fleet) {
-  if (byId("fleet").hidden) byId("tiles").prepend(...tiles.map(({ tile }) => tile));
-  for (const { value, more, read } of tiles) [value.textContent, more.textContent] = read(fleet);
+  const shown = fleet.has_children ? tiles.slice(0, 1) : tiles; // the others are about a gateway
+  if (byId("fleet").hidden) byId("tiles").prepend(...shown.map(({ tile }) => tile));
+  for (const { value, more, read } of shown) [value.textContent, more.textContent] = read(fleet);
   byId("fleet").hidden = false;
   byId("no-addresses").hidden = fleet.has_children || fleet.replicas.every(({ address }) => address);
   byId("replicas").replaceChildren(...fleet.replicas.map(row));

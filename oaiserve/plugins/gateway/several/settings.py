@@ -99,21 +99,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, 
     names = (name, *own["server"].pop("served_model_name", ()))
     if names == (name_of(model),):  # so that requests may name its path, too
         names = ()
-    server = replace(
-        base.server,
-        **own["server"],
-        served_model_name=base.server.served_model_name or names,
-        host="127.0.0.1",
-        trusted_proxy=("127.0.0.1",),
-        # The gateway has checked names, origins and the number of connections, and its own requests need some more.
-        tls_certificate=None,
-        tls_key=None,
-        allowed_host=(),
-        cors_origin=(),
-        max_connections=None,
-        max_connections_per_address=0,
-        share_prefix_cache=base.shares_prefix_cache,
-    )
+    server = replace(base.server, **own["server"], served_model_name=base.server.served_model_name or names)
     telemetry = replace(base.telemetry, **own["telemetry"])
     if (path := telemetry.record_requests) is not None:
         telemetry = replace(telemetry, record_requests=path.with_stem(f"{path.stem}-{name.replace('/', '-')}"))

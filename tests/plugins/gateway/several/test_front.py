@@ -1,9 +1,8 @@
-"""A gateway of several models: what it shows to whom without a process, and what it sends to processes.
+"""The front of several models: what it shows to whom while none is loaded, and what it lets models answer.
 
-The processes are doubles: servers with scripted engines, in a world.
+The models are doubles: the routes of a server with scripted engines, in a world.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -17,23 +16,25 @@ from urllib.parse import quote
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
 from starlette.routing import Route
 
 from oaiserve.app import create_app
-from oaiserve.commands.server_process import Activity
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.http.refusals import RECORDED_NS, Refusals
 from oaiserve.plugin import Plugin
 from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugin_loading import own_plugins
-from oaiserve.plugins.gateway.app import create_gateway_of_models, version
-from oaiserve.plugins.gateway.children.folder import ModelsFolder
-from oaiserve.plugins.gateway.children.settings import models_of
+from oaiserve.plugins.gateway.basics import version
 from oaiserve.plugins.gateway.options import ModelsOptions
-from oaiserve.plugins.gateway.watch import USUAL
+from oaiserve.plugins.gateway.several.app import Load, create_front
+from oaiserve.plugins.gateway.several.folder import ModelsFolder
+from oaiserve.plugins.gateway.several.loaded import LoadedModel, load
+from oaiserve.plugins.gateway.several.models import LOOK_SECONDS
+from oaiserve.plugins.gateway.several.settings import models_of
+from oaiserve.runtime import Runtime
 from oaiserve.storage.store_options import StoreOptions
-from oaiserve.wire.address import Address
 from tests.batching import answers, begin, ended, line
 from tests.plugins.gateway.doubles import OPTIONS
 from tests.routes.asking import bearer
@@ -63,10 +64,14 @@ def front(place: Place) -> Iterator[Callable[..., httpx.Client]]:
 
 @contextmanager
 def serving(
-    place: Place, config: Config, configs: dict[str, Config], plugins: list[Plugin] | None = None
+    place: Place,
+    config: Config,
+    configs: dict[str, Config],
+    plugins: list[Plugin] | None = None,
+    load_model: Load = load,
 ) -> Iterator[httpx.Client]:
-    app, gateway, _ = create_gateway_of_models(config, configs, plugins, place.world)
-    with PlacedServer(place, app, config.server, on_drain=gateway.drain) as server, place.plain(server.url) as http:
+    app, front, _ = create_front(config, configs, plugins, place.world, load_model)
+    with PlacedServer(place, app, config.server, on_drain=front.drain) as server, place.plain(server.url) as http:
         yield http
 
 
@@ -81,13 +86,13 @@ def test_a_public_front_without_keys_shows_nobody_the_inside(front: Front, path:
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
 def test_a_route_in_front_with_a_path_that_is_taken_stops_the_start(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ModelsFolder()
-    monkeypatch.setattr("oaiserve.plugins.gateway.app.ModelsFolder", lambda: folder)
+    monkeypatch.setattr("oaiserve.plugins.gateway.several.app.ModelsFolder", lambda: folder)
     plugin = Plugin(name="second", routes=lambda config: [Route(path, version)], inner=InnerParts(is_in_front=True))
     config = Config("models")
     configs = models_of(["demo"], {}, config)
 
     with pytest.raises(StartupError, match=f"has the route '{path}', which there is already"):
-        create_gateway_of_models(config, configs, [plugin])
+        create_front(config, configs, [plugin])
 
     folder.remove()
 
@@ -175,7 +180,7 @@ def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(pla
         assert [key["name"] for key in client.get("/admin/keys", headers=admin).json()["keys"]] == ["admin", "alice"]
 
 
-def test_a_model_that_no_process_has_is_told_to_be_unknown(front: Front) -> None:
+def test_a_model_that_is_not_served_is_told_to_be_unknown(front: Front) -> None:
     client = front(ServerOptions())
     answer = client.post("/v1/completions", json={"model": "other", "prompt": "Hello"})
     assert answer.status_code == 404
@@ -189,84 +194,51 @@ def test_requests_of_an_unknown_model_are_not_found(front: Front, name: str) -> 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-# -- with processes ---------------------------------------------------------------------------------------------------
+# -- with loaded models -----------------------------------------------------------------------------------------------
 
 
 class Metrics(FakeTelemetry):
     def render(self, accept: str, names_clients: bool = True) -> tuple[bytes, str]:
-        return b"# TYPE up gauge\nup 1\n", "text/plain"
+        return b"# TYPE up gauge\nup 1\n# TYPE process_open_fds gauge\nprocess_open_fds 1\n", "text/plain"
 
 
-class Child:
-    """A double of a child process."""
-
-    how_ended = "by SIGKILL"
-    num_bytes = 1
-
-    def __init__(self, place: Place, config: Config, address: Address) -> None:
-        self.engine = FakeEngine(runtime=place.world)
-        self.engine.script = says(config.model_name)
-        telemetry: Any = Metrics(place.world)
-        app = create_app(config, self.engine, telemetry, runtime=place.world, is_child=True)
-        self.server = PlacedServer(place, app, config.server, path=address.path)
-        self._ended = asyncio.Event()
-
-    def crash(self) -> None:
-        self.server.kill()
-        self.server.process.die()
-        self._ended.set()
-
-    async def ready(self) -> None:
-        self.server.begin()
-        await self.server.is_up.wait()
-
-    async def ended(self) -> None:
-        await self._ended.wait()
-
-    def activity(self) -> Activity:
-        return Activity()
-
-    def kill(self) -> None:
-        raise AssertionError("this process is not to be killed")
-
-    async def end(self, drain_seconds: float, /) -> None:
-        self.server.should_exit = True
-        await self.server.serving
-        self._ended.set()
-
-
-class Children(dict[str, Child]):
-    """The processes by their model."""
+class Loads:
+    """Loads doubles: the engines are scripted, the routes are real."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
         self.place = place
+        self.engines: dict[str, FakeEngine] = {}  # the last one of each model
 
-    async def start(self, config: Config, address: Address) -> Child:
-        self[config.model_name] = child = Child(self.place, config, address)
-        return child
+    async def load(self, config: Config, front: Starlette, runtime: Runtime) -> LoadedModel:
+        self.engines[config.model_name] = engine = FakeEngine(runtime=runtime)
+        engine.script = says(config.model_name)
+        telemetry: Any = Metrics(self.place.world)
+        plugins = [plugin for plugin in own_plugins() if not plugin.inner.is_in_front]
+        app = create_app(config, engine, telemetry, plugins=plugins, front=front, runtime=runtime)
+        loaded = LoadedModel(app, engine, lambda: 1)
+        await loaded.begin()
+        return loaded
 
     def sdk_of(self, http: httpx.Client, key: str = "any") -> openai.OpenAI:
         return self.place.sdk_of(str(http.base_url), key)
 
 
-Running = Callable[..., tuple[httpx.Client, Children]]
+Running = Callable[..., tuple[httpx.Client, Loads]]
 
 
 @pytest.fixture
-def running(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    """Return a function that starts a gateway of models with these names, and doubles of their processes."""
+def running(place: Place) -> Iterator[Running]:
+    """Return a function that starts a server of models with these names."""
     with ExitStack() as stack:
 
-        def start(models: str, server: ServerOptions = OPTIONS, **engine: Any) -> tuple[httpx.Client, Children]:
-            children = Children(place)
-            monkeypatch.setattr("oaiserve.plugins.gateway.app.start_on", children.start)
+        def start(models: str, server: ServerOptions = OPTIONS, **engine: Any) -> tuple[httpx.Client, Loads]:
+            loads = Loads(place)
             config = Config("models", server, EngineOptions(**engine), of_plugins=(ModelsOptions(load_on_demand=True),))
             configs = models_of([f"{name}=demo" for name in models], {}, config)
-            http = stack.enter_context(serving(place, config, configs))
+            http = stack.enter_context(serving(place, config, configs, load_model=loads.load))
             if server.api_key:
                 http.headers.update(bearer(server.api_key[0]))
-            return http, children
+            return http, loads
 
         yield start
 
@@ -276,8 +248,8 @@ def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ServerOptions(drain_timeout_seconds=0, api_key=("mine",))
-    http, children = running("abc", server)
-    sdk = children.sdk_of(http, "mine")
+    http, loads = running("abc", server)
+    sdk = loads.sdk_of(http, "mine")
     batch = ended(sdk, begin(sdk, *(line(number, model=name) for number, name in enumerate("abax", start=1))))
     counts = batch.request_counts
     assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 4, 3, 1)
@@ -285,26 +257,21 @@ def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(
     assert [body["choices"][0]["message"]["content"] for body in found] == ["a", "b", "a"]
     (failed,) = answers(sdk, batch.error_file_id)
     assert failed["response"]["body"]["error"]["code"] == "model_not_found"
-    assert [*children] == ["a", "b"], "c is not loaded, as nobody needs it"
-    request = children["b"].engine.submitted.get()
+    assert [*loads.engines] == ["a", "b"], "c is not loaded, as nobody needs it"
+    request = loads.engines["b"].submitted.get()
     assert (request.is_background, request.client) == (True, "key-1 in the background")
     assert [one.id for one in sdk.batches.list()] == [batch.id]
 
 
-@pytest.mark.plugin("batches")
-def test_line_whose_process_ends_is_sent_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    http, children = running("a")
-    sdk = children.sdk_of(http)
-    assert http.get("/v1/models/a").json()["is_loaded"] is False
-    assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
-    first = children["a"]
-    first.engine.script = lambda request: ()
-    batch = begin(sdk, line(1, model="a"))
-    children.place.world.wait_for(lambda: first.engine.submitted.qsize() == 2)
-    first.crash()
-    batch = ended(sdk, batch)
-    assert (batch.status, batch.request_counts.completed) == ("completed", 1)
-    assert children["a"] is not first
+def test_model_whose_engine_has_failed_is_loaded_again(running: Running) -> None:
+    http, loads = running("ab")
+    assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
+    first = loads.engines["a"]
+    first.failure = RuntimeError("It has ended 3 times within a minute.")
+    loads.place.world.settle(LOOK_SECONDS + 1)
+    assert not http.get("/v1/models/a").json()["is_loaded"], "it is loaded on demand"
+    assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
+    assert loads.engines["a"] is not first
 
 
 @pytest.mark.plugin("batches")
@@ -315,33 +282,31 @@ def test_refused_line_is_charged_only_while_another_client_has_a_request(
 
     charged_ns: list[int] = []
     monkeypatch.setattr(RefusedLines, "refuse", lambda _, owner, cpu_ns, before_ns: charged_ns.append(cpu_ns))
-    http, children = running("a")
-    sdk = children.sdk_of(http)
+    http, loads = running("a")
+    sdk = loads.sdk_of(http)
     wrong = [line(number, model="a", temperature=-3) for number in range(8)]
     assert ended(sdk, begin(sdk, *wrong)).request_counts.failed == 8
     assert charged_ns == [], "the other lines of a batch are no other client's"
-    children["a"].engine.script = starts("One")
+    loads.engines["a"].script = starts("One")
     with http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}) as stream:
         parts = stream.iter_bytes()  # Without this name, the stream would end with its first part.
         assert b"One" in next(parts)
         ended(sdk, begin(sdk, wrong[0]))
     assert len(charged_ns) == 1
-    assert charged_ns[0] >= RECORDED_NS, "its process says what it took"
+    assert charged_ns[0] > 0
 
 
-def test_metrics_of_all_models_come_although_one_process_hangs(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http, children = running("ab")
+def test_metrics_have_the_name_of_each_loaded_model(running: Running) -> None:
+    http, _ = running("abc")
     for model in "ab":
         assert http.post("/v1/completions", json={"model": model, "prompt": "Hi"}).status_code == 200
-    with children["a"].server.hanging():
-        text = http.get("/metrics").text
+    text = http.get("/metrics").text
     assert 'oaiserve_model_loaded{served_model="a"} 1' in text
-    assert [model for model in "ab" if f'up{{served_model="{model}"}} 1' in text] == ["b"]
+    assert [model for model in "abc" if f'up{{served_model="{model}"}} 1' in text] == ["a", "b"]
+    assert "process_open_fds{" not in text, "all models share this process"
 
 
-def test_refusal_of_a_process_is_held_back_once_and_charged_to_the_client(
+def test_refusal_of_a_model_is_held_back_once_and_charged_to_the_client(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charges: list[tuple[bytes, float]] = []
@@ -354,35 +319,21 @@ def test_refusal_of_a_process_is_held_back_once_and_charged_to_the_client(
     http, _ = running("a")
     answer = http.post("/v1/completions", json={"prompt": 7}, headers={"x-forwarded-for": "192.0.2.7"})
     assert answer.status_code == 400
-    assert not any(name.startswith("x-oaiserve-refusal") for name in answer.headers)
     assert "oaiserve_gateway_refusal_delay_seconds_total 0.001" in http.get("/metrics").text
     ((client, cpu_ns),) = charges
     assert client == b"127.0.0.1"
     assert cpu_ns >= RECORDED_NS
 
 
-def test_nobody_is_advised_to_trust_the_gateway_for_streams_of_a_process(
-    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("oaiserve.routes.door.accounting.ids_of", lambda text: None)
-    http, _ = running("a")
-    answer = http.post("/v1/completions", json={"prompt": "Hi", "stream": True})
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert "--trusted-proxy" not in caplog.text
-
-
-def test_gateway_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
+def test_front_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
     code = (
-        "from oaiserve.plugins.gateway.app import *\n"
-        "create_gateway_of_models(Config('models'), {'demo': Config('demo')})"
+        "from oaiserve.plugins.gateway.several.app import *\ncreate_front(Config('models'), {'demo': Config('demo')})"
     )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_adapter_is_loaded_into_the_model_that_the_query_names(
-    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_adapter_is_loaded_into_the_model_that_the_query_names(running: Running, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     body = {"lora_name": "sql", "lora_path": "folder"}
     http, _ = running("ab", lora_dir=tmp_path)
@@ -398,15 +349,13 @@ def test_adapter_is_loaded_into_the_model_that_the_query_names(
 
 
 def test_tokenizer_of_the_model_in_the_query_is_described(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    http, children = running("ab")
+    http, loads = running("ab")
     assert http.get("/tokenizer_info?model=b").status_code == 200
-    assert [*children] == ["b"]
+    assert [*loads.engines] == ["b"]
     assert http.get("/tokenizer_info?model=c").json()["error"]["code"] == "model_not_found"
 
 
-def test_public_gateway_without_keys_lets_nobody_change_adapters(
-    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_public_gateway_without_keys_lets_nobody_change_adapters(running: Running, tmp_path: Path) -> None:
     server = ServerOptions(host="0.0.0.0", drain_timeout_seconds=0, open_dashboard=True)
     http, _ = running("a", server, lora_dir=tmp_path)
     answer = http.post("/v1/load_lora_adapter?model=a", json={"lora_name": "x", "lora_path": "x"})
@@ -429,26 +378,61 @@ def test_live_page_shows_every_model_and_the_feed_of_one(running: Running, monke
     assert hello("/dashboard/feed?model=a")["model"] == "a"
 
 
-def test_model_whose_process_hangs_is_a_503_until_it_answers_again(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http, children = running("ab")
-
-    def asked(model: str, path: str = "/v1/completions") -> httpx.Response:
-        body = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
-        return http.post(path, json={"model": model, "max_tokens": 2, **body})
-
-    assert [asked(model).status_code for model in "ab"] == [200, 200]
-    with children["a"].server.hanging():
-        in_flight = asked("a")
-        assert (in_flight.status_code, in_flight.headers["retry-after"]) == (503, "30")
-        assert "'a' does not respond" in in_flight.json()["error"]["message"]
-        refused = asked("a", "/v1/messages")
-        assert (refused.status_code, refused.json()["type"]) == (503, "error")
-        assert asked("b").status_code == 200
-        ready = http.get("/ready")
-        assert (ready.status_code, "'a' does not respond" in ready.text) == (503, True)
-        assert 'oaiserve_gateway_replica_up{replica="1"} 0.0' in http.get("/metrics").text
-    children.place.world.settle(USUAL.report_seconds + 1)
+def test_server_is_not_ready_while_an_engine_hangs(running: Running) -> None:
+    http, loads = running("ab")
+    assert [http.post("/v1/completions", json={"model": model, "prompt": "Hi"}).status_code for model in "ab"] == [
+        200
+    ] * 2
+    loads.engines["a"].hang = "The engine thread hangs."
+    ready = http.get("/ready")
+    assert (ready.status_code, "'a' does not respond" in ready.text) == (503, True)
+    loads.engines["a"].hang = ""
     assert http.get("/ready").status_code == 200
-    assert asked("a").status_code == 200
+
+
+@pytest.mark.plugin("responses")
+def test_response_of_one_model_is_read_deleted_and_continued_by_another(running: Running) -> None:
+    http, loads = running("ab")
+    first = http.post("/v1/responses", json={"model": "a", "input": "Hi"}).json()
+    second = http.post("/v1/responses", json={"model": "b", "input": "Ho", "previous_response_id": first["id"]})
+    assert second.status_code == 200, second.text
+    assert [*loads.engines] == ["a", "b"]
+    path = f"/v1/responses/{second.json()['id']}"
+    assert http.get(path).json()["model"] == "b"
+    assert http.delete(path).status_code == 200
+    assert http.get(path).status_code == 404
+
+
+def test_requests_of_all_models_are_listed_and_found_without_a_name(running: Running) -> None:
+    http, loads = running("ab")
+    assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
+    assert http.post("/v1/completions", json={"model": "b", "prompt": "Hi"}).status_code == 200
+    loads.engines["b"].script = starts("One")
+    body = {"model": "b", "prompt": "Hi", "stream": True}
+    with http.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "mine"}) as stream:
+        parts = stream.iter_bytes()
+        assert b"One" in next(parts)
+        assert http.get("/debug/requests/mine").json()["request_id"] == "mine"
+        listed = http.get("/debug/requests").json()["requests"]
+        assert [(row["model"], row["replica"]) for row in listed] == [("b", 2), ("a", 1)]
+        listed = http.get("/debug/requests?model=a").json()["requests"]
+        assert [row["model"] for row in listed] == ["a"]
+
+
+def test_client_that_leaves_ends_its_request(running: Running) -> None:
+    http, loads = running("ab")
+    assert http.post("/v1/completions", json={"model": "b", "prompt": "Hi"}).status_code == 200
+    loads.engines["b"].script = starts("One")
+    with http.stream("POST", "/v1/completions", json={"model": "b", "prompt": "Hi", "stream": True}) as stream:
+        parts = stream.iter_bytes()  # Without this name, the stream would end with its first part.
+        next(parts)
+        loads.engines["b"].submitted.get()
+    loads.place.world.wait_for(lambda: not loads.engines["b"].aborted.empty())
+
+
+def test_unknown_path_and_method_get_the_advice_of_the_models_routes(running: Running) -> None:
+    http, _ = running("ab")
+    unknown = http.post("/v1/completion", json={"model": "b"})
+    assert (unknown.status_code, "/v1/completions" in unknown.text) == (404, True)
+    wrong = http.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")

@@ -1,4 +1,4 @@
-"""`ModelsFolder`: the temporary folder of a server of several models, with their sockets and its store.
+"""`ModelsFolder`: the temporary folder of a server of several models, with its store.
 
 It is private to this user. A killed server leaves its folder, which may contain prompts and answers, so the next server
 removes it. The lock on a folder is released when its server ends, however that happens.

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from oaiserve.plugins.gateway.children.metrics import merged
+from oaiserve.plugins.gateway.several.metrics import merged
 
 OWN = "# HELP gateway_total Requests.\n# TYPE gateway_total counter\ngateway_total 3.0\n"
 TEXT = """# HELP ttft_seconds Time {to} "first" token.

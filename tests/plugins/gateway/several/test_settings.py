@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.plugin import Plugin
-from oaiserve.plugins.gateway.children.settings import holds_models, models_of
+from oaiserve.plugins.gateway.several.settings import holds_models, models_of
 from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 BASE = Config(
@@ -30,13 +30,6 @@ def test_models_have_the_settings_of_the_command_line_and_their_own() -> None:
     assert third.telemetry.record_requests == Path("load-third.jsonl"), "each has a recording of its own"
     assert "kv_cache_memory" in found["demo"].engine.inherited - third.engine.inherited
     assert not models_of(["demo"], {}, BASE)["demo"].engine.inherited
-
-
-def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:
-    server = models_of(["demo"], {}, BASE)["demo"].server
-    assert (server.host, server.trusted_proxy, server.api_key) == ("127.0.0.1", ("127.0.0.1",), ("one", "two"))
-    assert not server.share_prefix_cache  # as without a further key
-    assert server.max_connections is None, "reports and batches need connections besides those of clients"
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.plugins.gateway.children import folder
-from oaiserve.plugins.gateway.children.folder import PREFIX, ModelsFolder
+from oaiserve.plugins.gateway.several import folder
+from oaiserve.plugins.gateway.several.folder import PREFIX, ModelsFolder
 
 KILLED = """
 import os
-from oaiserve.plugins.gateway.children.folder import ModelsFolder
+from oaiserve.plugins.gateway.several.folder import ModelsFolder
 own = ModelsFolder()
 (own.path / "responses").write_text("Hi")
 os.kill(os.getpid(), 9)

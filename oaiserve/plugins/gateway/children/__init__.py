@@ -1,1 +1,0 @@
-"""Servers as child processes of a gateway: one for each of several models, started, restarted and stopped here."""
