@@ -76,7 +76,7 @@ SMALL_COMMANDS = {
 }
 WITHOUT_PLUGINS = ("--version",)  # These load no plug-ins for the command line.
 ENGINE_PROCESS = "engine-process"  # A hidden command: --engine-process starts one for the engine of a server.
-MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
+MODEL_PROCESS = "model-process"  # A hidden command: Ray starts a server by it.
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callable[[], None] | None = None) -> int:
     """Serve one model until a signal, with the plug-ins that were found, and return the exit code.
 
-    In the process of one of several models, `ready` replaces the banner.
+    In a process that another one has started, `ready` replaces the banner.
     """
     times = StartTimes()
     times.since_begin("command line")
@@ -87,10 +87,8 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
             app = create_app(config, engine, telemetry, plugins=plugins)
     end_load()
     logger.debug("Start, in ms since the process began: %s", times)
+    _warn_of_defaults(config, engine)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
-    if task == "generate":
-        for problem in sampling_defaults(config, engine.default_params, engine.recommendation).ignored:
-            logger.warning("A default in the model's files is not used. %s", problem)
     facts = model_banner.engine_facts(config, engine)
     use: model_banner.Use = "complete" if task == "generate" and engine.tokenizer.chat_template is None else task
     on_ready: Banner | Callable[[], None] = model_banner.of_server(
@@ -187,10 +185,11 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
         launched(process)
         return process
 
-    settings = {} if config.file is None else plugin_loading.tables_in(settings_in(config.file))
-    plugins = [
-        each for each in plugin_loading.find(config.server.plugin, settings).plugins if not each.inner.is_in_front
-    ]
+    found = plugin_loading.find(
+        config.server.plugin, {} if config.file is None else plugin_loading.tables_in(settings_in(config.file))
+    )
+    found.log()
+    plugins = [plugin for plugin in found.plugins if not plugin.inner.is_in_front]
     engine = RemoteEngine(
         [launch],
         config.engine,
@@ -201,10 +200,20 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
     )
     try:
         telemetry = server_telemetry(config, engine, None, plugins=plugins, runtime=THREADS)
-        return create_app(config, engine, telemetry, plugins=plugins, front=front), engine
+        app = create_app(config, engine, telemetry, plugins=plugins, front=front)
+        _warn_of_defaults(config, engine)
+        logger.info("%s: %s", config.model_name, "; ".join(model_banner.engine_facts(config, engine).values()))
+        return app, engine
     except BaseException:
         engine.stop()
         raise
+
+
+def _warn_of_defaults(config: Config, engine: AnyEngine) -> None:
+    """Warn of default sampling parameters in the model's files that requests cannot get."""
+    if engine.pooling is None:
+        for problem in sampling_defaults(config, engine.default_params, engine.recommendation).ignored:
+            logger.warning("A default in the model's files is not used. %s", problem)
 
 
 def _start(config: Config, options: EngineOptions, name: str | None, place: Placement) -> Start:

@@ -12,7 +12,7 @@ DECISION_HEADER = "x-oaiserve-route"
 BACKGROUND_HEADER = "x-oaiserve-background"  # the request can wait: it is a line of a batch
 FORWARDED_HEADER = "x-oaiserve-forwarded"  # a proxy in front of the gateway has sent the request
 _FORMS = {
-    "replica": (str, r"[\w./:\[\]-]{1,110}"),  # host and port, or a Unix socket
+    "replica": (str, r"[\w.:\[\]-]{1,110}"),  # host and port
     "reason": (str, r"[a-z_]{1,20}"),
     "expected_hit_tokens": (int, r"\d{1,9}"),
     "num_holders": (int, r"\d{1,9}"),

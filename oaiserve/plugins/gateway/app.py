@@ -39,9 +39,6 @@ from oaiserve.telemetry import make_tracing
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0  # longest wait for a collector that does not answer
-# A request gains nothing by an early move, because no other process has its model.
-PACE_OF_MODELS = USUAL._replace(least_answer_seconds=USUAL.answer_seconds, resolve_seconds=3600.0)
-JOIN_SECONDS = 0.005  # pause between two checks whether a process has joined
 
 
 def create_gateway(

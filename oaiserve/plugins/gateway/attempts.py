@@ -110,9 +110,7 @@ class Attempts:
             metrics.choices.labels(str(upstream.number), decision.reason).inc()
             upstream.num_open += 1
             address = upstream.address
-            attributes: dict[str, str | int] = {names.SERVER_ADDRESS: address.name}
-            if address.path is None:
-                attributes = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
+            attributes: dict[str, str | int] = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
             attributes[names.HTTP_REQUEST_METHOD] = request.method
             request.attempts.append(attempt := Attempt(self.clock_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]

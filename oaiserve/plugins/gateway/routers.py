@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from oaiserve.wire.prefix_keys import Prompt
 from oaiserve.wire.report import ReplicaReport
-from oaiserve.wire.router import NoReplica, Router
+from oaiserve.wire.router import Router
 from oaiserve.wire.routing_decision import Decision
 
 MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the replica.
@@ -19,9 +19,7 @@ MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the
 class Routers:
     """The routers of all models, with the methods of `Router`. A replica that reports no models counts for any."""
 
-    def __init__(self, *, is_strict: bool = False) -> None:
-        """With `is_strict`, a model that no replica has reported has no replica."""
-        self._is_strict = is_strict
+    def __init__(self) -> None:
         self.fleet = Router()  # the router of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
         self.by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
@@ -70,8 +68,6 @@ class Routers:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
         router = self.by_model.get(prompt.model)
         if router is None:
-            if self._is_strict and prompt.model and prompt.model not in self._having:
-                raise NoReplica(f"no replica has the model {prompt.model}")
             router = self.fleet
             if having := self._having.get(prompt.model):
                 without = {*without, *self._present}.difference(set(having).difference(without))
@@ -81,7 +77,7 @@ class Routers:
         """Group the models by the replicas that serve them, with a router for each group."""
         self._having = {}
         accepted = {name: (*models, *self._aliases[name]) for name, models in self._models.items()}
-        if self._is_strict or len({frozenset(names) for names in accepted.values()}) > 1:
+        if len({frozenset(names) for names in accepted.values()}) > 1:
             with_any = [name for name in self._present if not accepted.get(name)]
             having: dict[str, list[str]] = {}
             for name in self._present:

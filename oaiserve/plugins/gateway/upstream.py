@@ -140,7 +140,7 @@ class Upstream:
         self.address = address
         self.name = address.name
         self.number = number  # shown in place of the address
-        self.shown = f"{number} ({address.label or self.name})"  # to operators
+        self.shown = f"{number} ({self.name})"  # to operators
         self.num_failures = self.num_pauses = 0  # since its last answer
         self.num_ejections = self.out_until_ns = 0
         self.mute_until_ns = 0  # It serves, but sends no reports that can be read.
@@ -229,18 +229,13 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                if address.path is not None:
-                    _, connection = await loop.create_unix_connection(
-                        lambda: ReplicaConnection(self), str(address.path)
-                    )
-                else:
-                    _, connection = await loop.create_connection(
-                        lambda: ReplicaConnection(self),
-                        address.ip,
-                        address.port,
-                        ssl=self._tls,
-                        server_hostname=address.tls_name,
-                    )
+                _, connection = await loop.create_connection(
+                    lambda: ReplicaConnection(self),
+                    address.ip,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=address.tls_name,
+                )
         except TimeoutError:
             raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None
         except OSError as error:
@@ -293,7 +288,7 @@ class ReplicaConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        for name, value in KEEPALIVE.items() if self._upstream.address.path is None else ():
+        for name, value in KEEPALIVE.items():
             if (option := getattr(socket, name, None)) is not None:  # Some systems lack some options.
                 sock.setsockopt(socket.SOL_SOCKET if name.startswith("SO") else socket.IPPROTO_TCP, option, value)
         self._upstream.connections.add(self)

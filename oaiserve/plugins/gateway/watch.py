@@ -10,7 +10,6 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -68,10 +67,8 @@ class Watch:
         headers: Headers,
         pace: Pace,
         clock_ns: Callable[[], int],
-        log_level: int = logging.INFO,
     ) -> None:
-        """Reports are requested with `headers`. Lines about replicas that come and go have `log_level`."""
-        self._log_level = log_level
+        """Reports are requested with `headers`."""
         self._router = router
         self._sources = [*sources]
         self._found: dict[str, Sequence[Address]] = {}  # by the name of a source
@@ -115,7 +112,7 @@ class Watch:
         listed = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - listed.keys():
             upstream = self.upstreams.pop(name)
-            log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
+            log.info("Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
             upstream.close()
             for names in (self.joined, self.silent, self.hung):
@@ -125,7 +122,7 @@ class Watch:
             number = self._numbers.pop(name, None) or (self._free.pop() if self._free else next(self._next_number))
             self._numbers[name] = number
             self.upstreams[name] = upstream = Upstream(listed[name], number)
-            log.log(self._log_level, "Replica %d is %s", number, name)
+            log.info("Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
             self._free.append(self._numbers.pop(name))
@@ -195,17 +192,11 @@ class Watch:
                     self._learn(report, upstream)
             await asyncio.sleep(self._pace.report_seconds)
 
-    async def refresh(self, upstream: Upstream) -> None:
-        """Request a report of a replica now, because its models have changed. If this fails, the next poll gets it."""
-        with suppress(TimeoutError, NoAnswer, NotReady):
-            async with asyncio.timeout(self._pace.least_answer_seconds):
-                self._learn(await self._ask(upstream, 0), upstream)
-
     def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
         name = report.replica
         now_ns = self._clock_ns()
         if name not in self.joined:
-            log.log(self._log_level, "Replica %s is ready for requests", upstream.shown)
+            log.info("Replica %s is ready for requests", upstream.shown)
             self.joined.add(name)
             self._router.update_replicas(self.joined, now_ns)
         elif name in self.silent:

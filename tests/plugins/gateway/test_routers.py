@@ -16,8 +16,8 @@ from oaiserve.wire.router import NoReplica
 Served = dict[str, list[str]]
 
 
-def reporting(served: Served, aliases: Served | None = None, *, is_strict: bool = False) -> Routers:
-    made = Routers(is_strict=is_strict)
+def reporting(served: Served, aliases: Served | None = None) -> Routers:
+    made = Routers()
     made.update_replicas(served, 0)
     for number, (name, models) in enumerate(served.items()):
         also = tuple((aliases or {}).get(name, ()))
@@ -36,29 +36,23 @@ def chosen_in_turn(made: Routers, model: str) -> set[str]:
 
 
 @pytest.mark.parametrize("most_routers", [routers.MOST_ROUTERS, 2, 0])
-@given(
-    served=st.dictionaries(st.sampled_from("abcd"), st.lists(st.sampled_from("xyz"), unique=True), min_size=1),
-    is_strict=st.booleans(),
-)
-def test_a_request_goes_to_all_that_have_its_model_and_to_no_others(
-    most_routers: int, served: Served, is_strict: bool
-) -> None:
+@given(served=st.dictionaries(st.sampled_from("abcd"), st.lists(st.sampled_from("xyz"), unique=True), min_size=1))
+def test_a_request_goes_to_all_that_have_its_model_and_to_no_others(most_routers: int, served: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routers, "MOST_ROUTERS", most_routers)
-        made = reporting(served, is_strict=is_strict)
+        made = reporting(served)
         known = {model for models in served.values() for model in models}
         for model in known:
             having = {name for name, models in served.items() if model in models or not models}
             assert chosen_in_turn(made, model) == having
         unknown = chosen_in_turn(made, "none")
-    assert unknown == (set() if is_strict else set(served))
+    assert unknown == set(served)
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_a_path_leads_to_the_replicas_that_serve_it_and_is_not_listed(is_strict: bool) -> None:
+def test_a_path_leads_to_the_replicas_that_serve_it_and_is_not_listed() -> None:
     served = {"a": ["small"], "b": ["small"], "c": ["large"]}
     aliases = {"a": ["/here/small.gguf"], "b": ["/there/small.gguf"], "c": ["large.gguf"]}
-    made = reporting(served, aliases, is_strict=is_strict)
+    made = reporting(served, aliases)
     assert chosen_in_turn(made, "small") == {"a", "b"}
     assert chosen_in_turn(made, "/here/small.gguf") == {"a"}
     assert chosen_in_turn(made, "/there/small.gguf") == {"b"}

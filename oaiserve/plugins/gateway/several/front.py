@@ -148,6 +148,8 @@ class Front:
         that may have the object of the request. Raises Forbidden, ModelNotFound and Unavailable."""
         path = scope["path"]
         if path.startswith(INSIDE):
+            if not (requested or self.models.loaded_by_name):  # Reports and pages need no model.
+                raise Unavailable("No model is loaded; try again later.", retry_after_seconds=5)
             first = await self.models.loaded(requested)
         else:
             accepted = self.models.names_for(requested)

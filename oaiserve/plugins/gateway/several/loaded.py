@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -17,12 +18,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.config import Config
 from oaiserve.engine.boundary import AnyEngine
-from oaiserve.errors import APIError
+from oaiserve.errors import APIError, StartupError
 from oaiserve.routes.door.middleware import error_response, render_http_exception
 from oaiserve.routes.door.own_requests import receiving
 from oaiserve.routes.serving import Serving
 from oaiserve.run import load_behind
 from oaiserve.runtime import Runtime
+
+log = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -112,7 +115,8 @@ class LoadedModel:
 
 
 async def load(config: Config, front: Starlette, runtime: Runtime) -> LoadedModel:
-    """Load a model in an engine process. A caller that is cancelled ends the process. Raises StartupError."""
+    """Load a model in an engine process. A caller that is cancelled ends the process. Raises StartupError and
+    OSError."""
     processes: list[Process] = []  # in the order in which they were started
     is_cancelled = False
 
@@ -122,24 +126,34 @@ async def load(config: Config, front: Starlette, runtime: Runtime) -> LoadedMode
             process.kill()
 
     in_thread = runtime.executor(f"load-{config.model_name}")
+    loop = asyncio.get_running_loop()
+    loading = loop.run_in_executor(in_thread, load_behind, config, front, launched)
     try:
-        loop = asyncio.get_running_loop()
-        loading = loop.run_in_executor(in_thread, load_behind, config, front, launched)
+        app, engine = await asyncio.shield(loading)
+        loaded = LoadedModel(app, engine, partial(_num_bytes, processes))
         try:
-            app, engine = await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            is_cancelled = True
-            for process in processes:
-                process.kill()
-            with suppress(Exception):  # The reason is known.
-                _, engine = await loading
-                await loop.run_in_executor(in_thread, engine.stop)
+            await loaded.begin()
+        except BaseException:
+            with suppress(Exception):  # It is the same error.
+                await loaded.end()
+            await loop.run_in_executor(in_thread, engine.stop)
             raise
+        return loaded
+    except asyncio.CancelledError:
+        is_cancelled = True
+        for process in processes:
+            process.kill()
+        with suppress(Exception):  # The process has ended while it loaded the model.
+            _, engine = await loading
+            await loop.run_in_executor(in_thread, engine.stop)
+        raise
+    except (StartupError, OSError):
+        raise
+    except Exception as error:  # It may be that of a plug-in, or of a library that read the files.
+        log.exception("The model %s cannot be loaded", config.model_name)
+        raise StartupError(f"{type(error).__name__}: {error}") from error
     finally:
         in_thread.shutdown(wait=False)
-    loaded = LoadedModel(app, engine, partial(_num_bytes, processes))
-    await loaded.begin()
-    return loaded
 
 
 def _num_bytes(processes: list[Process]) -> int:

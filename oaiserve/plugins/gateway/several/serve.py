@@ -20,13 +20,14 @@ from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.plugins.gateway.several.app import create_front
-from oaiserve.run_engine import STDERR
+from oaiserve.run_engine import STDERR, end_load, prepare_process
 from oaiserve.runtime import THREADS
 from oaiserve.telemetry import check_tracing, logs
 
 
 def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
     """Serve several models until a signal, and return the exit code. Raises StartupError."""
+    prepare_process()
     server = config.server
     url = address(server, sock.getsockname()[1])
     logs.configure(
@@ -42,6 +43,7 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
         with Doing("Fetching the demo", lambda: "", logging.getLogger(__name__).info):
             demo.fetched()
     app, front, metrics = create_front(config, configs, plugins)
+    end_load()
     has_pages = bool(app.state.pages.links)
     on_demand = config.of(ModelsOptions).load_on_demand
     banner = banner_of_models(config, [*configs], url, on_demand=on_demand, has_pages=has_pages)

@@ -436,3 +436,12 @@ def test_unknown_path_and_method_get_the_advice_of_the_models_routes(running: Ru
     assert (unknown.status_code, "/v1/completions" in unknown.text) == (404, True)
     wrong = http.get("/v1/completions")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+def test_report_loads_no_model(running: Running) -> None:
+    http, loads = running("ab")
+    assert http.get("/debug/report").status_code == 503
+    assert [*loads.engines] == []
+    assert http.get("/debug/report?model=b").status_code == 200
+    assert [*loads.engines] == ["b"]
+    assert http.get("/debug/report").json()["models"] == ["b"]
