@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.scheduling import order
+from oaiserve.engine.scheduling import scheduler
 from oaiserve.engine.scheduling.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
 from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.sequences.sequence import Sequence
@@ -75,16 +75,45 @@ def test_prompts_are_cut_small_while_nobody_knows_what_a_step_costs() -> None:
     assert [memory.run()[0][1] for _ in range(4)] == [128, 256, 512, 148]
 
 
-def test_steps_are_shorter_for_a_while_when_a_short_prompt_comes_beside_a_long_one(
+WEIGHTS = StepCost(tuple(20e6 + 1e6 * knot for knot in KNOTS))  # the weights are read for 20 ms
+
+
+def test_a_short_prompt_ends_in_a_step_that_a_long_one_hardly_lengthens() -> None:
+    memory = paced(WEIGHTS, 0.2, sequence("long", 2000))
+    assert [memory.run() for _ in range(3)][-1] == [("long", 176)]
+    memory.add(sequence("short", 37, 1))
+    assert memory.run() == [("short", 37)]  # 57 ms; with 16 more tokens it would be 73 ms
+    memory.add(sequence("another", 70, 1))
+    assert memory.run() == [("another", 70), ("long", 16)]  # 106 ms instead of 90 ms
+
+
+def test_steps_are_shorter_for_a_while_after_a_short_prompt_came_beside_a_long_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(order, "SHORTER_STEPS", 8)
-    memory = paced(cost(1e6), 0.4, sequence("long", 2000))
-    (before,) = [memory.run() for _ in range(3)][-1]
+    monkeypatch.setattr(scheduler, "SHORTER_STEPS", 8)
+    memory = paced(WEIGHTS, 0.4, sequence("long", 3500))
+    before = [memory.run() for _ in range(4)][-1][0][1]
     memory.add(sequence("short", 37, 1))
-    beside, *after = [dict(memory.run())["long"] for _ in range(10)]
-    assert before[1] > 3 * beside
-    assert max(after[:7]) < 0.4 * before[1] < after[7]
+    assert memory.run() == [("short", 37)]
+    *during, after = [dict(memory.run())["long"] for _ in range(8)]
+    assert during == [192] * 7  # as many as 95 % of the pace of 368 tokens takes
+    assert before == after == 368
+
+
+def test_short_prompts_share_a_step_as_others_do() -> None:
+    memory = paced(WEIGHTS, 0.2, sequence("long", 2000))
+    for _ in range(3):
+        memory.run()
+    memory.add(*(sequence(f"{number}", 40, 1) for number in range(3)))
+    assert memory.run() == [("0", 40), ("1", 40), ("2", 40), ("long", 32)]  # 172 ms instead of 140 ms
+
+
+def test_prompts_of_background_work_fill_each_step() -> None:
+    memory = paced(WEIGHTS, 0.2, sequence("long", 2000, is_background=True))
+    for _ in range(3):
+        memory.run()
+    memory.add(sequence("short", 37, 1, is_background=True))
+    assert memory.run() == [("short", 37), ("long", 128)]
 
 
 def test_a_prompt_about_as_long_as_the_one_beside_it_leaves_steps_as_they_are() -> None:

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
-from oaiserve.engine.scheduling.pacing import UNIT, StepTime
+from oaiserve.engine.scheduling import order
+from oaiserve.engine.scheduling.order import SHORT_BESIDE
+from oaiserve.engine.scheduling.pacing import BESIDE_SHORT, UNIT, StepTime
 from oaiserve.engine.scheduling.policy import fair
 from oaiserve.engine.sequences.clients import Client
 from oaiserve.engine.sequences.sequence import Place, Sequence
@@ -23,7 +25,15 @@ MOST_STEPS = 2
 class Mix:
     """Heavy clients, who send a long prompt after the other in several threads, on a device whose cost is known."""
 
-    def __init__(self, seed: int, *, is_timed: bool, most_new: int = 64, shares: tuple[float, ...] = (1,)) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        is_timed: bool,
+        most_new: int = 64,
+        most_clients: int = 5,
+        shares: tuple[float, ...] = (1,),
+    ) -> None:
         draw = self.draw = Random(seed)
         self.most_new = most_new
         base_ns = draw.choice([1e6, 6e6, 20e6])
@@ -32,16 +42,17 @@ class Mix:
             tuple(base_ns + row_ns * rows for rows in KNOTS), prompt_context_ns=draw.choice([0.0, 170.0]), draw_ns=1e5
         )
         most_tokens = draw.choice([256, 512, 2048])
+        self.step_time = StepTime(lambda: self.cost, most_tokens)
         self.scheduler = make(
             kv_blocks=4_000,
             block_size=64,
             max_running=256,
             max_step_tokens=most_tokens,
             policy=fair,
-            step_time=StepTime(lambda: self.cost, most_tokens) if is_timed else None,
+            step_time=self.step_time if is_timed else None,
             prefix_cache=False,
         )
-        self.names = [f"heavy {number}" for number in range(draw.randint(1, 5))]
+        self.names = [f"heavy {number}" for number in range(draw.randint(1, most_clients))]
         self.shares = {name: draw.choice(shares) for name in self.names}
         self.open: dict[Sequence, str] = {}
         self.now = 0.0
@@ -139,3 +150,45 @@ def test_clients_with_larger_shares_get_as_much_more(is_timed: bool) -> None:
             mix.step()
         services = [client.service for client in clients]
         assert max(services) - min(services) <= 2 * LONGEST, f"SEED={seed}"
+
+
+def test_a_short_prompt_ends_in_the_next_step_which_longer_ones_of_its_client_lengthen_by_a_quarter() -> None:
+    for seed in seeds(NUM_MIXES):
+        mix = Mix(seed, is_timed=True, most_clients=1)
+        num_cut = 0
+        for _ in range(20):
+            for _ in range(mix.draw.randint(1, 12)):
+                mix.step()
+            short = mix.ask("heavy 0", mix.draw.randint(2, UNIT), 1)
+            others = [one for one in mix.open if one is not short and 1 < one.num_uncomputed < SHORT_BESIDE * UNIT]
+            if others or mix.step_time._spare_ns <= 0:
+                continue  # The step is also for prompts that are not much longer, or steps have been shorter too often.
+            step = mix.step()
+            assert len(short.token_ids) > short.prompt_len, f"SEED={seed}"
+            needed = [chunk for chunk in step.chunks if chunk.num_tokens == 1 or chunk.sequence is short]
+            needed_ns = mix.cost.expected_ns(load_of(Step(needed)))
+            assert mix.cost.expected_ns(load_of(step)) <= BESIDE_SHORT * needed_ns, f"SEED={seed}"
+            num_cut += 1
+        assert num_cut, f"SEED={seed}"
+
+
+@pytest.mark.parametrize("clients", ["of one client", "of several"])
+def test_short_prompts_cost_a_tenth_of_the_tokens_per_second_at_most(
+    clients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokens_per_second(seed: int, short_beside: float) -> float:
+        """Return how fast prompts are computed if short ones come in all the time, and those that are queued."""
+        monkeypatch.setattr(order, "SHORT_BESIDE", short_beside)
+        mix = Mix(seed, is_timed=True, most_new=1)
+        name = "heavy 0" if clients == "of one client" else "light"
+        lengths = Random(seed)
+        num_tokens = 0
+        for _ in range(400):
+            if not any(one.prompt_len <= 64 for one in mix.open):
+                mix.ask(name, lengths.randint(2, 64), 1)
+            num_tokens += sum(chunk.num_tokens for chunk in mix.step().chunks)
+        return num_tokens / mix.now
+
+    for seed in seeds(NUM_MIXES // 10):
+        rate = tokens_per_second(seed, SHORT_BESIDE)
+        assert rate >= 0.9 * tokens_per_second(seed, float("inf")), f"SEED={seed}"

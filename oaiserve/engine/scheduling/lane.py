@@ -49,7 +49,10 @@ class Lane:
         self.num_turns = 0  # steps so far that left out some decodes, which take turns
         # CPU time of grammar masks, in nanoseconds, that clients still have to wait for, by their names.
         self.mask_debts: dict[str, float] = {}
-        self.num_shorter_steps = 0  # number of further steps in which prompts get only part of their time
+        self.num_steps = 0
+        # The tokens of the last prompt that was short next to others, and until which step these leave steps shorter
+        self.short_tokens = 0
+        self.shorter_until = 0
         # The limits of the step being scheduled.
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -25,13 +25,10 @@ _client_and_key = attrgetter("client.service", "key")
 _spare_and_key = attrgetter("turn.num_running", "key")
 _last_turn = attrgetter("last_turn")
 MOST_OVERTAKEN = 16  # maximum number of sequences that may pass one that doesn't fit
-# A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, prompts get only
-# SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, the first token of a prompt of 36
-# tokens next to one of 3,000 then takes 2.4 times as long as alone, and 5.4 times without this rule. The long prompt
-# takes 1.11 times as long, and 1.2 times with a share of 0.25.
-SHORT_BESIDE = 8
+# A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, the next SHORTER_STEPS
+# steps with such long prompts are shorter, because others may follow it.
+SHORT_BESIDE = 4
 SHORTER_STEPS = 128
-SHORTER_SHARE = 0.3
 # The weight of a prompt token with log-probabilities in a step in which others decode: the model's last layer is
 # computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
@@ -52,7 +49,7 @@ class PromptsOfStep:
     under_way: list[Sequence]  # prompts in progress that remain, in reverse order
     num_prompts: int  # prompts in progress, and those that begin in the step
     of_several: bool  # prompts of several clients
-    time_share: float  # share of the step's remaining time that a prompt may take
+    shortest: float = inf  # tokens of the shortest prompt that begins and ends in the step
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -92,15 +89,6 @@ class Order:
             return mine < others or (mine == others and not head.client.num_running)
         return head.turn.num_running == 0 and head.key < prompt.key
 
-    def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
-        """Return for how many steps prompts get only part of their time, after a prompt of `num_tokens` has arrived.
-
-        `num_steps` is the number before. `prompts_left` are the tokens that each running sequence has left.
-        """
-        if any(left >= SHORT_BESIDE * num_tokens for left in prompts_left):
-            return SHORTER_STEPS
-        return num_steps
-
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def prompts_under_way(self, lane: Lane) -> list[Sequence]:
@@ -110,17 +98,14 @@ class Order:
         return sorted(prompts, key=_client_and_key, reverse=True)
 
     def prompts_of_step(self, lane: Lane, budget: int) -> PromptsOfStep:
-        """Begin with the prompts of a step. For some steps after a short prompt has arrived, prompts get only a share
-        of their time, unless several clients want some: then they divide all of it."""
+        """Begin with the prompts of a step."""
         under_way = self.prompts_under_way(lane)
         of_several = False
         if self.by_client:
             wanting = chain(under_way, lane.waiting.heads())
             client = next((one.client for one in wanting), None)
             of_several = any(one.client is not client for one in wanting)
-        is_whole = of_several or not self.by_client or not lane.num_shorter_steps
-        time_share = 1.0 if is_whole else SHORTER_SHARE
-        return PromptsOfStep(budget, under_way, len(under_way), of_several, time_share)
+        return PromptsOfStep(budget, under_way, len(under_way), of_several)
 
     def sort_again(self, prompts: PromptsOfStep) -> None:
         """Sort the remaining prompts again, after one of several clients has received some of the step."""
@@ -160,9 +145,29 @@ class Order:
             head.turn.num_running and lane.step_time is not None and self.by_client and lane.step_time.decodes_are_long
         )
 
-    def has_room(self, lane: Lane, sequence: Sequence) -> bool:
+    def has_room(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence) -> bool:
         """Return whether the step has time left for more of this prompt."""
-        return lane.step_time is None or lane.step_time.has_room(sequence.num_uncomputed)
+        if lane.step_time is None:
+            return True
+        is_beside_short = self.is_beside_short(lane, prompts, sequence)
+        return lane.step_time.has_room(sequence.num_uncomputed, sequence.num_computed, is_beside_short=is_beside_short)
+
+    def is_beside_short(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence) -> bool:
+        """Return whether a much shorter prompt than this one begins and ends in the step."""
+        return self.favours_short(lane) and sequence.num_uncomputed >= SHORT_BESIDE * prompts.shortest
+
+    def is_short(self, lane: Lane, num_tokens: int) -> bool:
+        """Return whether a prompt with this many tokens to compute is short next to one under way."""
+        return self.favours_short(lane) and any(one.num_uncomputed >= SHORT_BESIDE * num_tokens for one in lane.running)
+
+    def shortens(self, lane: Lane, sequence: Sequence) -> bool:
+        """Return whether the step should be shorter if this prompt is its first one, because much shorter ones have
+        arrived recently."""
+        return lane.num_steps < lane.shorter_until and sequence.num_uncomputed >= SHORT_BESIDE * lane.short_tokens
+
+    def favours_short(self, lane: Lane) -> bool:
+        """Return whether long prompts in a lane make room for short ones."""
+        return self.by_client and lane is self.foreground
 
     def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
         """Return why no further waiting sequence may begin in this step, or None."""
@@ -176,7 +181,7 @@ class Order:
             return WaitReason.NO_BLOCKS
         most_prompts = self.limits.prefill_max_requests
         has_place = most_prompts is None or prompts.num_prompts < most_prompts
-        if prompts.budget <= 0 or not has_place or not self.has_room(lane, head):
+        if prompts.budget <= 0 or not has_place or not self.has_room(lane, prompts, head):
             return WaitReason.TOKEN_BUDGET
         return None
 
@@ -203,15 +208,16 @@ class Order:
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
 
     def num_tokens_in(
-        self, lane: Lane, sequence: Sequence, most: int, others: Others = NOBODY, time_share: float = 1.0
+        self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, most: int, others: Others = NOBODY
     ) -> int:
-        """Return how many tokens of a prompt, up to `most`, fit into this share of the rest of a lane's step.
+        """Return how many tokens of a prompt, up to `most`, fit into the rest of a lane's step.
 
         A prompt that does not end in the step leaves `others` the tokens that they could use, up to their part.
         """
         num_tokens = min(sequence.num_uncomputed, most)
         if lane.step_time is not None:
-            num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, time_share)
+            is_beside_short = self.is_beside_short(lane, prompts, sequence)
+            num_tokens = lane.step_time.fitting(sequence.num_computed, num_tokens, is_beside_short=is_beside_short)
         if not others.num_tokens or num_tokens == sequence.num_uncomputed:
             return num_tokens
         most = num_tokens - min(others.num_tokens, int(num_tokens * others.part))

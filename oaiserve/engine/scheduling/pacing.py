@@ -5,9 +5,10 @@ Stdlib only; owned by the engine thread.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from copy import copy
+from math import inf
 
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
@@ -16,6 +17,13 @@ from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
 LEAST_SECONDS = 0.05  # shortest step target; nobody notices a shorter step
 EFFICIENT = 3  # the time of an efficient step, in relation to that of one row
+# If a short prompt begins and ends in a step, much longer ones may add to it until it takes BESIDE_SHORT times as long.
+# For a while after a short one has arrived, steps are as short as they can be at SHORTER_PACE of the tokens per second.
+# Shorter steps read the weights more often. That may take SPARE_SHARE of the time of all steps with prompts, so prompts
+# lose less than a tenth of their tokens per second.
+BESIDE_SHORT = 1.25
+SHORTER_PACE = 0.95
+SPARE_SHARE = 0.08
 UNIT = 16  # prompts are cut to multiples of this many tokens, and a step takes at least as many
 # A step may always have this many prompt tokens. It has no more while the cost is unknown, and then at most twice as
 # many as any step before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first
@@ -61,6 +69,10 @@ class StepTime:
         self._largest = FIRST // 2  # prompt tokens in a step so far, with a known cost
         self.target_ns = 0.0
         self._efficient = UNIT  # rows of a step that it may always have
+        self._token_ns = 0.0  # time of each token of a prompt that has full steps for itself
+        self._short_ns = inf  # how long a step with short prompts may take because of much longer ones
+        self._is_shorter = False  # whether prompts get less of the step because of short ones
+        self._spare_ns = inf  # time that steps may still lose by being shorter; at most the target
         self._step = Step()
         self._load: Load | None = None  # load of the step; counted on demand
         self._others: Load | None = None  # load of the foreground in the step; background work is scheduled next to it
@@ -80,6 +92,9 @@ class StepTime:
 
     def begin(self, step: Step, others: Step | None = None) -> None:
         """Begin with a step that has its decodes, or, at a known cost, with background work in addition to `others`."""
+        self._pay()
+        self._short_ns = inf
+        self._is_shorter = False
         self._step = step
         self._load = None
         self._others = None
@@ -87,23 +102,62 @@ class StepTime:
         if cost is not self._cost and cost is not None:
             self._cost = cost
             self._efficient, self.target_ns = self.target(cost)
+            most_tokens = self.lone_tokens
+            self._token_ns = cost.expected_ns(Load(prompt_tokens=most_tokens)) / most_tokens
         if others is not None and cost is not None:
             self._others = load = load_of(others)
             self._alone_ns = cost.expected_ns(load)
             self._row_ns = (cost.expected_ns(load._replace(decodes=load.decodes + SMOOTH)) - self._alone_ns) / SMOOTH
             self._most_ns = BESIDE_FOREGROUND * self._alone_ns
 
+    def _pay(self) -> None:
+        """Count the time that the last step has lost by being shorter, and the time that the next ones may lose."""
+        cost = self._cost
+        load = self._load
+        if cost is None or load is None or not load.prompt_tokens:
+            return
+        spare_ns = self._spare_ns + SPARE_SHARE * cost.expected_ns(load)
+        if self._is_shorter:
+            prompts_ns = cost.expected_ns(load._replace(prompt_context=0)) - cost.expected_ns(load.without_prompts())
+            spare_ns -= max(0.0, prompts_ns - load.prompt_tokens * self._token_ns)
+        self._spare_ns = min(spare_ns, self.target_ns)
+
     def target(self, cost: StepCost) -> tuple[int, float]:
         """Return the rows that a step may always have, and its target."""
         rows, ns = efficient(cost, self._most_tokens)
         return rows, max(LEAST_SECONDS * 1e9, ns)
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Return whether a prompt of `num_tokens` may begin, or continue, in the step, after the prompts in it."""
+    def has_room(self, num_tokens: int, start: int = 0, *, is_beside_short: bool = False) -> bool:
+        """Return whether a prompt may begin, or continue from `start`, in the step, after the prompts in it. It has
+        `num_tokens` left."""
         load = self.load
         if not load.prompt_tokens and self._others is None:
             return True
-        return self._with(load, 0, min(num_tokens, UNIT))[1] <= self._most_ns
+        ns = self._with(load, start, min(num_tokens, UNIT))[1]
+        if is_beside_short and ns > self._short_ns:
+            self._is_shorter = True
+            return False
+        return ns <= self._most_ns
+
+    def begin_short(self) -> None:
+        """Limit what much longer prompts may add to the step, after a short one, which begins and ends in it."""
+        if self._cost is not None and self._spare_ns > 0:
+            self._short_ns = BESIDE_SHORT * self._expected_ns(self.load)
+
+    def shorten(self, start: int, most: int) -> None:
+        """Let the step be shorter than others, if it has no prompt yet. Its first one has up to `most` tokens, from
+        `start` on."""
+        load = self.load
+        number = self.fitting(start, most) // UNIT
+        if self._cost is None or load.prompt_tokens or not number or self._spare_ns <= 0:
+            return
+
+        def pace(number: int) -> float:
+            return (load.num_tokens + number * UNIT) / self._with(load, start, number * UNIT)[1]
+
+        number = 1 + bisect_left(range(1, number + 1), SHORTER_PACE * pace(number), key=pace)
+        self._most_ns = self._with(load, start, number * UNIT)[1]
+        self._is_shorter = True
 
     def decodes_beside(self, decodes: Iterable[Sequence]) -> int:
         """Return how many of these decodes of background work, in their order, a step of others has room for."""
@@ -157,27 +211,30 @@ class StepTime:
         step_ns = self._cost.expected_ns(Load(decodes=rows, draws=rows))
         return max(LEAST_MASKS_NS, min(MASKS_NS, MASKS_SHARE * step_ns))
 
-    def fitting(self, start: int, most: int, share: float = 1.0) -> int:
-        """Return how many of `most` tokens of a prompt from `start` on fit into the step, or into a share of the rest.
+    def fitting(self, start: int, most: int, *, is_beside_short: bool = False) -> int:
+        """Return how many of `most` tokens of a prompt from `start` on fit into the step.
 
-        As many as make the step efficient always do, however much context they attend to.
+        As many as make the step efficient always do, however much context they attend to, unless the step is shorter or
+        the prompt `is_beside_short` ones.
         """
         load = self.load
         cost = self._cost
         most = min(most, max(UNIT, 2 * self._largest - load.prompt_tokens))
-        if cost is None or self._with(load, start, most)[1] <= self._most_ns:
+        bound_ns = min(self._most_ns, self._short_ns) if is_beside_short else self._most_ns
+        if cost is None or self._with(load, start, most)[1] <= bound_ns:
             return most
-        spent_ns = cost.expected_ns(load)
 
         def expected_ns(number: int) -> float:
             return self._with(load, start, number * UNIT)[1]
 
-        bound_ns = spent_ns + share * (self._most_ns - spent_ns)
         number = bisect_right(range(1, most // UNIT + 1), bound_ns, key=expected_ns)
         if self._others is not None:
             return UNIT * number
-        efficient = UNIT if self._is_paced else self._efficient
-        return min(most, max(UNIT * number, UNIT, int(share * (efficient - load.num_tokens))))
+        if bound_ns < self._most_ns:
+            self._is_shorter = True
+        if self._is_shorter or self._is_paced:
+            return min(most, max(UNIT * number, UNIT))
+        return min(most, max(UNIT * number, UNIT, self._efficient - load.num_tokens))
 
     def add(self, start: int, num_tokens: int) -> None:
         """Count a chunk of a prompt that the step has got."""

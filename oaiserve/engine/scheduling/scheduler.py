@@ -25,8 +25,8 @@ from itertools import takewhile
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
-from oaiserve.engine.scheduling.order import NOBODY, Order, Others, PromptsOfStep
-from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.order import NOBODY, SHORTER_STEPS, Order, Others, PromptsOfStep
+from oaiserve.engine.scheduling.pacing import UNIT, StepTime
 from oaiserve.engine.scheduling.policy import Policy, fcfs
 from oaiserve.engine.scheduling.progress import advance, commit, planned_draw, settle
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
@@ -122,10 +122,10 @@ class Scheduler:
         if leader is None:
             num_new = sequence.num_tokens - len(self.memory.look_up(sequence)[0]) * self.pool.block_size
         sequence.key = self.order.key_of(sequence, lane.num_arrived)
-        lane.num_shorter_steps = self.order.num_shorter_steps(
-            lane.num_shorter_steps, num_new, (one.num_uncomputed for one in lane.running)
-        )
         lane.arrive(sequence, num_new, leader, since_ns)
+        if leader is None and self.order.is_short(lane, max(UNIT, num_new)):
+            lane.short_tokens = max(UNIT, num_new)
+            lane.shorter_until = lane.num_steps + SHORTER_STEPS
         if sequence.is_background and sequence.background_wait_ns is not None:
             self._joining[sequence] = since_ns + sequence.background_wait_ns
 
@@ -209,7 +209,7 @@ class Scheduler:
         if lane.step_time is not None and lane.beside is None:
             lane.step_time.begin(lane.step)
         self._compute_prompts(lane, budget)
-        lane.num_shorter_steps -= lane.num_shorter_steps > 0
+        lane.num_steps += 1
         lane.waiting.charge_draws(lane.step)
 
     def _add_background(self, step: Step) -> None:
@@ -314,7 +314,7 @@ class Scheduler:
             lane.waiting.put_back(sequence)
         while prompts.under_way:  # prompts that waiting sequences might have overtaken
             sequence = prompts.under_way.pop()
-            if prompts.budget > 0 and sequence.place is Place.RUNNING and order.has_room(lane, sequence):
+            if prompts.budget > 0 and sequence.place is Place.RUNNING and order.has_room(lane, prompts, sequence):
                 self._add_chunk(lane, prompts, sequence)
         lane.waiting.release()
         lane.waits.reason = reason
@@ -326,7 +326,7 @@ class Scheduler:
         next_waiting = None if order.is_full(lane, head) else head
         while under_way and prompts.budget > 0 and not order.passes(next_waiting, under_way[-1]):
             sequence = under_way.pop()
-            if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # not preempted meanwhile
+            if sequence.place is Place.RUNNING and order.has_room(lane, prompts, sequence):  # not preempted meanwhile
                 others = order.others_of(lane, prompts, sequence, next_waiting)
                 self._add_chunk(lane, prompts, sequence, others)
 
@@ -336,7 +336,11 @@ class Scheduler:
             return WaitReason.BEHIND_OTHERS
         lane.waiting.take(head)
         has_others = bool(lane.step.chunks or lane.beside)
-        if head.is_whole and has_others and self.order.num_tokens_in(lane, head, prompts.budget) < head.num_tokens:
+        if (
+            head.is_whole
+            and has_others
+            and self.order.num_tokens_in(lane, prompts, head, prompts.budget) < head.num_tokens
+        ):
             lane.waiting.put_back(head)  # Computed alone in a step, which is as long as it has to be.
             return WaitReason.TOKEN_BUDGET
         shared, awaited = self.memory.look_up(head)
@@ -366,7 +370,9 @@ class Scheduler:
         budget = prompts.budget
         num_tokens = sequence.num_uncomputed
         if not sequence.is_whole:
-            num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), others, prompts.time_share)
+            if lane.step_time is not None and self.order.shortens(lane, sequence):
+                lane.step_time.shorten(sequence.num_computed, min(num_tokens, budget))
+            num_tokens = self.order.num_tokens_in(lane, prompts, sequence, max(1, budget // cost), others)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
         if num_tokens < 1:  # There is no room for background work in a step of the foreground.
             return
@@ -376,7 +382,9 @@ class Scheduler:
         draft: tuple[int, ...] = ()
         draw = Draw.AT_LAUNCH
         max_draws = 0
+        begins_and_ends = False
         if num_tokens >= sequence.num_uncomputed:
+            begins_and_ends = sequence.num_computed <= sequence.num_cached
             draft = self._fitting_draft(lane, sequence, budget - num_tokens)
             draw = planned_draw(sequence, sequence.num_tokens)
             max_draws = 1 + len(draft)
@@ -385,6 +393,9 @@ class Scheduler:
         lane.waiting.charge_prompt(chunk)
         if lane.step_time is not None:
             lane.step_time.add(chunk.start, chunk.num_tokens)
+            if begins_and_ends and max(UNIT, num_tokens) <= prompts.shortest:
+                prompts.shortest = max(UNIT, num_tokens)
+                lane.step_time.begin_short()
         chunks = lane.step.chunks
         chunks.insert(0 if num_tokens == 1 else len(chunks), chunk)  # decodes come first (see Step)
         prompts.budget -= cost * num_tokens
