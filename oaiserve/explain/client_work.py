@@ -14,10 +14,10 @@ from itertools import chain
 from operator import attrgetter, sub
 from typing import NamedTuple, TypeVar
 
-from oaiserve.facts.record import OthersTime, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, OthersTime, Whose
 
 MOST_GONE = 64  # clients to remember that have nothing open, because requests may have waited for them
-MOST_NAMED = 8  # clients in the account of a phase; the rest is one without a name
+MOST_NAMED = 8  # clients with a key in the account of a phase; the rest counts as one
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -255,7 +255,8 @@ def divided(amount: int, weights: Mapping[_Key, int]) -> dict[_Key, int]:
 
 
 def _by_owner(work: Mapping[ClientWork, Work], own: ClientWork) -> dict[tuple[Whose, str | None], Work]:
-    """Return the work of a request's own client, of each client with a name, up to MOST_NAMED, and of all others."""
+    """Return the work of a request's own client, of each client with a name, up to MOST_NAMED, of the rest of these,
+    and of those without a name."""
     others = {client: one for client, one in work.items() if client is not own}
     named = [client for client in others if client.name is not None]
     if len(named) > MOST_NAMED:
@@ -263,7 +264,8 @@ def _by_owner(work: Mapping[ClientWork, Work], own: ClientWork) -> dict[tuple[Wh
     names = {client.name for client in named}
     by_name: dict[str | None, list[Work]] = {}
     for client, one in others.items():
-        by_name.setdefault(client.name if client.name in names else None, []).append(one)
+        is_named = client.name is None or client.name in names
+        by_name.setdefault(client.name if is_named else FURTHER_CLIENTS, []).append(one)
     owners: dict[tuple[Whose, str | None], Work] = {}
     if own in work:
         owners[Whose.SAME_CLIENT, own.name] = work[own]

@@ -123,10 +123,14 @@ class Whose(StrEnum):
 SLOW_CLOCK = "a lower clock frequency of the cores"
 
 
+# Stands for the clients with a key that have no row or series of their own, in accounts, lists and metrics.
+FURTHER_CLIENTS = "other"
+
+
 class OthersTime(NamedTuple):
     """The part of a request's phase that went to requests of one client, by what was computed for them.
 
-    `client` is the name of its API key. None: those without a key, and all beyond the first few."""
+    `client` is the name of its API key, or FURTHER_CLIENTS for all beyond the first few. None: those without a key."""
 
     whose: Whose
     client: str | None

@@ -11,8 +11,7 @@ from threading import Lock
 
 import msgspec
 
-from oaiserve.facts.record import RequestRecord
-from oaiserve.telemetry.observations import OTHER
+from oaiserve.facts.record import FURTHER_CLIENTS, Outcome, RequestRecord
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 WINDOW_SECONDS = 3600  # the longest window
@@ -24,7 +23,8 @@ class ClientRow(msgspec.Struct):
     """A client's requests that ended in a window. `client` is the name of its API key, empty without one.
 
     `waited_ns` is time of its requests that went to those of other clients, in the queue and in steps, and `delayed_ns`
-    time of other clients' requests that went to those of this client.
+    time of other clients' requests that went to those of this client. `rejected` are those that ended with a 4xx or a
+    503, as of a client that is limited. `requests` doesn't count them, so it says what a limit would be compared with.
     """
 
     client: str
@@ -36,6 +36,7 @@ class ClientRow(msgspec.Struct):
     kv_byte_seconds: float = 0.0
     waited_ns: int = 0
     delayed_ns: int = 0
+    rejected: int = 0
 
     def add(self, other: ClientRow) -> None:
         for name in _SUMS:
@@ -64,19 +65,21 @@ class Clients:
     def add(self, record: RequestRecord) -> None:
         account = record.account
         clients_ns = account.other_clients_ns
+        is_rejected = record.outcome is Outcome.REJECTED
         with self._lock:
             rows = self._rows_now()
             own = _row(rows, record.client or "")
             own.add(
                 ClientRow(
                     own.client,
-                    requests=1,
+                    requests=0 if is_rejected else 1,
                     prompt_tokens=record.prompt_tokens,
                     cached_tokens=record.cached_tokens,
                     completion_tokens=record.generated_tokens,
                     machine_ns=account.machine_ns or 0,
                     kv_byte_seconds=account.kv_byte_seconds or 0.0,
                     waited_ns=sum(clients_ns.values()),
+                    rejected=1 if is_rejected else 0,
                 )
             )
             for client, ns in clients_ns.items():
@@ -103,7 +106,7 @@ class Clients:
 
 def _row(rows: Rows, client: str) -> ClientRow:
     if client not in rows and len(rows) >= MOST_CLIENTS:
-        client = OTHER  # the same name as in metrics
+        client = FURTHER_CLIENTS
     return rows.setdefault(client, ClientRow(client))
 
 

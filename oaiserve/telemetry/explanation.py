@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from oaiserve.facts.record import SLOW_CLOCK, Cause, OthersTime, RequestRecord, WaitReason, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, SLOW_CLOCK, Cause, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import duration
 from oaiserve.telemetry.loop_explanation import looped
 from oaiserve.telemetry.reuse_explanation import read_again, restored
@@ -159,6 +159,8 @@ def _whose(others: OthersTime) -> str:
         return f"{_KINDS[kind]} of other requests of the same client"
     if others.client is None:
         return f"{_KINDS[kind]} of other clients"
+    if others.client == FURTHER_CLIENTS:
+        return f"{_KINDS[kind]} of further clients"
     return f"{_KINDS[kind]} of {others.client}"
 
 

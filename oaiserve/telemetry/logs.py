@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from oaiserve.config import LogFormat
-from oaiserve.facts.record import Outcome, RequestRecord
+from oaiserve.facts.record import FURTHER_CLIENTS, Outcome, RequestRecord
 from oaiserve.facts.times import duration
 from oaiserve.runtime import THREADS
 from oaiserve.screen import Screen
@@ -194,6 +194,7 @@ def log_request(record: RequestRecord) -> None:
         message += f"waited: {_named(_durations(waits_ns))}, "
     if clients_ns := account.other_clients_ns:
         client, client_ns = next(iter(clients_ns.items()))
+        client = "" if client == FURTHER_CLIENTS else client
         fields |= {"other_clients_ms": in_ms(sum(clients_ns.values())), "most_other_client": client}
         message += f"for other clients: {duration(sum(clients_ns.values()))}"
         message += f" (most for {client}: {duration(client_ns)}), " if client else ", "

@@ -25,7 +25,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord, Whose
 from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.runtime import Runtime
@@ -276,7 +276,7 @@ def _phase_attributes(
         found |= {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
     found |= {names.OTHERS_NS[whose]: ns for whose, ns in record.account.whose_ns.get(phase, {}).items()}
     for others in record.account.others_ns.get(phase, []):
-        if others.whose is Whose.OTHER_CLIENT and others.client is not None:
+        if others.whose is Whose.OTHER_CLIENT and others.client not in (None, FURTHER_CLIENTS):
             found.setdefault(names.OTHERS_MOST_CLIENT, others.client)
     if phase == "encode_media":
         found[names.MEDIA_ENCODE_NS] = record.account.media_encode_ns

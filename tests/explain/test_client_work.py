@@ -16,7 +16,7 @@ from oaiserve.explain.client_work import (
     divided,
     while_waiting,
 )
-from oaiserve.facts.record import OthersTime, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, OthersTime, Whose
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -97,15 +97,17 @@ def test_a_step_of_decodes_alone_is_divided_like_any_step(names: list[str], deco
     assert found[0] == found[1]
 
 
-def test_clients_after_the_first_few_are_one_without_a_name() -> None:
+def test_clients_after_the_first_few_count_as_one_apart_from_those_without_a_key() -> None:
     work = WorkByClient()
     own = work.opened("own", "own")
     others = [work.opened(f"{number}", f"{number}") for number in range(MOST_NAMED + 3)]
+    others.append(work.opened("10.0.0.1", None))
     before = work.before(own)
     work.step_ended([(own, 0, 1), *((other, 100 - i, 0) for i, other in enumerate(others))], 1e6, 1e6)
     found = beside(work.since(before, own, 0, 1), own, 10_000, 0, 0)
-    assert [one.client for one in found if one.client] == [str(number) for number in range(MOST_NAMED)]
-    assert len(found) == MOST_NAMED + 1
+    named = [one.client for one in found if one.client not in (None, FURTHER_CLIENTS)]
+    assert named == [str(number) for number in range(MOST_NAMED)]
+    assert {one.client for one in found} == {*named, FURTHER_CLIENTS, None}
     assert sum(one.prompts_ns for one in found) == 10_000
 
 
@@ -145,10 +147,10 @@ def test_times_of_named_and_unnamed_clients_add_up_to_all_that_others_added(
     found = beside(works, own, *amounts)
     weights = [sum(work[place] for work in works.values()) for place in (0, 1, 4)]
     assert times_of(found) == [ns if weight else 0 for ns, weight in zip(amounts, weights, strict=True)]
-    assert len({(one.whose, one.client) for one in found}) == len(found) <= MOST_NAMED + 2
+    assert len({(one.whose, one.client) for one in found}) == len(found) <= MOST_NAMED + 3
     assert found == sorted(found, key=lambda one: -one.total_ns)
     others = {client.name for client in works if client is not own and client.name is not None}
-    named = {one.client for one in found if one.whose is Whose.OTHER_CLIENT} - {None}
+    named = {one.client for one in found if one.whose is Whose.OTHER_CLIENT} - {None, FURTHER_CLIENTS}
     assert named <= others
 
 
@@ -157,7 +159,7 @@ def test_a_wait_is_never_divided_into_more_than_it_took(clients: list[tuple[str 
     works = works_of(clients)
     whole = sum(work.total_ns for work in works.values())
     times = times_of(while_waiting(works, ClientWork("own", "own"), waited))
-    assert min(waited, whole) - 3 * (MOST_NAMED + 2) - 1e-9 * whole <= sum(times) <= min(waited, whole) * (1 + 1e-9)
+    assert min(waited, whole) - 3 * (MOST_NAMED + 3) - 1e-9 * whole <= sum(times) <= min(waited, whole) * (1 + 1e-9)
 
 
 CHANGES = st.one_of(

@@ -1,11 +1,12 @@
 """What each client's requests got, waited for, and made others wait for, in windows of time."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import EngineAccount, OthersTime, RequestRecord, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, EngineAccount, OthersTime, Outcome, RequestRecord, Whose
 from oaiserve.telemetry.clients import MOST_CLIENTS, PIECE_SECONDS, WINDOW_SECONDS, ClientRow, Clients
-from oaiserve.telemetry.observations import OTHER
 from tests.records import MS, record_at
 
 SECOND_NS = 1_000_000_000
@@ -39,6 +40,14 @@ def test_who_made_others_wait_the_longest_comes_first() -> None:
     assert (found[1].waited_ns, found[1].delayed_ns) == (100 * MS, 40 * MS)
 
 
+def test_rejected_requests_are_counted_apart() -> None:
+    clients = Clients(Clock())
+    clients.add(ended("alice", 5))
+    clients.add(replace(ended("alice", 0), outcome=Outcome.REJECTED, prompt_tokens=0, cached_tokens=0))
+    (row,) = clients.last(60).clients
+    assert (row.requests, row.rejected) == (1, 1)
+
+
 def test_a_request_of_its_own_client_is_not_another_client() -> None:
     clients = Clients(Clock())
     account = EngineAccount(others_ns={"decode": [OthersTime(Whose.SAME_CLIENT, "alice", MS, MS, MS)]})
@@ -66,7 +75,7 @@ def test_clients_after_the_first_in_a_piece_of_time_have_one_row() -> None:
         clients.add(ended(f"{number}", 100 - number))
     found = clients.last(PIECE_SECONDS).clients
     assert len(found) == MOST_CLIENTS + 1
-    assert next(row for row in found if row.client == OTHER).requests == 7
+    assert next(row for row in found if row.client == FURTHER_CLIENTS).requests == 7
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["a", "b", "c"]), st.integers(0, 99))))

@@ -65,6 +65,7 @@ def test_neighbours_that_still_run_have_no_name() -> None:
     [
         (OthersTime(Whose.OTHER_CLIENT, "batchjob", 4500 * MS, 400 * MS, 0), "4.9 s of it for prompts of batchjob"),
         (OthersTime(Whose.OTHER_CLIENT, None, 0, 900 * MS, 0), "900 ms of it for decodes of other clients"),
+        (OthersTime(Whose.OTHER_CLIENT, "other", 0, 900 * MS, 0), "900 ms of it for decodes of further clients"),
         (
             OthersTime(Whose.SAME_CLIENT, "alice", 0, 0, 70 * MS),
             "70 ms of it for images and sounds of other requests of the same client",

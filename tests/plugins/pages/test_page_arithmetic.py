@@ -51,6 +51,7 @@ def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float
     [
         ("other_client", "batchjob", "1.5 s in prefill went to prompts of batchjob."),
         ("other_client", None, "1.5 s in prefill went to prompts of other clients."),
+        ("other_client", "other", "1.5 s in prefill went to prompts of further clients."),
         ("same_client", "alice", "1.5 s in prefill went to prompts of other requests of the same client."),
     ],
 )

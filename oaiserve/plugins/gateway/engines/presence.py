@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from oaiserve.facts.record import OthersTime, Whose
+from oaiserve.facts.record import FURTHER_CLIENTS, OthersTime, Whose
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 
 MOST_GONE = 512  # requests to remember that have ended, because an open one may have waited for them
-MOST_NAMED = 8  # clients in an account; the rest is one without a name
+MOST_NAMED = 8  # clients in an account; the rest counts as one with a key, and one without
 LEAST_LEARNT = 5  # requests that were alone, after which their time counts as known
 LEAST_PART = 0.01  # share of a wait from which another request in it is counted, beside its time
 FADING = 0.98  # weight of a request that was alone, compared with the next one
@@ -126,13 +126,18 @@ def divided(behind: Sequence[Behind], waited_ns: int) -> list[OthersTime]:
 
 
 def _first_ones(listed: list[Behind]) -> list[Behind]:
-    """Return the clients in order, those beyond the first few as one without a name."""
+    """Return the clients in order, those beyond the first few as one with a key and one without."""
     listed.sort(key=attrgetter("total_ns"), reverse=True)
+    found = listed[:MOST_NAMED]
     rest = listed[MOST_NAMED:]
-    if not rest:
-        return listed
-    sums = [sum(column) for column in zip(*(one[2:] for one in rest), strict=True)]
-    return [*listed[:MOST_NAMED], Behind(Whose.OTHER_CLIENT, None, *sums)]
+    for name, others in (
+        (FURTHER_CLIENTS, [one for one in rest if one.name is not None]),
+        (None, [one for one in rest if one.name is None]),
+    ):
+        if others:
+            sums = [sum(column) for column in zip(*(one[2:] for one in others), strict=True)]
+            found.append(Behind(Whose.OTHER_CLIENT, name, *sums))
+    return found
 
 
 def _covered(spans: Iterable[tuple[int, int]]) -> int:

@@ -3,6 +3,7 @@
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
 import { linked } from "./linked.js";
+import { ownerOf } from "./open.js";
 import { isAloneUnknown, partsOf, restOf, shadeLegend, shadeOf, shadeSwatch } from "./shades.js";
 import { count, duration, element, facts, numberCell, percent, phaseSpans, placeBar, table, tickLabels, tiles, words } from "./show.js";
 import { clientsPage, pageOf, requestsOf, runPageOf } from "./sse.js";
@@ -201,8 +202,8 @@ function others(entry) {
   const sums = {};
   for (const { name: phase, others: found } of phases) {
     for (const { whose, client, ...times } of found) {
-      const name = whose === "same_client" ? "other requests of the same client" : (client ?? "other clients");
-      const row = (sums[name] ??= { client: whose === "same_client" ? null : client });
+      const name = ownerOf(whose, client);
+      const row = (sums[name] ??= { client: name === client ? client : null });
       row[phase] = Object.values(times).reduce((sum, ns) => sum + ns, 0);
     }
   }

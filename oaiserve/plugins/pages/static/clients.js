@@ -32,7 +32,7 @@ function row(client, engineNs) {
     ["KV cache", `${bytes(client.kv_byte_seconds)}·s`],
     ["Prompts", `${number(prompt)}, ${number(cached)} cached`],
     ["Answers", number(client.completion_tokens)],
-    ["Requests", count(client.requests)],
+    ["Requests", client.rejected ? `${count(client.requests)}, ${count(client.rejected)} rejected` : count(client.requests)],
   ];
   const text = name || "without a key";
   const link = name === OTHERS ? text : element("a", { href: requestsOf(name) }, text);

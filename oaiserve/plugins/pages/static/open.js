@@ -24,14 +24,19 @@ const REASONS = {
 
 const KINDS = { prompts_ns: "prompts", decodes_ns: "answers", media_ns: "images and sounds" };
 
+// Returns whose requests others were: with the name of their key, unless they have none or are beyond the first few.
+export function ownerOf(whose, client) {
+  if (whose === "same_client") return "other requests of the same client";
+  return client === "other" ? "further clients" : (client ?? "other clients");
+}
+
 // Returns whose requests most of a phase went to, and the time that they took.
 function othersSoFar(phase, [largest]) {
   if (!largest) return [];
   const { whose, client, ...times } = largest;
   const kind = Object.keys(KINDS).reduce((most, name) => (times[name] > times[most] ? name : most));
-  const owner = whose === "same_client" ? "other requests of the same client" : (client ?? "other clients");
   const ns = Object.values(times).reduce((sum, each) => sum + each, 0);
-  return [`${duration(ns / 1e9)} in ${words(phase)} went to ${KINDS[kind]} of ${owner}.`];
+  return [`${duration(ns / 1e9)} in ${words(phase)} went to ${KINDS[kind]} of ${ownerOf(whose, client)}.`];
 }
 
 // Returns sentences on what an open request waits for, how long it will still take, and what took its time so far.

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from oaiserve.facts.record import FURTHER_CLIENTS
 from oaiserve.facts.times import PASSED_PHASES
-from oaiserve.plugins.gateway.engines.presence import Line, Presence, Presences
+from oaiserve.plugins.gateway.engines.presence import MOST_NAMED, Line, Presence, Presences
 from oaiserve.plugins.gateway.engines.reported import Reported, Sample, sample_of
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from tests.plugins.gateway.engines.doubles import (
@@ -238,3 +239,17 @@ def test_time_of_several_others_at_once_counts_once() -> None:
         ("c", 0, 1, 0, 40),  # It came later, so only its answer may have delayed this one.
     ]
     assert covered == 100
+
+
+def test_others_beyond_the_first_few_count_as_one_with_a_key_and_one_without() -> None:
+    presences = Presences()
+    own = Presence("a", None, PassedTimes(sent=0, first_byte=1000))
+    presences.enter(own)
+    names = [*(f"{number}" for number in range(MOST_NAMED + 2)), None]
+    for place, name in enumerate(names):
+        other = Presence(name or "10.0.0.1", name, PassedTimes(sent=0, first_byte=900 - place, last_token=900 - place))
+        presences.enter(other)
+        presences.leave(other)
+    behind, _ = presences.behind(own)
+    assert [one.name for one in behind] == [*names[:MOST_NAMED], FURTHER_CLIENTS, None]
+    assert [one.num_prompts for one in behind[MOST_NAMED:]] == [2, 1]
