@@ -91,7 +91,8 @@ class WorkByClient:
     """The work for all clients with open requests, and for some that had one.
 
     A step costs an addition for each of its clients. What the work was after a step, or before it, is copied at most
-    once, however many requests end a phase with it.
+    once, however many requests end a phase with it. A copy reads only the clients that got something since the one
+    before.
     """
 
     def __init__(self) -> None:
@@ -100,6 +101,9 @@ class WorkByClient:
         self.lone: ClientWork | None = None  # the only client with open requests
         self._number = 0  # of steps so far
         self._last_step = StepWork({}, {}, 0.0, 0.0)
+        # The work for each client as of the last copy, and the clients that got more since then
+        self._works: dict[ClientWork, Work] = {}
+        self._changed: set[ClientWork] = set()
         # Copies of the work, now and before the last step, once one was needed
         self._work_now: Mapping[ClientWork, Work] | None = None
         self._work_before_step: Mapping[ClientWork, Work] | None = None
@@ -109,6 +113,7 @@ class WorkByClient:
         found = self._clients.get(client)
         if found is None:
             found = self._clients[client] = ClientWork(client, name)
+            self._works[found] = NO_WORK
         self._gone.pop(found, None)
         found.num_opened += 1
         found.num_open += 1
@@ -124,6 +129,7 @@ class WorkByClient:
             first = next(iter(self._gone))
             del self._gone[first]
             del self._clients[first.client]
+            del self._works[first]
         self._find_lone()
 
     def _find_lone(self) -> None:
@@ -166,26 +172,35 @@ class WorkByClient:
                 client.prompt_tokens += tokens
                 client.prompts_ns += tokens * prompt_token_ns
                 client.last_step = number
+                self._changed.add(client)
         for client, rows in decodes.items():
             if client is not None and rows:
                 client.decodes += rows
                 client.decodes_ns += rows * decode_ns
                 client.last_step = number
+                self._changed.add(client)
 
     def encoded(self, client: ClientWork, media_ns: int) -> None:
         """Add the time of an image or a sound between two steps."""
         client.media_ns += media_ns
         client.last_step = self._number + 1
+        self._changed.add(client)
         self._work_now = self._work_before_step = None
 
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
         """Return what a phase of a request of this client begins with, now, or in the last step."""
         if self._work_now is None:
-            self._work_now = {client: client.work for client in self._clients.values()}
+            self._works.update((client, client.work) for client in self._changed if client in self._works)
+            self._changed.clear()
+            self._work_now = self._works.copy()
         if not in_last_step:
             return WorkBefore(self._number, self._work_now, own.num_opened, own.num_open)
         if self._work_before_step is None:
-            self._work_before_step = {client: client.since(self._last_step.work(client)) for client in self._work_now}
+            work = dict(self._work_now)
+            step = self._last_step
+            in_step = {*step.prompt_tokens, *step.decodes}.intersection(work)
+            work.update((client, client.since(step.work(client))) for client in in_step if client is not None)
+            self._work_before_step = work
         return WorkBefore(self._number - 1, self._work_before_step, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:

@@ -111,6 +111,27 @@ def test_clients_after_the_first_few_count_as_one_apart_from_those_without_a_key
     assert sum(one.prompts_ns for one in found) == 10_000
 
 
+def test_a_copy_of_the_work_reads_only_the_clients_of_the_steps_since_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = WorkByClient()
+    clients = [work.opened(f"{number}", f"{number}") for number in range(100)]
+    read: list[ClientWork] = []
+    work_of = ClientWork.work.fget
+    assert work_of is not None
+    monkeypatch.setattr(ClientWork, "work", property(lambda self: read.append(self) or work_of(self)))
+    for first in (0, 10):
+        work.step_ended([(client, 3, 0) for client in clients[first : first + 4]], 1e6, 0.0)
+        work.step_ended([(client, 0, 1) for client in clients[first + 2 : first + 6]], 0.0, 1e6)
+        work.before(clients[50])
+        before = work.before(clients[51], in_last_step=True)
+        assert {*read} == {*clients[first : first + 6]}
+        read.clear()
+        assert work.since(before, clients[51], 0, 0) == {
+            client: Work(decodes=1, decodes_ns=0.25e6) for client in clients[first + 2 : first + 6]
+        }
+
+
 MANY_NAMES = [None, *(f"key {number}" for number in range(MOST_NAMED + 4))]
 WORKS = st.builds(
     Work,
