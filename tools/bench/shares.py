@@ -53,6 +53,7 @@ STREAMS_HEAD = (
     *("tokens/s of the heavy one beside it", "and without it"),
 )
 OWN_HEAD = ("of the same client", "TTFT p50, ms", "p90", "max", "times alone")
+TABLES = ("crowds", "streams", "own")
 HEAD = (
     "heavy clients x threads",
     *("TTFT p50, ms", "p90", "max"),
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="of each measurement (default 30)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=1, help="servers, behind a gateway if there are several")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables (default: all)")
     add_publishing(parser, "shares")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -82,30 +84,39 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     with servers(arguments.model, arguments.replicas) as (url, replicas):
         for _ in range(arguments.rounds):
             rounds.setdefault("alone", []).append({"light": light_seconds(url, seconds)})
-            for crowd in CROWDS:
-                with Crowd(url, *crowd) as heavy:
-                    without = heavy.rate(seconds)
-                    before = heavy.num_answers
-                    began = time.monotonic()
-                    light = light_seconds(url, seconds)
-                    with_light = (heavy.num_answers - before) * HEAVY_TOKENS / (time.monotonic() - began)
-                name = f"{crowd[0]} x {crowd[1]}"
-                rounds.setdefault(name, []).append({"light": light, "heavy": with_light, "without": without})
-            rounds.setdefault(f"{OWN_TOKENS} tokens before", []).append({"own": own_seconds(url, seconds)})
-            rounds.setdefault("no streams", []).append({"gaps": light_gaps(url, seconds)})
-            with Crowd(url, 1, 8, num_choices=CHOICES):
-                before = computed_tokens(replicas)
-                time.sleep(seconds)
-                without = (computed_tokens(replicas) - before) / seconds
-                before = computed_tokens(replicas)
-                began = time.monotonic()
-                gaps = light_gaps(url, seconds)
-                light_tokens = len(gaps) * (LIGHT_TOKENS + STREAM_TOKENS)
-                rate = (computed_tokens(replicas) - before - light_tokens) / (time.monotonic() - began)
-            row = {"gaps": gaps, "heavy": rate, "without": without}
-            rounds.setdefault(f"{8 * CHOICES} streams", []).append(row)
+            if "crowds" in arguments.only:
+                for crowd in CROWDS:
+                    rounds.setdefault(f"{crowd[0]} x {crowd[1]}", []).append(beside_crowd(url, crowd, seconds))
+            if "own" in arguments.only:
+                rounds.setdefault(f"{OWN_TOKENS} tokens before", []).append({"own": own_seconds(url, seconds)})
+            if "streams" in arguments.only:
+                rounds.setdefault("no streams", []).append({"gaps": light_gaps(url, seconds)})
+                rounds.setdefault(f"{8 * CHOICES} streams", []).append(beside_streams(url, replicas, seconds))
     model = arguments.model.name if arguments.model else demo.NAME
     return {"model": model, "replicas": arguments.replicas, "rounds": rounds}
+
+
+def beside_crowd(url: str, crowd: tuple[int, int], seconds: float) -> dict[str, Any]:
+    with Crowd(url, *crowd) as heavy:
+        without = heavy.rate(seconds)
+        before = heavy.num_answers
+        began = time.monotonic()
+        light = light_seconds(url, seconds)
+        with_light = (heavy.num_answers - before) * HEAVY_TOKENS / (time.monotonic() - began)
+    return {"light": light, "heavy": with_light, "without": without}
+
+
+def beside_streams(url: str, replicas: list[str], seconds: float) -> dict[str, Any]:
+    with Crowd(url, 1, 8, num_choices=CHOICES):
+        before = computed_tokens(replicas)
+        time.sleep(seconds)
+        without = (computed_tokens(replicas) - before) / seconds
+        before = computed_tokens(replicas)
+        began = time.monotonic()
+        gaps = light_gaps(url, seconds)
+        light_tokens = len(gaps) * (LIGHT_TOKENS + STREAM_TOKENS)
+        rate = (computed_tokens(replicas) - before - light_tokens) / (time.monotonic() - began)
+    return {"gaps": gaps, "heavy": rate, "without": without}
 
 
 @contextmanager
@@ -243,9 +254,9 @@ def report(results: dict[str, Any]) -> str:
         rows.append((name, *shown_times(rounds, "light"), *rates(rounds)))
     behind = f", {results['replicas']} servers behind a gateway" if results["replicas"] > 1 else ""
     about = f"{results['machine']}; {results['created']}; {results['model']}{behind}."
-    tables = [*as_markdown([HEAD, *rows]), "", *as_markdown([STREAMS_HEAD, *streams])]
-    tables += ["", *as_markdown([OWN_HEAD, *own])] if own else []
-    return "\n".join([*textwrap.wrap(about, 120), "", *tables])
+    tables = [[HEAD, *rows], [STREAMS_HEAD, *streams], [OWN_HEAD, *own]]
+    tables = [table for table in tables if len(table) > 1]
+    return "\n\n".join(["\n".join(textwrap.wrap(about, 120)), *("\n".join(as_markdown(table)) for table in tables)])
 
 
 def shown_times(rounds: list[dict[str, Any]], name: str) -> list[str]:
