@@ -204,6 +204,7 @@ class EngineAccount:
         "Events after the first MOST_EVENTS.", span="oaiserve.events_dropped", span_when="num_events_dropped"
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
+    client_requests: int = 1  # open requests of its client when it began to wait, itself included
     # The times between two tokens of a choice in the engine, of all choices; 0 if both are from one step.
     inter_token_ns: Integers = field(default_factory=lambda: array("q"))
     # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
@@ -404,6 +405,12 @@ class EngineAccount:
                 name = others.client or ""
                 sums[name] = sums.get(name, 0) + others.total_ns
         return dict(sorted(sums.items(), key=lambda client: -client[1]))
+
+    @property
+    def client_waited_ns(self) -> dict[str, int]:
+        """The part of its client's time that went to other clients, by name: requests that wait at the same time for
+        the same steps share it."""
+        return {client: ns // self.client_requests for client, ns in self.other_clients_ns.items()}
 
     @property
     def whose_ns(self) -> dict[str, dict[Whose, int]]:

@@ -22,9 +22,10 @@ MOST_CLIENTS = 50  # clients with a separate row in each piece; the others share
 class ClientRow(msgspec.Struct):
     """A client's requests that ended in a window. `client` is the name of its API key, empty without one.
 
-    `waited_ns` is time of its requests that went to those of other clients, in the queue and in steps, and `delayed_ns`
-    time of other clients' requests that went to those of this client. `rejected` are those that ended with a 4xx or a
-    503, as of a client that is limited. `requests` doesn't count them, so it says what a limit would be compared with.
+    `waited_ns` is time of the client that went to requests of others, in the queue and in steps, and `delayed_ns` time
+    of others that went to its requests. Requests of a client that wait at the same time share it, because otherwise six
+    of them would blame the client of a single one. `rejected` are those that ended with a 4xx or a 503, as of a client
+    that is limited. `requests` doesn't count them, so it says what a limit would be compared with.
     """
 
     client: str
@@ -64,7 +65,7 @@ class Clients:
 
     def add(self, record: RequestRecord) -> None:
         account = record.account
-        clients_ns = account.other_clients_ns
+        clients_ns = account.client_waited_ns
         is_rejected = record.outcome is Outcome.REJECTED
         with self._lock:
             rows = self._rows_now()

@@ -181,12 +181,12 @@ PHASE_CAUSE_SECONDS = metric(
 # Who waited for whom. `client` is the name of the API key, empty without one.
 CLIENT_WAITED_SECONDS = metric(
     "oaiserve_client_waited_seconds_total",
-    "Time of a client's ended requests that went to requests of other clients, in the queue and in steps.",
+    "Time of a client that went to requests of others, in the queue and in steps. Its ended requests share it.",
     "client",
 )
 CLIENT_DELAYED_SECONDS = metric(
     "oaiserve_client_delayed_seconds_total",
-    "Time of other clients' ended requests that went to requests of this client, in the queue and in steps.",
+    "Time of others that went to requests of a client, in the queue and in steps. Their ended requests share it.",
     "client",
 )
 

@@ -290,7 +290,7 @@ class Observations:
         """Count the time for which the request's client waited for others, and theirs."""
         if record.background or not record.account.knows_others:
             return
-        clients_ns = record.account.other_clients_ns
+        clients_ns = record.account.client_waited_ns
         own = _bounded(self._clients, record.client or "")
         self.count(names.CLIENT_WAITED_SECONDS, (own,), sum(clients_ns.values()))
         self.count(names.CLIENT_DELAYED_SECONDS, (own,), 0)

@@ -40,6 +40,18 @@ def test_who_made_others_wait_the_longest_comes_first() -> None:
     assert (found[1].waited_ns, found[1].delayed_ns) == (100 * MS, 40 * MS)
 
 
+def test_a_client_with_many_requests_does_not_wait_longer_for_a_single_one() -> None:
+    clients = Clients(Clock())
+    clients.add(ended("alice", batchjob=500))
+    for _ in range(6):  # They have all waited for the same step.
+        record = ended("batchjob", alice=90)
+        clients.add(replace(record, account=replace(record.account, client_requests=6)))
+    found = {row.client: row for row in clients.last(60).clients}
+    assert [*found] == ["batchjob", "alice"]
+    assert (found["alice"].delayed_ns, found["batchjob"].delayed_ns) == (90 * MS, 500 * MS)
+    assert (found["alice"].waited_ns, found["batchjob"].waited_ns) == (500 * MS, 90 * MS)
+
+
 def test_rejected_requests_are_counted_apart() -> None:
     clients = Clients(Clock())
     clients.add(ended("alice", 5))

@@ -60,6 +60,7 @@ class RequestNotes:
         if steps is not None and self._causes is not None:
             in_last_step = since_ns < steps.ended_ns
             self._work_before = steps.clients.before(self._causes.client, in_last_step=in_last_step)
+            self._account.client_requests = max(1, self._work_before.num_open)
 
     def _phase_ended(self, phase: str, waited_ns: int = 0) -> None:
         """Note whose requests a phase went to, for which it has waited for so long, or which are in its causes. The

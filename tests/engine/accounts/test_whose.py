@@ -162,3 +162,10 @@ def test_the_time_of_others_is_that_of_the_causes_whatever_overlaps(overlap: boo
                 assert sum(one.total_ns for one in waits) <= sum(account.waits_ns.values())
                 assert all(min(one[2:]) >= 0 for phase in account.others_ns.values() for one in phase)
     assert 0 <= lost_ns < 0.01 * whole_ns
+
+
+def test_a_request_notes_how_many_of_its_client_were_open_when_it_began_to_wait(lab: Lab) -> None:
+    light = of("alice", request("a", prompt_len=4, max_tokens=40))
+    heavy = [of("batchjob", request(name, prompt_len=400, max_tokens=9)) for name in "bcd"]
+    ended = lab.run(light, *heavy)
+    assert [ended[name].account.client_requests for name in "abcd"] == [1, 1, 2, 3]
