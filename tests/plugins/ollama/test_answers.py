@@ -113,7 +113,7 @@ def test_a_prompt_for_a_model_without_a_template_is_continued(served: Served) ->
     served.engine.script = script
     assert ask(served, GENERATE, system="Be brief.", prompt="Where?")["response"] == "It is Paris"
     assert gathered(streamed(served, GENERATE, prompt="Where?"))["response"] == "It is Paris"
-    prompts = [served.engine.submitted.get(timeout=60).prompts[0] for _ in range(4)]
+    prompts = [served.engine.submitted.get_nowait().prompts[0] for _ in range(4)]
     assert [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)] == ["Be brief.\n\nWhere?", "Where?"]
     refused = served.post(CHAT, model="org/demo", **BODIES[CHAT])
     assert refused.json() == {"error": "The model has no chat template."}
@@ -158,7 +158,7 @@ def test_a_prompt_that_takes_long_gets_empty_lines(serve: Serve) -> None:
     answer = served.http.send(asked, stream=True)
     lines = answer.iter_lines()
     assert json.loads(next(lines))["message"] == {"role": "assistant", "content": ""}
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get_nowait()
     served.engine.deliver([*tokens(request), finished(request.request_id, Usage(100, 20, 1))])
     said = [json.loads(line) for line in lines]
     assert "".join(line["message"]["content"] for line in said) == "Hello"

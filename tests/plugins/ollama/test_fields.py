@@ -119,7 +119,7 @@ def reaction(served: Served, path: str, body: dict[str, Any]) -> tuple[object, .
         return answer.status_code, answer.json()["error"]
     sent: tuple[object, ...] = ()
     if path not in ("/api/show", "/api/pull"):
-        request = served.engine.submitted.get(timeout=60)
+        request = served.engine.submitted.get_nowait()
         sent = str(request.prompts), str(request.params)
     vectors = str(answer.json()["embeddings"]) if path == "/api/embed" else ""
     return answer.headers.get(HEADER), answer.headers["content-type"], sent, vectors

@@ -72,7 +72,7 @@ def test_a_prompt_is_that_of_a_chat(served: Served) -> None:
 
 def test_raw_prompts_and_gaps_reach_the_engine_as_they_are(served: Served) -> None:
     ask(served, GENERATE, prompt="Once", raw=True, options={"num_predict": 3})
-    request = served.engine.submitted.get(timeout=60)
+    request = served.engine.submitted.get_nowait()
     assert isinstance(request.prompts[0], TextPrompt)
     assert (request.prompts[0].text, request.params.max_tokens) == ("Once", 3)
     refused = served.post(GENERATE, model="org/demo", prompt="def", suffix="return")
@@ -265,6 +265,6 @@ def test_the_older_vectors_keep_their_length(embedder: Served) -> None:
 @pytest.mark.parametrize(("truncate", "limit"), [({}, 4096), ({"truncate": True}, 4096), ({"truncate": False}, None)])
 def test_texts_are_cut_unless_that_is_off(embedder: Served, truncate: dict[str, bool], limit: int | None) -> None:
     embedder.post("/api/embed", model="org/demo", input="a", **truncate)
-    (prompt,) = embedder.engine.submitted.get(timeout=60).prompts
+    (prompt,) = embedder.engine.submitted.get_nowait().prompts
     assert isinstance(prompt, TextPrompt)
     assert prompt.most_tokens == limit
