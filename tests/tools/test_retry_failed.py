@@ -23,6 +23,7 @@ def test_flaky(number):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # Importing Hypothesis takes longer than these tests.
     monkeypatch.setattr(retry_failed, "FAILED", tmp_path / ".pytest_cache/v/cache/lastfailed")
     monkeypatch.setattr(retry_failed, "RETRIED", tmp_path / "build/retried.txt")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
