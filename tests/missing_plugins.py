@@ -1,6 +1,7 @@
 """Skips the tests that need a plug-in of oaiserve whose folder is missing: a plug-in can be deleted with its tests."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,15 @@ def has_plugin(name: str) -> bool:
     return (FOLDER / name / "__init__.py").exists()
 
 
-def plugins_of(path: object) -> set[str]:
+def plugins_of(path: object) -> frozenset[str]:
     """Return the plug-ins that the route of this path needs: those that have the longest part of it."""
-    text = path if isinstance(path, str) else ""
-    found = [(len(start), name) for name, starts in PATHS.items() for start in starts if text.startswith(start)]
-    return {name for length, name in found if length == max(found)[0]}
+    return _plugins_of(path) if isinstance(path, str) else frozenset()
+
+
+@cache
+def _plugins_of(path: str) -> frozenset[str]:
+    found = [(len(start), name) for name, starts in PATHS.items() for start in starts if path.startswith(start)]
+    return frozenset(name for length, name in found if length == max(found)[0])
 
 
 def is_served(path: object) -> bool:

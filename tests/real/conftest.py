@@ -1,5 +1,6 @@
 """Real files for the tests in this folder, which `make test-real` runs: `artefacts.py` says where they come from."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def llama_cpp() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.real)
