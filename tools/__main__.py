@@ -12,7 +12,6 @@ import sys
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
     "bench.articles": "settings of the engine without HTTP, as in five articles: docs/benchmarks.md",
-    "bench.agents": "sessions of coding agents, with other servers",
     "bench.quantized_peers": "against llama.cpp on the same GGUF files, and vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
@@ -22,7 +21,6 @@ COMMANDS = {
     "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
-    "schema_suite": "real JSON Schemas and instances: which are refused, accepted wrongly, or can't be written",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
     "gpu_check": "right and how fast on a GPU; --dry-run needs none, and compiles all kernels",
     "gpu.kernels": "compiles every kernel for four kinds of cards, and shows what each takes",
@@ -33,7 +31,6 @@ COMMANDS = {
     "model_types": "what computes transformers' model types, or why one is refused: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",
-    "clients.small_model": "whether coding tools write a file with a real small model: docs/clients.md",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "attack.fuzz": "spoiled files and bodies for their readers, 60 s each; fails where one raises more than a refusal",

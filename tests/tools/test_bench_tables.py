@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.prompts import Workload as LoadTestWorkload
-from loadtest.prompts import make_calls
-from tools.bench import agents, step, table
+from tools.bench import step, table
 from tools.bench.workloads import WORKLOADS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,13 +48,3 @@ def test_the_tables_of_a_page_are_those_of_its_results(
 def test_every_round_of_every_workload_has_new_prompts() -> None:
     seeds = [workload.seed(number) for workload in WORKLOADS.values() for number in range(10)]
     assert len(set(seeds)) == len(seeds)
-
-
-def test_sessions_of_agents_share_a_prefix_and_are_the_same_for_all_servers(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.jsonl"
-    path.write_text(agents.trace(3, 4))
-    assert agents.trace(3, 4) == path.read_text() != agents.trace(4, 4)
-    calls = make_calls(LoadTestWorkload(requests=path), 0)
-    systems, tasks = ({call.body["messages"][place]["content"] for call in calls} for place in (0, 1))
-    assert (len(calls), len(systems), len(tasks)) == (4, 1, 4)
-    assert {len(call.next_turns) for call in calls} == {agents.TURNS - 1}

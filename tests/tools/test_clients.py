@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.clients import environments
-from tools.clients.claims import has_passed, outcome
 from tools.clients.clients import CLIENTS, SCRIPTS
 from tools.clients.environments import is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
@@ -157,18 +156,3 @@ def test_the_documentation_has_what_each_client_needs() -> None:
     assert all(f"| {one.title} | " in text for one in (*CLIENTS.values(), *AGENTS.values()))
     for feature, meaning in FEATURES.items():
         assert f"| {feature.replace('_', ' ')} | {meaning} |" in text
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "output", "errors", "passes"),
-    [
-        (0, "Hello\n", "", True),
-        (0, "", "", False),
-        (1, "", "Traceback (most recent call last):\nTypeError: hello() missing 1 required argument\n", False),
-        (1, "hello\n", "IndexError: list index out of range\n", False),
-    ],
-)
-def test_a_tool_passes_only_if_its_file_prints_hello_and_succeeds(
-    exit_code: int, output: str, errors: str, passes: bool
-) -> None:
-    assert has_passed(outcome(exit_code, output, errors)) == passes
