@@ -73,7 +73,7 @@ LOADTEST_FLAGS = {
 
 WITH_FLAGS = (
     *("architecture", "telemetry", "loadtest", "gateway", "runbook", "security", "start", "models", "slow-requests"),
-    *("tools-and-reasoning", "reference/api", "reference/flags"),
+    *("tools-and-reasoning", "reference/api", "reference/flags", "reference/limits"),
 )
 RULES_AND_PANELS = [*ROOT.glob("deploy/prometheus/*.yml"), *ROOT.glob("deploy/grafana/dashboards/*")]
 

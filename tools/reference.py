@@ -79,7 +79,7 @@ def tables() -> dict[tuple[str, str], str]:
             for plugin in own_plugins()
             if plugin.metrics
         },
-        ("../models.md", "recommended sampling"): recommended_sampling(),
+        ("models.md", "recommended sampling"): recommended_sampling(),
         ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
         ("metrics.md", "vllm-metrics"): textwrap.fill(
             f"{', '.join(f'`{metric.name}`' for metric in vllm_names.METRICS)}.", 120, break_on_hyphens=False

@@ -113,7 +113,7 @@ def test_a_query_by_replica_tells_gateways_apart() -> None:
 
 
 def test_the_dashboard_gateway_shows_all_metrics_that_its_page_lists() -> None:
-    listed = re.findall(r"^\| `(oaiserve_gateway_\w+)", (ROOT / "docs" / "gateway.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `(oaiserve_gateway_\w+)", (ROOT / "docs/reference/metrics.md").read_text(), re.MULTILINE)
     shown = " ".join(queries(BOARDS["oaiserve-gateway.json"]))
     assert len(listed) > 10
     assert [name for name in listed if not re.search(rf"{name}(_bucket)?\b", shown)] == []

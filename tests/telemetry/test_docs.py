@@ -1,4 +1,4 @@
-"""docs/telemetry.md and docs/slow-requests.md list exactly what the server reports about itself."""
+"""The pages on telemetry, spans and slow requests list exactly what the server reports about itself."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ from oaiserve.facts.step_record import HostPart
 from oaiserve.facts.times import PHASES, STAMPS
 from tests.telemetry.reported import ATTRIBUTES
 
-PAGE, SLOW = ((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("telemetry.md", "slow-requests.md"))
+PAGES = ("telemetry.md", "reference/spans.md", "slow-requests.md")
+PAGE, SPANS, SLOW = ((Path(__file__).parents[2] / "docs" / name).read_text() for name in PAGES)
 CELL = re.compile(r"(?<!\\)\|")
 
 
@@ -28,8 +29,8 @@ OF_TEXTS = {
 VALUES = {"REASON": list(WaitReason), "CAUSE": list(Cause), "OUTCOME": list(ToolCallOutcome)}
 
 
-def test_the_page_names_every_attribute_and_no_other() -> None:
-    documented = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE))
+def test_the_pages_name_every_attribute_and_no_other() -> None:
+    documented = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE + SPANS))
     for word, values in VALUES.items():
         (pattern,) = (name for name in documented if word in name)
         documented = documented - {pattern} | {pattern.replace(word, value) for value in values}
@@ -47,5 +48,5 @@ def test_the_tables_of_phases_outcomes_reasons_and_parts_match_the_code() -> Non
 
 
 def test_the_table_of_events_matches_the_code() -> None:
-    assert [row[0].strip("`") for row in rows("event")] == list(EventKind)
-    assert f"the first {MOST_EVENTS}." in PAGE
+    assert [row[0].strip("`") for row in rows("event", SPANS)] == list(EventKind)
+    assert f"the first {MOST_EVENTS}." in SPANS

@@ -362,8 +362,10 @@ def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record,
     account.grammar_compile_ns = 1
     record = make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1), **EVENTS)
     (fields,) = lines_of(stream, record)
-    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
-    named = set(re.findall(r"`([a-zA-Z_0-9]+)`", page.split("\n## Log\n")[1].split("\n## ")[0]))
+    docs = Path(__file__).parents[2] / "docs"
+    parts = ("telemetry.md", "Log"), ("reference/spans.md", "Fields of a log line")
+    sections = [(docs / page).read_text().split(f"\n## {title}\n")[1].split("\n## ")[0] for page, title in parts]
+    named = set(re.findall(r"`([a-zA-Z_0-9]+)`", " ".join(sections)))
     phases = {f"{phase}_ms" for phase in PHASES}
     waits = {f"queue_{reason}_ms" for reason in WaitReason}
     calls = {f"tool_calls_{outcome}" for outcome in ToolCallOutcome}

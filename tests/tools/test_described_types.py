@@ -1,4 +1,4 @@
-"""The table of docs/models.md says which executors compute each described type from which files."""
+"""The table of docs/reference/models.md says which executors compute each described type from which files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.settings import Settings
 from tools.described_types import MARKERS, SOURCES, cells, executors_of
 
 pytestmark = pytest.mark.compiler
-_PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+_PAGE = (Path(__file__).parents[2] / "docs/reference/models.md").read_text()
 _TABLE = _PAGE.partition(f"<!-- {MARKERS} -->")[2].partition("<!-- end")[0].strip().splitlines()
 (_, *_SOURCES), _, *_ROWS = ([cell.strip() for cell in line.strip("|").split("|")] for line in _TABLE)
 

@@ -127,7 +127,7 @@ def test_modes_of_a_real_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
 def test_answers_may_differ_only_from_a_tie_on() -> None:
     model = described_on(real_shape("smollm2-135m", tiny=True), CPU.device, dtype=torch.float32)
     options = EngineOptions(compile=False, kv_blocks=8)
-    runner = started(model, options, CPU).runner
+    runner = started(model, options).runner
     prompt = random_prompts(1, 12, model.spec.vocab_size)[0]
     distances = [tie_distance(runner, 16, prompt, token, token) for token in range(model.spec.vocab_size)]
     best = distances.index(min(distances))

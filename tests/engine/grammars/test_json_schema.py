@@ -304,7 +304,7 @@ def test_one_of_is_supported_where_the_schemas_exclude_each_other(one: Any, othe
 
 
 def test_the_documentation_lists_all_formats() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "structured-outputs.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/json-schema.md").read_text()
     listed = {name for row in page.splitlines() if row.startswith("| `format`") for name in re.findall("`(.*?)`", row)}
     versions = {f"uuid{version}" for version in range(2, 8)}
     sizes = {"int16", "int32", "uint16", "uint32"}

@@ -22,4 +22,4 @@ def test_a_row_that_does_not_hold_is_found() -> None:
 
 
 def test_the_tables_are_those_of_the_documentation() -> None:
-    assert tables() in (ROOT / "docs" / "structured-outputs.md").read_text()
+    assert tables() in (ROOT / "docs/reference/json-schema.md").read_text()
