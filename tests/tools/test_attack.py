@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 
 from tests.published import published
 from tools.attack import schema
-from tools.attack.__main__ import as_json, markdown, report
+from tools.attack.__main__ import as_json, markdown
 from tools.attack.attack import Attack, Harmless, Strike, of_same_size, outcomes, post
 from tools.attack.families import ATTACKS, grammars
 from tools.attack.families.generated import generate
@@ -24,7 +23,6 @@ from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import GATEWAY, KINDS, Server
 from tools.attack.verdict import failures
 from tools.attack.wire import Answer, Connection
-from tools.markdown import about
 from tools.reference import bodies_of_routes
 from tools.server_process import free_port, running_process
 
@@ -89,22 +87,6 @@ def test_an_attack_may_cost_little_more_than_the_same_requests_without_what_is_h
     sent = post("/", {"a": {"b": 1}})
     assert len(of_same_size(sent)) == len(sent)
     assert of_same_size(sent).endswith(b"\r\n\r\n" + b"x" * len(b'{"a": {"b": 1}}'))
-
-
-def test_attacks_that_run_again_replace_their_own_results_alone() -> None:
-    first, second, third = ATTACKS[:3]
-    arguments = Namespace(quick=False, model="demo", flags=[])
-    broken = replace(GOOD, state="hangs")
-    whole = report([as_json(second, broken), as_json(first, broken)], arguments, None)
-    earlier = about() | whole | {"created": "2026-01-02", "measured_again": {"attacks": [first.name, "long gone"]}}
-
-    merged = report([as_json(third, GOOD), as_json(second, GOOD)], arguments, earlier)
-
-    assert [(one["name"], one["state"]) for one in merged["attacks"]] == [
-        (first.name, "hangs"), (second.name, "alive"), (third.name, "alive")
-    ]  # fmt: skip
-    assert merged["created"] == "2026-01-02"
-    assert merged["measured_again"]["attacks"] == [first.name, second.name, third.name]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import sys
 import time
@@ -29,7 +28,7 @@ from tools.attack.media_files import plain
 from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import Server, oaiserve
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
-from tools.markdown import about, as_markdown, number, publish, write_json
+from tools.markdown import as_markdown, number, publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
 
 QUIET_SECONDS = 5.0
@@ -44,9 +43,7 @@ HEAD = ("class", "attacks", "sent", "found", "ITL p99, times quiet", "ITL p99 ms
 MOST_SHOWN = 3  # sentences of a verdict
 
 
-def run_all(
-    attacks: Sequence[Attack], arguments: argparse.Namespace, earlier: dict[str, Any] | None
-) -> list[dict[str, Any]]:
+def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     quiet_seconds = QUICK_QUIET_SECONDS if arguments.quick else QUIET_SECONDS
     # A server and its neighbour stay until another kind is needed, or one is broken.
@@ -67,7 +64,7 @@ def run_all(
                 running = None  # the next attack begins with a server that this one has not harmed
             results.append(as_json(attack, result))
             print(f"{attack.name}: {verdict(results[-1]['failures'][:MOST_SHOWN])}", file=sys.stderr, flush=True)
-            write_json(arguments.json, report(results, arguments, earlier))  # what is found so far: a run takes long
+            write_json(arguments.json, report(results, arguments))  # what is found so far: a run takes long
     return results
 
 
@@ -97,25 +94,11 @@ def as_json(attack: Attack, result: Result) -> dict[str, Any]:
     )
 
 
-def report(
-    found: Sequence[dict[str, Any]], arguments: argparse.Namespace, earlier: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Return the results for the JSON file, in the order of the families; with an earlier report, its own results for
-    the attacks that were not measured again."""
-    names = [attack.name for attack in ATTACKS]
-    of_run = {"quick": arguments.quick, "model": arguments.model, "flags": arguments.flags}
+def report(found: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the results for the JSON file, in the order of the families."""
     by_name = {one["name"]: one for one in found}
-    if earlier is not None:
-        now = about()
-        again = {*by_name, *earlier.get("measured_again", {"attacks": ()})["attacks"]}
-        of_run = {key: earlier[key] for key in (*now, *of_run)}
-        of_run["measured_again"] = {
-            "created": now["created"],
-            "version": now["version"],
-            "attacks": [name for name in names if name in again],
-        }
-        by_name = {one["name"]: one for one in earlier["attacks"]} | by_name
-    return of_run | {"attacks": [by_name[name] for name in names if name in by_name]}
+    of_run = {"quick": arguments.quick, "model": arguments.model, "flags": arguments.flags}
+    return of_run | {"attacks": [by_name[attack.name] for attack in ATTACKS if attack.name in by_name]}
 
 
 def chosen(only: Sequence[str]) -> list[Attack]:
@@ -157,7 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("flags", nargs="*", help="more flags of the servers, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--again", action="store_true", help="keep what that file says of the other attacks")
     parser.add_argument("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
     attacks = chosen(arguments.only)
@@ -167,12 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if missing := [program for program in ("prlimit", "openssl") if shutil.which(program) is None]:
         raise SystemExit(f"This tool needs {' and '.join(missing)}.")
-    if arguments.again and arguments.json is None:
-        raise SystemExit("--again needs the file of earlier results: give it as --json FILE.")
-    earlier = json.loads(arguments.json.read_text()) if arguments.again else None
     exit_on_sigterm()
-    results = run_all(attacks, arguments, earlier)
-    reported = report(results, arguments, earlier)
+    results = run_all(attacks, arguments)
+    reported = report(results, arguments)
     publish(arguments, MARKERS, reported, markdown(reported["attacks"]))
     for one in results:
         for sentence in one["failures"]:

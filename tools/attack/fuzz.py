@@ -1,8 +1,11 @@
 """Gives spoiled files and bodies to the code that reads them, for 60 s each: python -m tools.attack.fuzz
 
 A reader may take an input or refuse it with its own errors. Any other exception is a fault, and so is a crash of its
-process, and more than 10 s of CPU time or 3 GiB. Inputs are a function of --seed. With --fixed, so is their number, and
-a run finds the same faults on every machine.
+process, and more than 10 s of CPU time or 3 GiB. The targets named start-FORMAT start the server on a whole model with
+a spoiled file: the start must end with one sentence and exit code 2, or the model must answer.
+
+Hypothesis draws the inputs from --seed, and makes one with a fault as small as it can. With --fixed, the number of
+inputs is fixed, so a run finds the same faults on every machine.
 
 An input with a fault is written to build/fuzz. Put it into tools/attack/kept with its folder, where each run begins and
 a test looks, and mend the reader. The exit code is 1 after a fault.
@@ -13,22 +16,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
+import io
 import json
 import os
-import random
 import resource
+import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from io import BytesIO
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,10 +42,12 @@ import gguf
 import httpx
 import numpy as np
 import soundfile
+import torch
 from backports import zstd
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from oaiserve import cli
 from oaiserve.app import create_app
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.checkpoints.bad_file import BadFile
@@ -48,18 +56,20 @@ from oaiserve.checkpoints.gguf import read_tensors, read_tokenizer, read_values
 from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import Config
-from oaiserve.engine.request import Grammar
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.native.build import build
+from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.errors import APIError, StartupError, invalid
 from oaiserve.http.codings import CODINGS, Decoding
 from oaiserve.routes.adaptations import Adaptations
+from oaiserve.storage.private import cache_folder
 from tests.engine.grammars.keywords import OBEYED
 from tests.engine.grammars.plain import make_grammars
 from tests.routes.doubles import FakeEngine, FakeTelemetry
-from tools.attack import schema
-from tools.attack.broken_files import LLAMA
+from tools.attack import model_formats, schema
 from tools.attack.families import generated
 from tools.attack.media_files import plain
-from tools.attack.spoils import changed_bytes, cut, edited, edited_header, extreme_number, lengthened, token_replaced
+from tools.attack.spoils import Edit, bytes_edited, header_edited, json_edited, spoiled, token_replaced
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -69,67 +79,43 @@ MEMORY_BYTES = 3 << 30  # address space, in addition to what the process has bef
 MAX_PIXELS = 2**20
 DECODED_BYTES = 2**22
 BOUNDARY = "fuzzed"
-NUM_DRAWN = 50  # bodies drawn at once
+MANY = 10_000  # inputs of a run with --fixed, of spoiled bytes
+NUM_DRAWN = 200  # inputs between two looks at the clock
+MOST_SENTENCE = 1000  # characters of a refusal
+FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 Read = Callable[[bytes], object]
-Spoil = Callable[[bytes, random.Random], bytes]
+
+
+Seeds = Callable[[], Sequence[bytes]]
+
+
+def no_seeds() -> Sequence[bytes]:
+    return ()
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of files or bodies, what it may raise, and where its inputs come from: an endless iterator."""
+    """A reader of files or bodies, what it may raise, its inputs, and sound ones."""
 
     read: Callable[[Path], Read]  # gets an empty folder
     refusals: tuple[type[Exception], ...]
-    inputs: Callable[[random.Random], Iterator[bytes]]
-    num_fixed: int = 10_000  # inputs of a run with --fixed, which take some seconds
+    inputs: st.SearchStrategy[bytes]
+    num_fixed: int = 2000  # inputs of a run with --fixed, which take some seconds
+    sound: Seeds = no_seeds
+
+
+def spoiled_target(
+    read: Callable[[Path], Read],
+    refusals: tuple[type[Exception], ...],
+    sound: Seeds,
+    *edits: Edit,
+    num_fixed: int = MANY,
+) -> Target:
+    """Return a target whose inputs are spoiled ones of sound inputs, by these edits or else their bytes."""
+    return Target(read, refusals, spoiled(sound, *edits), num_fixed, sound)
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
-
-
-def spoiled(seeds: Callable[[], Sequence[bytes]], *spoils: Spoil) -> Callable[[random.Random], Iterator[bytes]]:
-    """Return inputs that have one to four changes from one of the seeds."""
-
-    def inputs(rng: random.Random) -> Iterator[bytes]:
-        sound = seeds()
-        yield from sound
-        while True:
-            content = rng.choice(sound)
-            for _ in range(rng.choice((1, 1, 2, 4))):
-                content = rng.choice(spoils)(content, rng) or content
-            yield content
-
-    return inputs
-
-
-def bytes_changed(content: bytes, rng: random.Random) -> bytes:
-    return changed_bytes(content, rng, min(len(content), 512))
-
-
-def number_replaced(content: bytes, rng: random.Random) -> bytes:
-    return extreme_number(content, rng.randrange(len(content)), rng)
-
-
-def part_repeated(content: bytes, rng: random.Random) -> bytes:
-    start, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
-    return content[:end] + content[start:end] * rng.choice((1, 2, 30)) + content[end:]
-
-
-def json_edited(content: bytes, rng: random.Random) -> bytes:
-    try:
-        return json.dumps(edited(json.loads(content), rng)).encode()
-    except (ValueError, RecursionError):  # An earlier change has broken it.
-        return content
-
-
-def header_edited(content: bytes, rng: random.Random) -> bytes:
-    try:
-        return edited_header(content, rng)
-    except ValueError:
-        return content
-
-
-BYTES: tuple[Spoil, ...] = (bytes_changed, bytes_changed, cut, lengthened, number_replaced, part_repeated)
 
 
 def small_tensors() -> list[bytes]:
@@ -167,7 +153,7 @@ def small_gguf() -> list[bytes]:
 
 
 def configurations() -> list[bytes]:
-    sound = LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    sound = model_formats.LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
     quantized = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "dynamic": {"-:.*k_proj": {}}}
     return [json.dumps(sound).encode(), json.dumps(sound | {"quantization_config": quantized}).encode()]
 
@@ -215,14 +201,31 @@ def schemas() -> list[bytes]:
     return [json.dumps(row.schema).encode() for row in OBEYED]
 
 
-def bodies(rng: random.Random) -> Iterator[bytes]:
-    """Yield paths with bodies: a line of JSON, and the rest."""
-    paths = st.sampled_from(sorted(generated.bodies()))
-    pairs = paths.flatmap(lambda path: st.tuples(st.just(path), generated.contents(path)))
-    while True:
-        for path, drawn in schema.drawn(pairs, rng.getrandbits(32), NUM_DRAWN):
-            content = token_replaced(drawn, rng) if rng.randrange(4) == 0 else drawn
-            yield json.dumps(path).encode() + b"\n" + content
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """Return a path with a body: a line of JSON, and the rest."""
+    path = draw(st.sampled_from(sorted(generated.bodies())))
+    content = draw(generated.contents(path))
+    if draw(st.integers(0, 3)) == 0:
+        content = token_replaced(draw, content)
+    return json.dumps(path).encode() + b"\n" + content
+
+
+@cache
+def sound_files(name: str) -> list[bytes]:
+    """Return the files of a model in a format that are spoiled, each with its path before it."""
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        model_formats.write(name, model)
+        return [path.encode() + b"\n" + (model / path).read_bytes() for path in model_formats.FORMATS[name][1]]
+
+
+def file_spoiled(draw: st.DrawFn, content: bytes) -> bytes:
+    """Spoil a file behind its path, by its kind."""
+    path, line_end, file = content.partition(b"\n")
+    of_kind = {".json": [json_edited], ".safetensors": [header_edited, bytes_edited]}
+    edit = draw(st.sampled_from(of_kind.get(Path(path.decode()).suffix, [bytes_edited])))
+    return path + line_end + edit(draw, file)
 
 
 # -- readers ----------------------------------------------------------------------------------------------------------
@@ -328,32 +331,100 @@ def read_body(folder: Path) -> Read:
     return send
 
 
+def start_on(name: str) -> Callable[[Path], Read]:
+    """Return a reader that starts the server on a model of a format, in place of one of whose files it gets another."""
+
+    def begin(folder: Path) -> Read:
+        torch.set_num_threads(1)
+        for dtype in (torch.float32, torch.bfloat16):
+            build(dtype)
+        cache = folder / "cache"  # what is remembered of models that serve is lost with them
+        shutil.copytree(cache_folder() / "native", cache / "native")
+        os.environ["OAISERVE_CACHE"] = str(cache)
+        model_formats.write(name, folder / "sound")
+        served = model_formats.GGUF if name.startswith("GGUF") else "."
+        numbers = count()
+
+        def start(content: bytes) -> None:
+            path, _, file = content.partition(b"\n")
+            model = folder / f"{next(numbers)}"
+            shutil.copytree(folder / "sound", model)
+            (model / path.decode()).write_bytes(file)
+            flags = ("--lora", f"tuned={model / model_formats.ADAPTER}") if name == "adapter" else ()
+            said = io.StringIO()
+            with redirect_stdout(said), redirect_stderr(said):
+                code = cli.main(["serve", str(model / served), *FLAGS, *flags], serve_app=load_and_answer)
+            shutil.rmtree(model)
+            assert code in (0, 2), f"exit code {code}: {said.getvalue()}"
+            assert code == 0 or is_a_sentence(said.getvalue()), f"no sentence: {said.getvalue()}"
+
+        return start
+
+    return begin
+
+
+def load_and_answer(config: Config, sock: socket.socket) -> int:
+    """Do what the server does at its start, and answer two prompts in place of clients."""
+    adapter = next(iter(config.engine.adapters), None)
+    with Engine.from_pretrained(config.model, config.engine) as engine:
+        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        answers = engine.generate([[5, 9, 3, 17], [70, 71]], params, adapter=adapter)
+    assert [len(answer.token_ids) for answer in answers] == [4, 4]
+    return 0
+
+
+def is_a_sentence(said: str) -> bool:
+    """Return whether a refused start says why in one sentence, which is not that it took too much memory."""
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    is_memory = "MemoryError" in last or "allocate" in last
+    return last.startswith("oaiserve: ") and "Traceback" not in said and len(last) <= MOST_SENTENCE and not is_memory
+
+
+FEW = 2000
 TARGETS = {
-    "safetensors": Target(
-        reader_of_files("model.safetensors", read_header), (BadFile,), spoiled(small_tensors, *BYTES, header_edited)
+    "safetensors": spoiled_target(
+        reader_of_files("model.safetensors", read_header),
+        (BadFile,),
+        small_tensors,
+        bytes_edited,
+        header_edited,
+        num_fixed=FEW,
     ),
-    "gguf": Target(reader_of_files("model.gguf", read_gguf), (BadFile,), spoiled(small_gguf, *BYTES)),
-    "configurations": Target(
+    "gguf": spoiled_target(reader_of_files("model.gguf", read_gguf), (BadFile,), small_gguf),
+    "configurations": spoiled_target(
         reader_of_files("config.json", read_configuration),
         (StartupError,),
-        spoiled(configurations, json_edited, token_replaced, *BYTES),
-        num_fixed=4000,
+        configurations,
+        json_edited,
+        token_replaced,
+        bytes_edited,
+        num_fixed=FEW,
     ),
-    "adapters": Target(
+    "adapters": spoiled_target(
         reader_of_files("adapter_config.json", read_adapter_of),
         (BadAdapter,),
-        spoiled(small_adapters, json_edited, json_edited, token_replaced, *BYTES),
-        num_fixed=4000,
+        small_adapters,
+        json_edited,
+        json_edited,
+        token_replaced,
+        bytes_edited,
+        num_fixed=FEW,
     ),
-    "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
-    "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited, token_replaced)),
-    "bodies": Target(read_body, (), bodies, num_fixed=500),
+    "codings": spoiled_target(lambda folder: read_compressed, (APIError,), compressed),
+    "schemas": spoiled_target(
+        read_schema, (APIError, UnicodeDecodeError), schemas, json_edited, token_replaced, num_fixed=FEW
+    ),
+    "bodies": Target(read_body, (), bodies(), num_fixed=500),
+    **{
+        f"start-{name}": spoiled_target(start_on(name), (), partial(sound_files, name), file_spoiled, num_fixed=4)
+        for name in model_formats.FORMATS
+    },
 }
 if find_spec("oaiserve.plugins.batches") is not None:
-    TARGETS["forms"] = Target(read_forms, (APIError,), spoiled(forms, *BYTES))
+    TARGETS["forms"] = spoiled_target(read_forms, (APIError,), forms)
 if find_spec("oaiserve.plugins.media") is not None:
-    TARGETS["images"] = Target(read_images, (), spoiled(images, *BYTES))
-    TARGETS["sounds"] = Target(read_sounds, (APIError,), spoiled(sounds, *BYTES))
+    TARGETS["images"] = spoiled_target(read_images, (), images)
+    TARGETS["sounds"] = spoiled_target(read_sounds, (APIError,), sounds)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -376,9 +447,9 @@ def check(target: Target, read: Read, content: bytes) -> None:
 
 def fuzz(name: str, seed: int, seconds: float | None, into: Path) -> None:
     """Run a target in this process, which ends here: with status 1 after a fault, or by a signal. The last input stays
-    in the folder then. Without a time, the number of inputs is fixed."""
+    in the folder then, after an error the smallest one. Without a time, the number of inputs is fixed."""
     target = TARGETS[name]
-    number = 0
+    numbers = count()
     try:
         warnings.simplefilter("ignore")  # Decoders warn of each fault in a file, also on the standard error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -387,22 +458,25 @@ def fuzz(name: str, seed: int, seconds: float | None, into: Path) -> None:
             read = target.read(Path(folder))
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-            for path in kept(name):
-                last.write_bytes(path.read_bytes())
-                check(target, read, path.read_bytes())
-            until = time.monotonic() + (float("inf") if seconds is None else seconds)
-            inputs = target.inputs(random.Random(f"{seed} {name}"))
-            for content in islice(inputs, target.num_fixed if seconds is None else None):
-                number += 1
+
+            def give(content: bytes) -> None:
+                next(numbers)
                 last.write_bytes(content)
                 check(target, read, content)
+
+            for content in [*(path.read_bytes() for path in kept(name)), *target.sound()]:
+                give(content)
+            until = time.monotonic() + (seconds or 0.0)
+            for turn in count():
+                of_turn = min(target.num_fixed, NUM_DRAWN) if seconds is not None else target.num_fixed
+                schema.for_each(give, target.inputs, from_seed=1000 * seed + turn, number=of_turn)
                 if time.monotonic() > until:
                     break
             last.unlink()
     except BaseException:
-        print(f"{name}: a fault, input {number}\n{traceback.format_exc()}", flush=True)
+        print(f"{name}: a fault after {next(numbers)} inputs\n{traceback.format_exc()}", flush=True)
         os._exit(1)
-    print(f"{name}: {number:,} inputs", flush=True)
+    print(f"{name}: {next(numbers):,} inputs", flush=True)
     os._exit(0)
 
 

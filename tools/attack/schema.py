@@ -5,7 +5,7 @@ The schemas are those that the server publishes, so they follow the code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -38,23 +38,29 @@ def bodies(document: Schema) -> dict[str, str]:
     return names
 
 
-def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
-    """Return a number of values, as a function of the seed."""
-    values_drawn: list[Drawn] = []
+def for_each(use: Callable[[Drawn], object], values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> None:
+    """Call a function with values, as a function of the seed. If it raises, it is called last with the smallest value
+    for which it does."""
 
     @seed(from_seed)
     @settings(
         max_examples=number,
         database=None,
         deadline=None,
-        phases=[Phase.generate],
+        phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
     @given(values)
-    def collect(value: Drawn) -> None:
-        values_drawn.append(value)
+    def call(value: Drawn) -> None:
+        use(value)
 
-    collect()
+    call()
+
+
+def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
+    """Return a number of values, as a function of the seed."""
+    values_drawn: list[Drawn] = []
+    for_each(values_drawn.append, values, from_seed, number)
     return values_drawn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.attack.families.access import KEYS
-from tools.attack.families.bodies import CROWDS, EXTREMES, FORMS, PROMPTS
+from tools.attack.families.bodies import CROWDS, NAMES, PROMPTS
 from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS
 from tools.attack.families.generated import GENERATED
 from tools.attack.families.grammars import GRAMMARS
@@ -12,7 +12,7 @@ from tools.attack.families.replicas import REPLICAS
 from tools.attack.families.uploads import UPLOADS
 
 FAMILIES = (
-    *(PROMPTS, FRAMING, FORMS, GENERATED, GRAMMARS, UPLOADS, MEDIA),
-    *(EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS, REPLICAS),
+    *(PROMPTS, FRAMING, GENERATED, GRAMMARS, UPLOADS, MEDIA),
+    *(NAMES, READERS, CROWDS, KEYS, CONNECTIONS, REPLICAS),
 )
 ATTACKS = [attack for family in FAMILIES for attack in family.attacks]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from oaiserve.routes.intake.body_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tools.attack.attack import (
     CHAT,
     COMPLETIONS,
@@ -120,103 +119,14 @@ def many_requests(number: Number) -> list[Sent]:
     return prompts(number(2000, 200), 10, max_tokens=4)
 
 
-# -- values at and beyond the edge: of parameters, of text, and of how many names there are ---------------------------
+# -- names without end: no metric and no line of the log may grow with them ------------------------------------------
+# Hostile values are those of `generated`, tools.attack.growth and tools.attack.fuzz.
 
-EXTREMES = Family("extremes", "one request ends the engine")
-HUGE = ("1e308", "-1e308", "1e999", "NaN", "-Infinity", "9223372036854775808", "-9223372036854775809", "1" + "0" * 400,
-        "0", "-1", "-0.0", "1e-320", "0.1", "true", '"1"', "[]", "{}", "null")  # fmt: skip
-NUMBERS = ("n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k",
-           "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logprobs", "top_logprobs",
-           "prompt_logprobs", "priority", "stream_interval")  # fmt: skip
+NAMES = Family("names", "one request ends the engine")
 DONE = REFUSED | outcomes(200)
-TOKENS = 4  # so that what is accepted is soon done
 
 
-@EXTREMES.burst("every number of every parameter: 1e308, NaN, 2**63, -1, ...", outcomes(200, 400) | FULL, 16,
-                answer_seconds=120, limit_seconds=180, is_work=True)  # fmt: skip
-def numbers(number: Number) -> list[Sent]:
-    sent: list[Sent] = []
-    for path, prompt in ((COMPLETIONS, '"prompt": "Hi"'), (CHAT, f'"messages": {json.dumps(HI)}')):
-        for name in NUMBERS:
-            for value in HUGE[:: number(1, 4)]:
-                limit = "" if name in ("max_tokens", "max_completion_tokens") else f'"max_tokens": {TOKENS}, '
-                # Only an answer that is limited otherwise ends soon; a stop string of one letter does.
-                stop = "" if limit else '"stop": ["e", " ", "a"], '
-                sent.append(post(path, f'{{{limit}{stop}"{name}": {value}, {prompt}}}'.encode()))
-    return sent
-
-
-@EXTREMES.burst("logit_bias with 100,000 entries, 10,000 stops, ...", DONE, 8, answer_seconds=60, limit_seconds=120,
-                is_work=True)  # fmt: skip
-def lists(number: Number) -> list[Sent]:
-    """Lists and maps with many more entries than anyone needs."""
-    many = number(100_000, 10_000)
-    fields: tuple[dict[str, object], ...] = (
-        {"logit_bias": {str(i): -1 for i in range(many)}},
-        {"logit_bias": {str(i): 100 for i in range(40_000)}},
-        {"logit_bias": {"9" * 10: 1}}, {"logit_bias": {"0" * 8_000_000: 1}},
-        {"stop": [f"s{i}" for i in range(10_000)]}, {"stop": ["x" * 1_000_000]}, {"stop": ["\0", "\n", "\u202e"]},
-        {"bad_words": [f"w{i}" for i in range(10_000)]}, {"bad_words": ["a b c d " * 1000]},
-        {"bad_words": ["x" * 30] * 128}, {"stop": ["y" * 30] * 128},
-        {"stop_token_ids": list(range(many))}, {"stop_token_ids": [7] * many},
-        {"allowed_token_ids": list(range(40_000))}, {"allowed_token_ids": [7] * many},
-        {"n": 128, "allowed_token_ids": [7] * many}, {"n": 128, "logit_bias": {str(i): 1 for i in range(40_000)}},
-        {"n": 128, "stop_token_ids": list(range(40_000)), "min_tokens": 2},
-        {"cache_salt": "x" * 1_000_000}, {"model": "m" * 1_000_000},
-        {"stream_options": {f"o{i}": True for i in range(many)}, "stream": True},
-        {"n": 128, "logprobs": 20, "prompt_logprobs": 20}, {"best_of": 20, "n": 20, "logprobs": 20},
-        {"echo": True, "logprobs": 20, "max_tokens": 0},
-    )  # fmt: skip
-    return [post(COMPLETIONS, {"prompt": "Hi", "max_tokens": TOKENS} | each) for each in fields]
-
-
-@EXTREMES.burst("NULs, surrogates, RTL, combining marks, added tokens x 100,000", DONE, 8, answer_seconds=60,
-                limit_seconds=150, is_work=True)  # fmt: skip
-def texts(number: Number) -> list[Sent]:
-    """Texts that are strange for tokenizers and for what prints them."""
-    many = number(100_000, 20_000)
-    strange = (
-        "\0" * many, "\u202e" * many, "e" + "\u0301" * many, "<|im_start|>" * many, "<|im_end|>" * many,
-        "<|endoftext|>" * many, "\U0010ffff" * many, "\ufeff" * many, "\r\n" * many, "\ufdfa" * many,
-        "1" * many, "-" * many, "\u0e33" * many, "a\u200b" * many, "' '" * many, "\U000e0041" * many,
-    )  # fmt: skip
-    sent: list[Sent] = []
-    for text in strange:
-        sent.append(post(COMPLETIONS, {"prompt": text, "max_tokens": TOKENS}))
-        sent.append(post("/tokenize", {"prompt": text}))
-        sent.append(post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": TOKENS}))
-    for half in (b'"\\ud83d"', b'"\\ude00\\ud83d"', b'"a\\udfff"', b'"\xed\xa0\x80"'):
-        sent.append(post(COMPLETIONS, b'{"prompt": %s}' % half))
-        sent.append(post(CHAT, b'{"messages": [{"role": "user", "content": %s}]}' % half))
-        sent.append(post(COMPLETIONS, b'{"prompt": "Hi", "max_tokens": 1, "stop": [%s]}' % half))
-    return sent
-
-
-@EXTREMES.burst("marks, quotes and line ends of 400 KB in fields that are no prompt", DONE, 4, answer_seconds=60,
-                limit_seconds=150, is_work=True)  # fmt: skip
-def repeated(number: Number) -> list[Sent]:
-    """What a parser might search again and again: half marks of streams, and places in messages of errors."""
-    size = number(400_000, 100_000)
-    sent: list[Sent] = []
-    for unit in (": tokens ", ": tokens []", "\n: tokens ", "data: ", " - at `$.", '\\"', "\n", " ", "<tool_call>"):
-        text = unit * (size // len(unit)) + "\n"
-        schema = {"type": "object", "description": text, "properties": {"a": {"enum": ["b"]}}}
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + text}}
-        form = {"type": "json_schema", "name": "f", "schema": schema}
-        chat: dict[str, Any] = {"messages": HI, "max_tokens": TOKENS, "stream": True}
-        response = {"input": "Hi", "max_output_tokens": TOKENS, "stream": True, "store": False}
-        sent += [
-            post("/v1/responses", response | {"user": text}),
-            post("/v1/responses", response | {"text": {"format": form}}),
-            post(CHAT, chat | {"user": text}),
-            post(CHAT, chat | {"response_format": {"type": text}}),
-            post(CHAT, chat | {"structured_outputs": {"grammar": text}}),
-            post(CHAT, chat | {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]}),
-        ]
-    return sent
-
-
-@EXTREMES.attack("2,000 unknown parameters, and 50,000 in one body", DONE, is_work=True)
+@NAMES.attack("2,000 unknown parameters, and 50,000 in one body", DONE, is_work=True)
 async def unknown_names(strike: Strike) -> None:
     body = {"prompt": "Hi", "max_tokens": 0}
     names = [post(COMPLETIONS, body | {f"unknown_{i}_{'x' * 200}": i}) for i in range(strike.number(2000, 200))]
@@ -226,7 +136,7 @@ async def unknown_names(strike: Strike) -> None:
     strike.check(not unfolded, "a name of the client began a line of the log")
 
 
-@EXTREMES.attack("2,000 unknown paths, methods and ids", DONE, bare=True)
+@NAMES.attack("2,000 unknown paths, methods and ids", DONE, bare=True)
 async def unknown_paths(strike: Strike) -> None:
     """Another path, method and request id with each request: no metric and no line of log may grow with them."""
     before = await strike.ask(request("GET", "/metrics"))
@@ -241,31 +151,7 @@ async def unknown_paths(strike: Strike) -> None:
     strike.check(growth < 20_000, f"/metrics grew by {growth:,} bytes")
 
 
-# -- requests that are wrong in their form: each refusal has the form of OpenAI's errors ------------------------------
-
-FORMS = Family("forms", "one request ends the engine")
-DEPTH = 50_000
-DEEP = (b"[" * DEPTH + b"]" * DEPTH, b'{"a":' * DEPTH + b"1" + b"}" * DEPTH, b"[" * DEPTH)
-BODIES = {  # the type of each body, and the fields that it needs
-    COMPLETIONS: (CompletionBody, b'"prompt": "Hi"'),
-    CHAT: (ChatBody, b'"messages": [{"role": "user", "content": "Hi"}]'),
-    "/tokenize": (TokenizeBody, b'"prompt": "Hi"'),
-    "/detokenize": (DetokenizeBody, b'"tokens": [7]'),
-}
-REFUSED_OR_DONE = REFUSED | outcomes(200)
-
-
-@FORMS.burst("each field, nested 50,000 deep", REFUSED_OR_DONE, 8, limit_seconds=120)
-def deep_fields(number: Number) -> list[Sent]:
-    return [
-        post(path, b'{"%s": %s, %s}' % (name.encode(), deep, valid))
-        for path, (kind, valid) in BODIES.items()
-        for name in (*kind.__struct_fields__, "response_format", "tools", "metadata", "no_such_name")
-        for deep in DEEP[: number(3, 1)]
-    ]
-
-
-@FORMS.burst('chat_template_kwargs {"self": 1} and other names', outcomes(200, 400), 1, limit_seconds=120, is_work=True,
+@NAMES.burst('chat_template_kwargs {"self": 1} and other names', outcomes(200, 400), 1, limit_seconds=120, is_work=True,
              of_class="templates")  # fmt: skip
 def template_arguments(number: Number) -> list[Sent]:
     """Names that the template, its environment or the code that calls it use themselves."""
@@ -278,17 +164,3 @@ def template_arguments(number: Number) -> list[Sent]:
         for name in names
         for value in (1, None, {"self": 1}, "{{ 7 * 7 }}")
     ]
-
-
-@FORMS.burst("arguments of tools nested 50,000 deep", outcomes(200, 400), 1, is_work=True, of_class="templates")
-def deep_tool_calls(number: Number) -> list[Sent]:
-    """Arguments of a tool are parsed by some templates, and hold any JSON."""
-    sent: list[Sent] = []
-    as_text = b'"' + b"[" * DEPTH + b"]" * DEPTH + b'"'
-    for arguments in (*DEEP[:2], as_text, b'"' + b'{\\"a\\":' * DEPTH + b'"', b'"not JSON"', b"1e999", b'"NaN"'):
-        for function in (b'{"name": "f", "arguments": %s}', b'{"name": "f", "arguments": {"x": %s}}'):
-            call = b'{"id": "a", "type": "function", "function": %s}' % (function % arguments)
-            message = b'{"role": "assistant", "content": null, "tool_calls": [%s]}' % call
-            body = b'{"messages": [{"role": "user", "content": "Hi"}, %s], "max_tokens": 1}' % message
-            sent += [post(path, body) for path in (CHAT, "/tokenize")]
-    return sent

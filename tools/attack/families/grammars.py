@@ -98,39 +98,7 @@ def as_regex_and_pattern(regexes: Iterable[str]) -> list[Constraint]:
 
 # -- what can only be refused -----------------------------------------------------------------------------------------
 
-BROKEN = (
-    [], "object", None, {"type": "objekt"}, {"type": 5}, {"type": []}, {"properties": []}, {"required": "a"},
-    {"enum": []}, {"enum": 1}, {"anyOf": []}, {"items": 5}, {"pattern": "("}, {"pattern": "[z-a]"},
-    {"pattern": "a{2,1}"}, {"minLength": -1}, {"minItems": 0.5}, {"minimum": "1"}, {"minimum": 1e308},
-    {"multipleOf": 0}, {"$ref": 5}, {"$ref": "#/$defs/nowhere"}, {"$ref": "#/%ff"}, {"$defs": [], "$ref": "#/$defs/0"},
-    {"format": "no-such-format"},
-)  # fmt: skip
-UNSATISFIABLE = (
-    False, {"type": "string", "minLength": 5, "maxLength": 4}, {"type": "integer", "minimum": 2, "maximum": 1},
-    {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {"type": "array", "minItems": 3, "maxItems": 2},
-    {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"type": "string", "enum": [1, 2]},
-    {"type": "null", "const": 0}, {"allOf": [{"const": "a"}, {"const": "b"}]}, record({"a": False}),
-    {"type": "array", "items": False, "minItems": 1},
-    {"allOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]},
-    {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False},
-)  # fmt: skip
-NEVER_OBEYED = (
-    {"not": {"type": "string"}}, {"if": {"type": "string"}, "then": {"minLength": 1}}, {"contains": {"type": "string"}},
-    {"type": "array", "uniqueItems": True}, {"dependentRequired": {"a": ["b"]}}, {"unevaluatedProperties": False},
-    {"$dynamicRef": "#a"}, {"x-guidance": {"lenient": True}}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-)  # fmt: skip
 TWICE = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}
-WITHOUT_END = (
-    {"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"allOf": [{"$ref": "#"}, {"type": "object"}]},
-    record({"next": {"$ref": "#"}}), {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
-    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-)  # fmt: skip
-
-
-@refused("broken, unsatisfiable, endless schemas, and keywords that are not obeyed")
-async def schemas_unfit(strike: Strike) -> None:
-    values = (*BROKEN, *UNSATISFIABLE, *NEVER_OBEYED, *WITHOUT_END)
-    await ask_all(strike, map(schema, values), may_pass=False)
 
 
 @refused("schemas of other documents and hosts")
@@ -166,16 +134,6 @@ def schemas_deep(number: Number) -> list[Sent]:
     ]
     less_deep = [{"messages": HI, **schema(nested(num_levels))} for num_levels in (51, 60, 100)]
     return [post(CHAT, each) for each in (*deep, *less_deep)]
-
-
-@refused("look-around, back references, and broken regexes")
-async def regexes_unfit(strike: Strike) -> None:
-    """Regexes that no automaton can have, and broken ones: as regexes, and as patterns of a schema."""
-    regexes = (
-        "(?=a)b", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", r"(?P<x>a)(?P=x)", r"\bword\b", r"a\B", "(?(1)a|b)",
-        "(", ")", "[", "a**", "a{2,1}", "a{1,99999999999}", r"\p{Nothing}", r"\u{110000}", "(?i", "\\",
-    )  # fmt: skip
-    await ask_all(strike, as_regex_and_pattern(regexes), may_pass=False)
 
 
 # -- what may be done, if it takes no longer than other work ----------------------------------------------------------

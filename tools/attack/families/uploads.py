@@ -47,23 +47,6 @@ def filled(unit: bytes, num_bytes: int = BODY_BYTES) -> bytes:
     return unit * (num_bytes // len(unit))
 
 
-@UPLOADS.burst("8 MiB of boundaries, newlines and parameters in contents, names and headers", ANY, 4, is_work=True)
-def hostile_forms(number: Number) -> Iterator[Sent]:
-    for unit in UNITS[:: number(1, 3)]:
-        yield upload(filled(unit))
-        yield upload(b"x", name=filled(unit, 2**20))
-        yield upload(b"x", head=b"x: y" + filled(unit))
-
-
-@UPLOADS.burst("parts of messages and multiparts, 3,000 deep, and fields without end", ANY, 4)
-def nested_parts(number: Number) -> Iterator[Sent]:
-    for kind in KINDS:
-        head = b"Content-Type: %b\r\n" % kind
-        yield upload(head + b"\r\nx", head=head)
-        yield upload(filled(head + b"\r\n--c\r\n", 2**18), head=head)
-    yield upload(b"".join(b"\r\n--b\r\nContent-Disposition: form-data; name=f%d\r\n\r\nx" % n for n in range(100_000)))
-
-
 @UPLOADS.burst("60 MiB each, twelve at once, half of them for a wrong purpose", ANY | outcomes("closed", "reset"), 12,
                limit_seconds=120, is_work=True)  # fmt: skip
 def large_files(number: Number) -> Iterator[Sent]:
