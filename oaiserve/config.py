@@ -30,7 +30,7 @@ Replicas = int | Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
-FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
+FREQUENT = {"frequent": True}  # marks the flags that most people use: --help shows only these, --help-all shows all
 NO_FLAG = {"has_flag": False}  # on the fields that only tools and tests set, through the constructor
 
 Options = TypeVar("Options")

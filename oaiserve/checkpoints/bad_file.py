@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_MOST_POSITIONS = 2**24  # Some models have tables with a row for each position.
+_MOST_POSITIONS = 2**24  # Some models allocate a table with a row for each position.
 _MOST_COUNT = 2**14  # maximum counts, such as of experts: Doge's configuration has as many
 _MOST_LABELS = 2**17  # The library makes a name for each label.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}

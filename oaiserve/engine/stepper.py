@@ -190,7 +190,7 @@ class Stepper:
         if in_flight is not None:
             self._complete(in_flight)  # The parts need the ids that this step draws, which only the device has.
             self._scheduler.settle(step)
-        # The blocks of sequences that this has ended are free, but no other sequence has got them yet.
+        # The blocks of sequences that ended here are free, but not yet reused by other sequences.
         chunks = [
             chunk._replace(max_draws=0) if chunk.draw is Draw.SUPERSEDED else chunk
             for chunk in step.chunks

@@ -42,7 +42,7 @@ class RequestCauses:
 
     has_several: bool  # sequences, so perhaps several chunks in a step
     client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # who sent it
-    # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
+    # Whether each step has one token of its only sequence. Then the step's time alone is just added to `alone_ns`.
     is_plain: bool = field(init=False)
     has_begun: bool = False
     # Its shares, as `oaiserve.engine.accounts.shares` divides them, since it began:

@@ -98,16 +98,16 @@ class StepCostFit:
     """The fit of the cost of steps, which learns from each step."""
 
     def __init__(self, run: Run = at_once) -> None:
-        """Begin without knowledge. `run` is given each fit that is due, and may run it on another thread."""
+        """Start with an unknown cost. `run` receives each fit that is due, and may run it on another thread."""
         self.cost: StepCost | None = None  # unknown before the first steps
         self._run = run
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
         self._surprise = 0.0  # since the last fit
-        self._since_ns = 0  # the time of the steps since then
+        self._since_ns = 0  # the duration of the steps since the last fit
         self._is_fitting = False
-        # These are written by the fits, of which there is one at a time:
+        # Only a fit writes these, and only one fit runs at a time.
         self._seen: Seen | None = None
-        self._unit_ns = 0.0  # a usual step, of the shortest ones, to which the guess is relative
+        self._unit_ns = 0.0  # duration of a typical short step; the initial guess is relative to it
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)

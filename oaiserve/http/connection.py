@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
         self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
         self._parsing_ns = 0  # parsing time of the data with the client's mistake
         self._last_words_timer: asyncio.TimerHandle | None = None
-        # The size so far of the current head, or of the trailers of the current body.
+        # Size so far of the current request's head, or of its trailers.
         self._num_headers = 0
         self._head_bytes = 0
         # Bytes since the parser last completed something. Without a limit, one header could continue without end.
@@ -339,7 +339,7 @@ class Connection(HttpToolsProtocol):
         elif self._last_words is not None:
             self._say_last_words()
         elif self._reading is Reading.BODY:
-            self._say_goodbye()  # Nobody reads the rest.
+            self._say_goodbye()  # The rest of the body is not read.
         else:
             self.flow.resume_reading()
             self._watch()

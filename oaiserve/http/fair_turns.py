@@ -113,7 +113,7 @@ class Task:
     """Work that is done in turns. At its end, a worker's thread calls exactly one of `done`, `failed` and `dropped`."""
 
     client: str
-    num_bytes: int  # bytes of the body that it comes from
+    num_bytes: int  # size of the body that caused this work
     work: Work[Any]
     done: Callable[[Any], None]  # called with the result
     failed: Callable[[APIError], None]

@@ -23,8 +23,8 @@ from oaiserve.engine.sequences.step import Step
 
 MOST_DRAFT_TOKENS = 15  # limit for one sequence
 LEAST_GAIN = 0.12  # relative gain in tokens per second; the estimates are no more exact than that
-# Steps in a row that had drafts, or had none though they might have been worth their time. The next step is made the
-# other way, so that the times of both stay known.
+# After this number of steps in a row with drafts, or without drafts that might have paid off, the next step does the
+# opposite, to keep measuring both.
 PROBE_STEPS = 64
 PROBE_TOKENS = 3
 

@@ -39,8 +39,8 @@ BEGUN_NS = 40_000
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
 # it. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
-MOST_LATER_NS = TOKEN_NS  # a layout that takes less time to compile is left to the engine thread
-LONG_TEXT = 4_000  # characters of a schema whose layouts take more time than that, and are compiled beside each other
+MOST_LATER_NS = TOKEN_NS  # The engine thread itself compiles a layout that takes less time than this.
+LONG_TEXT = 4_000  # The layouts of a schema with more characters take longer, and are compiled in parallel.
 MOST_EXCESS_NS = 250_000_000
 SECONDS_OF_EXCESS = 25  # time until a client's allowance is full again
 MOST_CLIENTS = 1024  # clients whose excess is stored

@@ -25,8 +25,7 @@ _PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
 _SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 
-# Beginnings of JSON that are tokens, and first bytes of what may follow: those of most characters beyond ASCII among
-# them.
+# Tokens may contain the beginning of JSON, and the first byte after it, which may begin a character beyond ASCII.
 _CLOSINGS = (b"}", b"]")
 _OPENINGS = (b" ", b"{", b" {", b"[", b" [", b"[{", b" [{")
 _MOST_JOINED = 4  # bytes of an opening and the next byte

@@ -30,7 +30,7 @@ class Deadlines:
     def __init__(self, is_open: Callable[[str], bool]) -> None:
         self._is_open = is_open
         self._heap: list[tuple[int, str, Limit]] = []
-        self._most = LEAST_DEADLINES  # before those of ended requests are forgotten
+        self._most = LEAST_DEADLINES  # With more than this, the deadlines of ended requests are removed.
 
     def add(self, at_ns: int, request_id: str, limit: Limit) -> None:
         heappush(self._heap, (at_ns, request_id, limit))

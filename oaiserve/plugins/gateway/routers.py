@@ -17,14 +17,15 @@ MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the
 
 
 class Routers:
-    """The routers of all models, with the methods of `Router`. A replica that reports no models counts for any."""
+    """The routers of all models, with the methods of `Router`. A replica without reported models serves any."""
 
     def __init__(self) -> None:
-        self.fleet = Router()  # the router of all replicas, for models that none is known to have
-        self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
+        self.fleet = Router()  # routes among all replicas, for models that no replica has reported
+        # The replicas of each model; empty while all replicas serve the same models
+        self._having: dict[str, tuple[str, ...]] = {}
         self.by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
         self.routers: list[Router] = [self.fleet]
-        self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
+        self._models: dict[str, tuple[str, ...]] = {}  # the models that each replica has reported
         self._aliases: dict[str, tuple[str, ...]] = {}  # more names that a replica accepts
         self._present: tuple[str, ...] = ()
 

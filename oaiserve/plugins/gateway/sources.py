@@ -25,7 +25,11 @@ Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 MOST_LISTED = 1024  # servers in one list
 LIST_SECONDS = 5.0  # time limit for a list
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the errors of msgspec for any content
+UNREADABLE = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # all errors that msgspec raises for bad content
 
 
 class Source(Protocol):

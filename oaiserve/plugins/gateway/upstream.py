@@ -145,10 +145,10 @@ class Upstream:
         self.num_ejections = self.out_until_ns = 0
         self.mute_until_ns = 0  # It serves, but sends no reports that can be read.
         self.has_warned_of_reports = False  # the log says that it gives no reports
-        self.has_warned_of_marks = False  # the log says that its streams cannot go on
+        self.has_warned_of_marks = False  # whether the log has said that its streams cannot continue
         self.report: Report | None = None  # its last one
         self.kind = b""  # by its last stream; only replicas of one kind write the same bytes
-        self.num_open = 0  # requests without a complete answer; written by the sender of each
+        self.num_open = 0  # Requests without a complete answer. Each sender updates it.
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self.idle: list[ReplicaConnection] = []
         self.connections: set[ReplicaConnection] = set()

@@ -1,7 +1,7 @@
-"""Passes the current replicas and their reports to the router.
+"""Tracks the replicas and their reports, and keeps the router up to date.
 
-The router has a replica from its first report until its address is gone. Silent replicas are chosen only if all are
-silent, and those that hang never.
+The router knows a replica from its first report until its address disappears. It chooses a replica without recent
+reports only if no other reports either, and never one that hangs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they 
 class Pace(NamedTuple):
     """The intervals and time limits with which replicas are watched."""
 
-    report_seconds: float = 1.0  # between two reports of a replica
+    report_seconds: float = 1.0  # interval between two reports of a replica
     answer_seconds: float = 5.0  # time limit for a report, and for the first one of a replica
     least_answer_seconds: float = 1.5  # least time limit, however fast the replica usually is
     resolve_seconds: float = 5.0  # between two looks at the addresses of names

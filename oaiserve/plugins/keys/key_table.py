@@ -91,7 +91,7 @@ class StoredKey(Key):
 
     number: int = 0  # row number; uses are counted by it
     limits: Limits = NO_LIMITS
-    priority: int | None = None  # the priority of requests that name none, and the best that they can name
+    priority: int | None = None  # default priority of its requests, and the best one that they may ask for
     models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all
     begin: Callable[[StoredKey], KeyUse] | None = field(default=None, repr=False, compare=False)  # makes its uses
 

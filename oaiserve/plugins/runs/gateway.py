@@ -24,7 +24,7 @@ from oaiserve.plugins.runs.turns import KeptTurn, Run, RunRow, row_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import read_query
 
-MAX_JOINED = 20  # runs of several replicas in a list, each of which takes further requests to them
+MAX_JOINED = 20  # Most runs in a list that span several replicas; each costs more requests to them.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 

@@ -193,7 +193,7 @@ class PrefillPlan(NamedTuple):
     num_items: torch.Tensor  # int32 [1]
     num_done: torch.Tensor  # int32 [most, kv_heads], zeros, which each layer leaves as it finds them
     num_places: int  # the most items of tiles with several parts
-    alignment: int  # tokens, of which parts have multiples
+    alignment: int  # The tokens of a part are a multiple of this.
 
 
 def plan_prefills(

@@ -64,8 +64,8 @@ lop3.b32 $0, $2, 0x00FF00FF, 0x64006400, 0xEA;
 shr.u32 u, $2, 8;
 lop3.b32 $1, u, 0x00FF00FF, 0x64006400, 0xEA;
 }""")
-# E4M3 times 2^-120 in bfloat16, and times 2^-8 in float16: `$0` becomes the two bytes in `$1` of 16 bits, which are
-# fewer instructions on Hopper, or `$0` and `$1` the four bytes in `$2`.
+# Expand E4M3 numbers to bfloat16 (times 2^-120) or float16 (times 2^-8). One form expands the two bytes of the 16-bit
+# register `$1` into `$0`, with fewer instructions on Hopper. The other expands the four bytes of `$2` into `$0`, `$1`.
 _TWO_FLOATS_OF_8_BITS = """{
 .reg .b32 t, s;
 cvt.u32.u16 t, $1;

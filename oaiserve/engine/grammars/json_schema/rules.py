@@ -84,7 +84,7 @@ class _Rules:
     def grammars(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self._needs_rules(self._root):
             if self._has_large_numbers:
-                self._json_schema(self._root)  # raises if there still are some
+                self._json_schema(self._root)  # raises Refused if a large number is left
             return []
         self._lines.append(f"start: {self._value(self._root)}")
         while self._waiting:

@@ -25,9 +25,9 @@ from oaiserve.routes.prompt_reuse import session_in
 from oaiserve.telemetry.reuse_explanation import HELPS, why
 from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, MEDIUM_BYTES, SYSTEM_ROLES, without_billing
 
-SAID = "read_again"  # the name of what is said of it
-LEAST_SHARE = 0.1  # share of a prompt from which it is said
-PIECE_BLOCK = 16  # pieces; fewer are not worth a word
+SAID = "read_again"  # the name of the note in the account
+LEAST_SHARE = 0.1  # smallest share of a prompt that is reported
+PIECE_BLOCK = 16  # in pieces; shorter repetitions are not reported
 MOST_COMPARED_BYTES = 4 * 2**20
 _MEDIA = ("image_url", "input_image", "image", "input_audio")
 _OPTIONS = ("chat_template_kwargs", "reasoning_effort", "thinking", "think", "response_format", "format")

@@ -21,7 +21,7 @@ MOST_CHANNELS = 16
 RATES = range(4_000, 96_001)  # allowed samples per second
 PIECE_SAMPLES = 2**14  # read at once
 MOST_BYTES = 2**30  # address space
-MOST_CPU_SECONDS = 10  # the longest sounds take two
+MOST_CPU_SECONDS = 10  # The longest allowed sounds take two.
 
 
 class Refused(Exception):
