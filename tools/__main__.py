@@ -12,13 +12,11 @@ import sys
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
     "bench.articles": "settings of the engine without HTTP, as in five articles: docs/benchmarks.md",
-    "bench.quantized_peers": "against llama.cpp on the same GGUF files, and vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
     "bench.host_step": "what a GPU's step costs the engine's thread, on such a device: docs/measurements.md",
     "bench.prompts": "a lone prompt by its length: docs/measurements.md",
     "bench.shares": "a short prompt beside long ones of other clients: docs/measurements.md",
-    "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
