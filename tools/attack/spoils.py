@@ -98,7 +98,7 @@ def json_edited(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 def header_edited(draw: st.DrawFn, content: bytes) -> bytes:
-    """Edit the JSON at the beginning of a safetensors file, and write its length anew."""
+    """Edit the JSON at the beginning of a safetensors file, and write its new length."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json_edited(draw, content[8:end])
     return struct.pack("<Q", len(header)) + header + content[end:]
@@ -111,7 +111,8 @@ def edited(draw: st.DrawFn, tree: Any) -> Any:
         return copy.deepcopy(draw(st.sampled_from(EXTREMES)))
     parent = draw(st.sampled_from(parents))
     keys = st.sampled_from(list(parent) if isinstance(parent, dict) else range(len(parent)))
-    place, other = draw(keys), draw(keys)
+    place = draw(keys)
+    other = draw(keys)
     match draw(st.integers(0, 7)):
         case 0:
             del parent[place]
