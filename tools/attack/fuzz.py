@@ -79,7 +79,8 @@ MEMORY_BYTES = 3 << 30  # address space, in addition to what the process has bef
 MAX_PIXELS = 2**20
 DECODED_BYTES = 2**22
 BOUNDARY = "fuzzed"
-MANY = 10_000  # inputs of a run with --fixed, of spoiled bytes
+MANY = 6_000  # inputs of a run with --fixed, of spoiled bytes
+FEW = 2_000  # likewise, where Hypothesis draws each edit
 NUM_DRAWN = 200  # inputs between two looks at the clock
 MOST_SENTENCE = 1000  # characters of a refusal
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
@@ -100,7 +101,7 @@ class Target:
     read: Callable[[Path], Read]  # gets an empty folder
     refusals: tuple[type[Exception], ...]
     inputs: st.SearchStrategy[bytes]
-    num_fixed: int = 2000  # inputs of a run with --fixed, which take some seconds
+    num_fixed: int = FEW  # inputs of a run with --fixed
     sound: Seeds = no_seeds
 
 
@@ -380,7 +381,6 @@ def is_a_sentence(said: str) -> bool:
     return last.startswith("oaiserve: ") and "Traceback" not in said and len(last) <= MOST_SENTENCE and not is_memory
 
 
-FEW = 2000
 TARGETS = {
     "safetensors": spoiled_target(
         reader_of_files("model.safetensors", read_header),
