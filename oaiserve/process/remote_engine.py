@@ -438,7 +438,7 @@ class RemoteEngine:
                 self._refuse(answer)
         if replica.failure is not None:
             if all(each.failure is not None for each in self._replicas.values()):
-                log.error("%s The server ends", replica.failure)
+                log.error("%s No other one is started", replica.failure)
                 self._failure = replica.failure
                 message = "The engine has stopped after an internal error; the server must be restarted."
                 self._fail_all(self._open.copy().values(), InternalError(message))
