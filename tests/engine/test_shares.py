@@ -162,9 +162,9 @@ def test_a_short_prompt_ends_in_the_next_step_which_longer_ones_of_its_client_le
             short = mix.ask("heavy 0", mix.draw.randint(2, UNIT), 1)
             prompts = [one for one in mix.open if one is not short and one.num_uncomputed > 1]
             others = [one for one in prompts if one.num_uncomputed < SHORT_BESIDE * UNIT or one.key < short.key]
+            step = mix.step()
             if others or mix.step_time._spare_ns <= 0:
                 continue  # Others are due, or not much longer, or steps have been shorter too often.
-            step = mix.step()
             assert len(short.token_ids) > short.prompt_len, f"SEED={seed}"
             needed = [chunk for chunk in step.chunks if chunk.num_tokens == 1 or chunk.sequence is short]
             needed_ns = mix.cost.expected_ns(load_of(Step(needed)))
