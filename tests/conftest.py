@@ -1,6 +1,7 @@
 """Settings and hooks for all tests."""
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import inspect
@@ -170,9 +171,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def patch_once(interpreter: Any) -> None:
-    """Let Triton's interpreter replace the functions of its language once for each function of a kernel.
+    """Leave out work of Triton's interpreter that takes most of its time and changes no result.
 
-    It would do so in each launch, and in each call of a function within one, which takes longer than many of these.
+    It would replace the functions of its language in each launch, and in each call of a function within one. It would
+    compute sums and products of integers a second time to look for overflows, which it reports only in debug mode. It
+    would make a table of all types for each look-up in it.
     """
     patch: Callable[..., object] = interpreter._patch_lang
 
@@ -182,6 +185,18 @@ def patch_once(interpreter: Any) -> None:
         return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = patch_for
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    np_dtype: Callable[[Any], object] = interpreter._get_np_dtype
+    by_name: dict[str, object] = {}
+
+    def np_dtype_of(dtype: Any) -> object:
+        if dtype.name not in by_name:
+            by_name[dtype.name] = np_dtype(dtype)
+        return by_name[dtype.name]
+
+    interpreter._get_np_dtype = np_dtype_of
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
