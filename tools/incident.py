@@ -1,8 +1,9 @@
 """Walks through an incident: one client makes the others wait, until a command limits it: python -m tools.incident
 
 A server of the demo model has stored keys: alice sends short prompts, batchjob long ones in several threads. A real
-Prometheus with the rules of `deploy` watches it. Once batchjob begins, the alert OaiserveSloFastBurn fires. Its link
-leads to the page of clients, which proposes commands, and these are typed one after the other.
+Prometheus with the rules of `deploy` watches it. The objective is twice what alice's first tokens take when she is
+alone, at the 90th percentile. Once batchjob begins, the alert OaiserveSloFastBurn fires. Its link leads to the page of
+clients, which proposes commands, and these are typed one after the other, until the alert ends.
 
 All windows of the rules are 20 times shorter, so that an hour takes three minutes, and an alert needs 5 requests
 instead of 50 in an hour. With --screenshots FOLDER, a Chromium takes pictures of the pages on the way.
@@ -40,6 +41,8 @@ WINDOW = 20  # by which times of the rules are divided
 LEAST_REQUESTS = 5  # for an alert
 ALERT = "OaiserveSloFastBurn"
 WAIT_SECONDS = 400.0
+TARGET = 2  # the objective, in relation to the ninetieth percentile alone
+MOST_ROUNDS = 4  # of commands
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 HEAD = ("alice's short prompts", "requests", "TTFT p50, ms", "p90", "max")
@@ -63,7 +66,12 @@ def walk(folder: Path, seconds: float, num_tokens: int, pictures: Path | None) -
     keys[OPERATOR] = created_key(OPERATOR, env, "--role", "watch")
     rows = []
     with ExitStack() as running:
-        server = running.enter_context(running_oaiserve("--stored-keys", env=env))
+        with running_oaiserve("--stored-keys", env=env) as server, client(server.url, keys["alice"]) as alice:
+            measured(alice, 2)  # the first requests are slow
+            target_ms = round(1e3 * TARGET * most(measured(alice, seconds)))
+        flags = ("--stored-keys", "--slo", f"ttft:{target_ms}ms")
+        print(f"oaiserve serve demo {' '.join(flags)}", flush=True)
+        server = running.enter_context(running_oaiserve(*flags, env=env))
         rules = shorter_rules(folder)
         prometheus = running.enter_context(
             running_prometheus(
@@ -81,16 +89,25 @@ def walk(folder: Path, seconds: float, num_tokens: int, pictures: Path | None) -
             (fired,) = (one for one in prometheus.get("alerts")["alerts"] if one["labels"]["alertname"] == ALERT)
             print("\n".join(f"{name}: {text}" for name, text in fired["annotations"].items()), flush=True)
             rows.append(("beside batchjob", measured(alice, seconds)))
-            commands = proposed(fired["annotations"]["clients_url"], keys[OPERATOR], pictures)
-            for command in commands:
-                type_in(command, env)
-                num_before = len(heavy)
-                rows.append((command, measured(alice, seconds)))
-                print(f"batchjob got {len(heavy) - num_before} answers meanwhile.", flush=True)
             began = time.monotonic()
-            until(lambda: not alerts(prometheus))
-            print(f"The alert ended {time.monotonic() - began:.0f} s later.")
+            for _ in range(MOST_ROUNDS):
+                for command in proposed(fired["annotations"]["clients_url"], keys[OPERATOR], pictures):
+                    type_in(command, env)
+                    num_before = len(heavy)
+                    rows.append((command, measured(alice, seconds)))
+                    print(f"batchjob got {len(heavy) - num_before} answers meanwhile.", flush=True)
+                if has_ended(prometheus, alice):
+                    break
+            print(f"{alerts(prometheus) or 'no alert'} {time.monotonic() - began:.0f} s after the first command.")
     print("\n".join(as_markdown([HEAD, *(shown(*row) for row in rows)])))
+
+
+def has_ended(prometheus: Prometheus, alice: httpx.Client) -> bool:
+    """Return whether the alert ends within the hour of the rules."""
+    ends = time.monotonic() + 3600 / WINDOW
+    while alerts(prometheus) and time.monotonic() < ends:
+        measured(alice, 1)
+    return not alerts(prometheus)
 
 
 def proposed(url: str, key: str, pictures: Path | None) -> list[str]:
@@ -216,9 +233,14 @@ def until(condition: Any) -> None:
         time.sleep(0.2)
 
 
+def most(taken: list[float]) -> float:
+    """Return the ninetieth percentile."""
+    return sorted(taken)[len(taken) * 9 // 10]
+
+
 def shown(name: str, taken: list[float]) -> tuple[str, ...]:
-    times = sorted(1e3 * seconds for seconds in taken)
-    return (name, str(len(times)), *map(number, (statistics.median(times), times[len(times) * 9 // 10], times[-1])))
+    times = [statistics.median(taken), most(taken), max(taken)]
+    return (name, str(len(taken)), *(number(1e3 * each) for each in times))
 
 
 if __name__ == "__main__":
