@@ -27,6 +27,7 @@ from oaiserve.engine.executors.cuda import (
 )
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture, Run
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
@@ -37,7 +38,7 @@ from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start import check
 from oaiserve.engine.start.gpu import comparison, probe
-from oaiserve.engine.start.gpu.features import BY_TORCH
+from oaiserve.engine.start.gpu.features import BY_TORCH, Probed
 from oaiserve.engine.start.ways import gpu as way
 from tools.gpu.launches import Launches
 
@@ -94,7 +95,7 @@ def fake_device() -> Iterator[Launches]:
         # The plain runner reads experts from the device, and results have no numbers that could differ.
         replaced(comparison, _plain_runner=lambda own: own.new_runner(), _problem=lambda *_: None)
         replaced(comparison, notices_infinite=lambda *_: True)
-        replaced(probe, tried=lambda *_: dict.fromkeys(BY_TORCH, ""))
+        replaced(probe, tried=lambda *_: Probed(dict.fromkeys(BY_TORCH, ""), ProductWays(rounded_from=64)))
         yield launches
 
 
