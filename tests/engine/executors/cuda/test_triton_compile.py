@@ -64,6 +64,19 @@ def test_a_kernel_within_its_bounds_has_no_problem() -> None:
     assert kernels.problems([A_ROW]) == []
 
 
+def test_bounds_are_a_tenth_wider_for_another_triton() -> None:
+    product = {**A_ROW, **OF_A_PRODUCT}
+    spilling = {**A_ROW, "kernel": "prefill_kernel", "instructions": ["HGMMA", "LDGSTS"]}
+    rows = [{**product, "instructions_per_weight": 4.95}, {**spilling, "spilled_bytes": 158}]
+    assert kernels.problems(rows, kernels.BY_OTHER_TRITON) == []
+    assert len(kernels.problems(rows)) == 2
+    rows = [{**product, "instructions_per_weight": 4.96}, {**spilling, "spilled_bytes": 159}]
+    assert [said.partition(": ")[2] for said in kernels.problems(rows, kernels.BY_OTHER_TRITON)] == [
+        "takes 4.96 instructions for a weight, of at most 4.95",
+        "spills 159 bytes of a thread's registers, of at most 158",
+    ]
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
