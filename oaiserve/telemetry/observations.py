@@ -31,6 +31,7 @@ from oaiserve.errors import (
 )
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
+    FURTHER_CLIENTS,
     POOLING_OPERATIONS,
     AccessRefusal,
     Cause,
@@ -50,7 +51,7 @@ from oaiserve.telemetry.targets import LEAST_NS, Targets
 OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length", "repetition"})
 ABORT = "abort"
-OTHER = "other"
+OTHER = FURTHER_CLIENTS  # one word for all that has no series of its own
 LOCAL_COMPUTE = "local_compute"  # vLLM's words for the sources of prompt tokens
 LOCAL_CACHE_HIT = "local_cache_hit"
 MOST_NAMES = 512  # names of adapters, and of clients, that have series of their own

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.checkpoints.load_errors import named
@@ -243,7 +244,7 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
     on = sorted(name for name, reason in verdict.items() if not reason)
     problems = {name: reason for name, reason in verdict.items() if reason and name not in BY_TORCH}
     is_right = not problems and not errors
-    return {"equal": is_right, "problems": problems, "on": on, "errors": errors, "ways": found.ways._asdict()}
+    return {"equal": is_right, "problems": problems, "on": on, "errors": errors, "ways": asdict(found.ways)}
 
 
 def write(case: Case, folder: Path, device: torch.device) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from transformers import PreTrainedModel
 
@@ -100,7 +101,7 @@ def started(model: Described | Files, options: EngineOptions, target: Target | N
         found = Probed(possible)
         if options.compile and target is not None and not target.is_dry:
             found = product_ways(placed.weights)
-            found = found._replace(verdict={**possible, **found.verdict})
+            found = msgspec.structs.replace(found, verdict={**possible, **found.verdict})
         made = start_on_gpu(placed, options, found)
     if options.compile:
         note_off(made.features, {name for name, reason in found.verdict.items() if not reason})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 
-class ProductWays(NamedTuple):
+class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     """The least numbers of rows for which a product takes another way than the kernel that unpacks a matrix tile by
     tile. None is for no number."""
 

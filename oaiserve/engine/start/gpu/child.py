@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, all_off
-from oaiserve.engine.start.gpu.stored import from_json
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float 
         return None
     if ended.code != 0 or ended.found is None:
         return Probed(all_off(ended.reason))
-    return ended.found._replace(verdict={**ended.found.verdict, **failed})
+    return msgspec.structs.replace(ended.found, verdict={**ended.found.verdict, **failed})
 
 
 def _has_failed(ended: Ended) -> bool:
@@ -104,4 +105,4 @@ def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
         said = [line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)]
         last = [line for line in lines if not line.startswith(FOUND)][-1:]
         reason = ": ".join([end, *(line[:_SHOWN] for line in last)])
-        return Ended(code, reason, from_json(said[0]) if said else None)
+        return Ended(code, reason, msgspec.json.decode(said[0], type=Probed) if said else None)

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
@@ -28,13 +29,13 @@ FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
 BY_TORCH = ("fp8_products", "state_chunks")
 
 
-class Probed(NamedTuple):
+class Probed(Struct, frozen=True):
     """What a probe of a GPU found."""
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED
     # Seconds of one product with a matrix of each shape, by the way, and by the number of rows as text.
-    seconds: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     about: str = ""  # the model and the device, as people call them
 
 

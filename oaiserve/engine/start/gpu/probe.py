@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -33,7 +34,6 @@ from oaiserve.engine.start.gpu.comparison import difference_from_plain
 from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, by_options
 from oaiserve.engine.start.gpu.graph_capture import captured
 from oaiserve.engine.start.gpu.product_trials import product_ways
-from oaiserve.engine.start.gpu.stored import as_json
 from oaiserve.engine.start.gpu.trials import reason, state_chunks
 from oaiserve.engine.start.ways.gpu import Placed, place, ready, warm_up
 from oaiserve.errors import StartupError
@@ -109,7 +109,7 @@ def first_difference(
     few = first_layers(model)
     placed = place(few, options, few.spec.name)
     found = tried(placed, few.decoder.layers) if tries_torch else Probed(dict.fromkeys(BY_TORCH, "it was not tried"))
-    found = found._replace(verdict={**by_options(options), **found.verdict})
+    found = msgspec.structs.replace(found, verdict={**by_options(options), **found.verdict})
     report(found)
     own = ready(placed, options, found, is_probe=True)
     graphs = captured(own, CudaCapture(own.spec.device)) if options.cuda_graph else None
@@ -124,11 +124,11 @@ def tried(model: Placed, layers: list[Layer]) -> Probed:
     assert isinstance(weights, CudaWeights)
     products = product_ways(weights)
     chunks = reason(lambda: state_chunks(layers, weights.device))
-    return products._replace(verdict={**products.verdict, "state_chunks": chunks})
+    return msgspec.structs.replace(products, verdict={**products.verdict, "state_chunks": chunks})
 
 
 def _write(found: Probed) -> None:
-    print(f"{FOUND}{as_json(found)}", file=sys.stderr, flush=True)
+    print(f"{FOUND}{msgspec.json.encode(found).decode()}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, rounded_product
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.start.compare import Difference, difference
 from oaiserve.engine.start.gpu.features import Probed
-from oaiserve.engine.start.gpu.trials import Seconds, seconds_on_device, unless_slower
+from oaiserve.engine.start.gpu.trials import Seconds, reason, seconds_on_device, unless_slower
 
 KERNEL = ProductWays(unpacked_from=None)
 UNPACKED = ProductWays(unpacked_from=0)
 ROUNDED = ProductWays(rounded_from=0)
-ROUNDED_FAST = ROUNDED._replace(adds_fast=True)
+ROUNDED_FAST = ProductWays(rounded_from=0, adds_fast=True)
 # Both ways to round multiply the same floats of 8 bits as plain torch. They differ in the last rounding, and in how
 # precisely tensor cores add.
 TOLERANCE = 2**-6
@@ -48,10 +48,8 @@ def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> 
     try:
         ways, in_fp8 = with_fp8(ways, [one for one in matrices if one.has_row_scales], weights, seconds)
         times |= in_fp8
-    except NotUsed as reason:
-        why_not = str(reason)
-    except Exception as error:  # A library may raise anything for a device that it can't use.
-        why_not = named(error)
+    except NotUsed as not_used:
+        why_not = str(not_used)
     return Probed({"fp8_products": why_not}, ways, as_table(times))
 
 
@@ -68,7 +66,8 @@ def with_fp8(
     """
     if not matrices:
         raise NotUsed(NO_MATRICES)
-    problems = {rounded: wrong_product(rounded, matrices, weights) for rounded in (ROUNDED, ROUNDED_FAST)}
+    both = (ROUNDED, ROUNDED_FAST)
+    problems = {rounded: reason(partial(wrong_product, rounded, matrices, weights)) for rounded in both}
     right = [rounded for rounded, problem in problems.items() if not problem]
     if not right:
         raise NotUsed(problems[ROUNDED])
@@ -78,7 +77,7 @@ def with_fp8(
     if rounded_from is None:
         raise NotUsed(unless_slower(times[fastest][ROWS[-1]], times[ways][ROWS[-1]]))
     del times[ways]
-    return ways._replace(rounded_from=rounded_from, adds_fast=fastest.adds_fast), times
+    return replace(ways, rounded_from=rounded_from, adds_fast=fastest.adds_fast), times
 
 
 def wrong_product(rounded: ProductWays, matrices: list[PackedMatrix], weights: CudaWeights) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from oaiserve.engine.executors.cuda.product_ways import ProductWays
+import msgspec
+
 from oaiserve.engine.start.gpu.features import FEATURES, Probed
 from oaiserve.storage import private
 
@@ -18,32 +19,23 @@ def folder() -> Path:
     return private.cache_folder() / "probed-gpus"
 
 
-def as_json(found: Probed) -> str:
-    return json.dumps({**found._asdict(), "ways": found.ways._asdict(), "seconds": dict(found.seconds)})
-
-
-def from_json(text: str | bytes) -> Probed:
-    """Read what `as_json` wrote. Raises ValueError, TypeError and RecursionError for anything else."""
-    match json.loads(text):
-        case {"verdict": dict(verdict), "ways": dict(ways), "seconds": dict(seconds), "about": str(about)}:
-            return Probed(verdict, ProductWays(**ways), seconds, about)
-        case _:
-            raise ValueError("this is not what a probe writes")
-
-
 def recall(path: Path) -> Probed | None:
     """Read what a probe found. Return None if it is missing or broken."""
     try:
         private.verified(path.parent)
-        found = from_json(private.read_file(path))
+        found = _read(path)
     except FileNotFoundError:
         return None
-    except (OSError, RecursionError, TypeError, ValueError, private.NotPrivate) as error:
+    except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
         log.warning("The GPU is probed again, because what an earlier probe found cannot be used: %s", error)
         return None
-    is_sound = found.verdict.keys() == FEATURES.keys()
-    is_sound = is_sound and all(isinstance(reason, str) for reason in found.verdict.values())
-    return found if is_sound else None
+    return found if found.verdict.keys() == FEATURES.keys() else None
+
+
+def _read(path: Path) -> Probed:
+    """Read a file. Raises OSError and NotPrivate, and for what `remember` doesn't write ValueError and
+    RecursionError."""
+    return msgspec.json.decode(private.read_file(path), type=Probed)
 
 
 def remember(path: Path, found: Probed) -> None:
@@ -51,7 +43,7 @@ def remember(path: Path, found: Probed) -> None:
     try:
         private.make_folder(path.parent)
         private.verified(path.parent)
-        private.write_file(path, as_json(found).encode())
+        private.write_file(path, msgspec.json.encode(found))
     except (OSError, private.NotPrivate) as error:
         log.warning("The next start probes the GPU again, because what was found could not be stored: %s", error)
 
@@ -59,9 +51,10 @@ def remember(path: Path, found: Probed) -> None:
 def all_found() -> Iterator[Probed]:
     """Yield what the starts of this user have found, newest first."""
     try:
+        private.verified(folder())
         paths = sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    except OSError:
+    except (OSError, private.NotPrivate):
         return
     for path in paths:
-        if (found := recall(path)) is not None:
-            yield found
+        with suppress(OSError, RecursionError, ValueError, private.NotPrivate):  # It may be of another version.
+            yield _read(path)

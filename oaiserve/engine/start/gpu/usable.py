@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.decoder.description import NotKnown
@@ -52,12 +53,12 @@ class Usable:
             if found is None:  # The start itself will fail with the reason.
                 return Probed(all_off("the probe could not start the model"))
             device = torch.cuda.get_device_name(self._device)
-            found = found._replace(about=f"{request.source.location} on {device}")
+            found = replace(found, about=f"{request.source.location} on {device}")
             if _has_usable(found):
                 remember(self._path, found)
         log_off(found.verdict)
         verdict = {feature: by_its_options[feature] or reason for feature, reason in found.verdict.items()}
-        return found._replace(verdict=verdict)
+        return replace(found, verdict=verdict)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from oaiserve.checkpoints.load_errors import named
@@ -185,7 +186,7 @@ def kernels_for(
     any."""
     ways = found.ways
     if found.verdict["fp8_products"]:
-        ways = ways._replace(rounded_from=None)
+        ways = msgspec.structs.replace(ways, rounded_from=None)
     kernels = triton_kernels()
     if ways != kernels.ways:
         kernels = with_ways(kernels, ways)

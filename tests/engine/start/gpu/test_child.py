@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
@@ -47,7 +48,7 @@ elif what == "is declined":
     sys.exit(DECLINED)
 """.replace("DECLINED", str(DECLINED))
     .replace("BY_TORCH", str(BY_TORCH))
-    .replace("WAYS", str(WAYS._asdict()))
+    .replace("WAYS", str(asdict(WAYS)))
 )
 ORDER = Order("a model", EngineOptions(), "cuda")
 LIMIT_SECONDS = 60.0
