@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve import plugin_loading
 from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands import banner as banners
 from oaiserve.commands import model_banner
@@ -156,7 +157,7 @@ def _remote_engine(
         engine = RemoteEngine(
             [partial(launch, index) for index in range(len(places))],
             config.engine,
-            lambda path: tokenizer_of(path, config.engine, THREADS),
+            lambda path: tokenizer_of(Checkpoint.at(path), config.engine, THREADS),
             THREADS,
             Energy.found(THREADS.clock_ns, gpus=[place.gpu for place in places if place.gpu]),
         )
@@ -193,7 +194,7 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
     engine = RemoteEngine(
         [launch],
         config.engine,
-        lambda path: tokenizer_of(path, config.engine, THREADS),
+        lambda path: tokenizer_of(Checkpoint.at(path), config.engine, THREADS),
         THREADS,
         cores_ns=lambda: 0,  # The CPU time of this process is that of all models.
         of=f" of the model {config.model_name}",

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
@@ -95,7 +96,9 @@ def gguf(original: Original, folder: Path) -> File | None:
     elif asked is not None:
         file_of(asked, folder, {}, kind)
         # A file does not say all that the configuration does.
-        model = AutoModelForCausalLM.from_config(read_config(path), dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(
+            read_config(Checkpoint.at(path)), dtype=torch.float32, attn_implementation="eager"
+        )
         model.load_state_dict(make_model(asked).state_dict())
     elif name in ARCHITECTURES:  # the text model of a wrapper
         model = original.model

@@ -1,181 +1,108 @@
-"""Checks the files of a model before they are loaded: none may run code, or take unlimited time or memory.
+"""The files of a model on this disk: its configuration, the heads of its weights, and which weights it has.
 
-The libraries that load a model trust its files: they make as many layers as config.json says, and open the file that an
-index names. Stdlib only, so that a refusal comes at once. Other faults fail in the libraries (`load_errors`).
+Stdlib only. `soundness` checks them.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_other_content, refuse_too_large
-from oaiserve.checkpoints.gguf import BLOCK_COUNT, architecture, read_tensors, read_values
-from oaiserve.checkpoints.quantization import read_quantization
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.gguf import GgufHead, read_head
 from oaiserve.checkpoints.safetensors_header import read_header
-from oaiserve.checkpoints.source import ModelSource
 from oaiserve.errors import StartupError
 
-log = logging.getLogger(__name__)
-
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
-_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
-_VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
-_NO_MODELS = {  # types of GGUF files
-    "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
-    "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",
-}
-# What other models do, by the beginning of their architecture in a GGUF file.
-_OF_MEDIA = dict.fromkeys(
-    ("flux", "sd", "aura", "hidream", "lumina", "qwen_image", "z_image", "pixart", "chroma", "omnigen"),
-    "which makes pictures",
-) | {
-    **dict.fromkeys(("wan", "hyvid", "hunyuan_video", "ltxv", "cosmos", "mochi", "cogvideo"), "which makes videos"),
-    **dict.fromkeys(("whisper", "parakeet", "canary", "moonshine"), "which writes down speech"),
-    **dict.fromkeys(("kokoro", "parler", "outetts", "dia", "bark", "chatterbox"), "which speaks"),
-}
-# With an example of each.
-_NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16", "model_type": "llama"}
-# Numbers of rotary embeddings, which libraries compute with as a file has them: a file may have "10000" for 10000.
-_ROPE_NUMBERS = frozenset(
-    {
-        *("rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "rotary_dim", "partial_rotary_factor"),
-        *("original_max_position_embeddings", "llama_4_scaling_beta", "low_freq_factor", "high_freq_factor"),
-        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"),
-    }
-)
-# Sizes of any model, which not all of transformers' types check.
-_INTEGERS = frozenset(
-    {
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        *("head_dim", "vocab_size", "sliding_window", "max_position_embeddings"),
-    }
-)
-_MAPS = ("id2label", "label2id", "vocabulary_map")  # objects whose keys are labels or tokens
-_ROPE_FACTOR = "factor"  # elsewhere, this name may mean anything
-# Those numbers of each type of rotary embedding that its formula needs. The others may be null: programs that write
-# files give all types the same keys.
-_REQUIRED_FOR_ROPE = {
-    "linear": (_ROPE_FACTOR,),
-    "dynamic": (_ROPE_FACTOR,),
-    "yarn": ("original_max_position_embeddings",),
-    "longrope": ("original_max_position_embeddings",),
-    "llama3": (_ROPE_FACTOR, "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
 
 
-def refuse_unless_sound(source: ModelSource) -> None:
-    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code."""
-    folder = Path(source.location)
-    path = folder / (source.gguf_file or "config.json")
-    try:
-        if source.gguf_file is not None:
-            read_tensors(path)
-            values = read_values(path)
-            kind = values.get("general.type")
-            if isinstance(kind, str) and kind in _NO_MODELS:
-                raise BadFile(_NO_MODELS[kind])
-            _refuse_unless_of_text(values)
-            return
-        config = json_object(path)
-        read_quantization(config)
-        weights = weight_files(folder, config)
-        num_tensors = 0
-        for path in weights:
-            num_tensors += len(read_header(path)[0])
-        path = folder / "config.json"
-        check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
-        _check_types(config)
-    except (BadFile, OSError) as error:
-        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
+class Checkpoint:
+    """A model's folder, or its GGUF file. Each file is read once, when something first needs it.
 
+    Properties and methods raise BadFile and OSError for a file that cannot be read.
+    """
 
-def _refuse_unless_of_text(values: Mapping[str, Any]) -> None:
-    """Raise BadFile for the metadata of a GGUF file that has no layers, or no vocabulary, as models of text have."""
-    name = architecture(values)
-    if name is None:
-        raise BadFile("it doesn't say what model it has (general.architecture)")
-    has_layers = f"{name}{BLOCK_COUNT}" in values
-    if not has_layers or not any(key.startswith("tokenizer.") for key in values):
-        missing = "no vocabulary" if has_layers else f"no {name[:100]}{BLOCK_COUNT}"
-        kind = next((kind for begin, kind in _OF_MEDIA.items() if name.startswith(begin)), f"and it has {missing}")
-        raise BadFile(
-            f"its architecture is {name[:100]!r}, {kind}, and oaiserve serves models that read and write text"
-        )
+    def __init__(self, folder: Path, gguf_file: str | None = None) -> None:
+        self.folder = folder
+        self.path = folder / (gguf_file or "")
+        self._objects: dict[str, Mapping[str, Any]] = {}
+        self._headers: dict[Path, tuple[dict[str, Any], int]] = {}
 
+    @staticmethod
+    def at(path: Path) -> Checkpoint:
+        return Checkpoint(path.parent, path.name) if path.suffix == ".gguf" else Checkpoint(path)
 
-def warn_of_other_weights(source: ModelSource) -> None:
-    """Log which weights a local folder's model has, if an index names others than those that are read."""
-    folder = Path(source.location)
-    index = folder / INDEX
-    if source.gguf_file is not None or not index.is_file():
-        return
-    read = weight_files(folder, json_object(folder / "config.json"))
-    try:
-        named = json_object(index).get("weight_map")
-    except (BadFile, OSError):  # the index is not needed
-        return
-    others = sorted(set(map(str, named.values())) - {path.name for path in read}) if isinstance(named, dict) else []
-    if others:
-        log.warning(
-            "The weights are read from %s, as transformers does, and not from the files that %s names, such as %s. "
-            "Remove those that are not the model's",
-            read[0].name,
-            INDEX,
-            others[0][:100],
-        )
+    @cached_property
+    def head(self) -> GgufHead:
+        """The metadata of a GGUF file, and the places of its tensors."""
+        return read_head(self.path)
 
+    def head_digest(self, path: Path) -> str:
+        """Return the SHA-256 of the head of one of a GGUF model's files."""
+        return self.head.digest(path)
 
-def refuse_without_tokenizer(source: ModelSource) -> None:
-    """Raise StartupError if a local folder has no tokenizer file. A GGUF file contains its tokenizer."""
-    folder = Path(source.location)
-    if source.gguf_file is not None:
-        return
-    names = [path.name for path in folder.iterdir()]
-    if not any(name.startswith(_TOKENIZERS) or name.endswith(_VOCABULARIES) for name in names):
-        raise StartupError(
-            f"'{folder}' has no tokenizer: there is neither tokenizer.json nor another file of one. Copy these files "
-            "from where the model comes from."
-        )
-    path = folder / "tokenizer.json"
-    try:
-        if path.name in names:
-            refuse_other_content(path)
-    except (BadFile, OSError) as error:
-        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.object(CONFIG)
 
+    def object(self, name: str) -> Mapping[str, Any]:
+        """Return the object in a JSON file of the folder."""
+        if name not in self._objects:
+            self._objects[name] = json_object(self.folder / name)
+        return self._objects[name]
 
-def _check_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
-    """Raise BadFile for settings of the wrong type, anywhere in a configuration, that libraries don't check: names, and
-    numbers of rotary embeddings."""
-    for key, value in config.items():
-        example = _NAMES.get(key) or (_NAMES["rope_type"] if is_rope and key == "type" else None)
-        if example is not None and not isinstance(value, str | None):
-            raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as {example}")
-        if key in _ROPE_NUMBERS or (is_rope and key == _ROPE_FACTOR):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            may_be_null = not is_rope or key not in _required(config)
-            if not is_number and not (value is None and may_be_null):
-                raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be a number")
-            refuse_too_large(key, value)
-        if key in _INTEGERS and value is not None:
-            each = value if isinstance(value, list) else [value]  # Lists have a number for each layer.
-            if not all(isinstance(number, int) for number in each):
-                raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be an integer")
-        if isinstance(value, dict) and key not in _MAPS:
-            _check_types(value, is_rope=is_rope or key in ("rope_scaling", "rope_parameters"))
+    def header(self, path: Path) -> tuple[Mapping[str, Any], int]:
+        """Return the header of a safetensors file, and the place where its data begin."""
+        if path not in self._headers:
+            self._headers[path] = read_header(path)
+        return self._headers[path]
 
-
-def _required(rope: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the numbers that may not be null among those of rotary embeddings."""
-    kind = rope.get("rope_type") or rope.get("type")
-    return ("rope_theta", *(_REQUIRED_FOR_ROPE.get(kind, ()) if isinstance(kind, str) else ()))
+    @cached_property
+    def weight_files(self) -> list[Path]:
+        """The safetensors files as transformers chooses them. Raises StartupError if there are none."""
+        named = self.config.get("transformers_weights")
+        if named is not None and not (
+            isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
+        ):
+            raise BadFile("its transformers_weights is not a safetensors file")
+        first = self.folder / (named or "model.safetensors")
+        if first.is_file() and first.suffix == ".safetensors":
+            return [first]
+        index = first if named else self.folder / INDEX
+        if not index.is_file():
+            pickled = sorted(
+                (path for path in self.folder.iterdir() if path.suffix in PICKLED),
+                key=lambda path: (not path.name.startswith("pytorch_model"), path.name),
+            )
+            if pickled:
+                raise StartupError(
+                    f"'{self.folder}' has weights only as pickle ({pickled[0].name}), a format that can run code when "
+                    f"it is opened, so oaiserve does not open it. Convert it with: {conversion(pickled[0], first.name)}"
+                )
+            raise StartupError(f"'{self.folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
+        try:
+            files = self.object(index.name).get("weight_map")
+            if not isinstance(files, dict) or not files:
+                raise BadFile("it has no weight_map")
+            names = set()
+            for name in files.values():
+                if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                    raise BadFile(f"it names {str(name)[:100]!r}, which is not a .safetensors file of this folder")
+                names.add(name)
+            for name in sorted(names):
+                if not (self.folder / name).is_file():
+                    raise BadFile(f"it names {name[:100]}, which is missing")
+        except BadFile as error:
+            raise StartupError(f"'{index}' cannot be used: {error}.") from error
+        return [self.folder / name for name in sorted(names)]
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -208,42 +135,3 @@ def _refuse_nan(constant: str) -> float:
     if constant == "NaN":
         raise BadFile("it has the number NaN")
     return float(constant)
-
-
-def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    """Return the files of weights as transformers chooses them. Raises BadFile, and StartupError without any."""
-    named = config.get("transformers_weights")
-    if named is not None and not (
-        isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
-    ):
-        raise BadFile("its transformers_weights is not a safetensors file")
-    first = folder / (named or "model.safetensors")
-    if first.is_file() and first.suffix == ".safetensors":
-        return [first]
-    index = first if named else folder / INDEX
-    if not index.is_file():
-        pickled = sorted(
-            (path for path in folder.iterdir() if path.suffix in PICKLED),
-            key=lambda path: (not path.name.startswith("pytorch_model"), path.name),
-        )
-        if pickled:
-            raise StartupError(
-                f"'{folder}' has weights only as pickle ({pickled[0].name}), a format that can run code when it is "
-                f"opened, so oaiserve does not open it. Convert it with: {conversion(pickled[0], first.name)}"
-            )
-        raise StartupError(f"'{folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
-    try:
-        files = json_object(index).get("weight_map")
-        if not isinstance(files, dict) or not files:
-            raise BadFile("it has no weight_map")
-        names = set()
-        for name in files.values():
-            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise BadFile(f"it names {str(name)[:100]!r}, which is not a .safetensors file of this folder")
-            names.add(name)
-        for name in sorted(names):
-            if not (folder / name).is_file():
-                raise BadFile(f"it names {name[:100]}, which is missing")
-    except BadFile as error:
-        raise StartupError(f"'{index}' cannot be used: {error}.") from error
-    return [folder / name for name in sorted(names)]

@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ _BLOCKS = {
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
 _ARCHITECTURE = "general.architecture"
+_TOKENIZER = "tokenizer."  # begins the names of the tokenizer's metadata
 BLOCK_COUNT = ".block_count"  # ends the name of the number of a model's layers
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # matches the end of a shard's name
@@ -63,6 +64,14 @@ class GgufTensor(NamedTuple):
     shard: int = 0  # the number of its file
 
 
+class _FileHead(NamedTuple):
+    """The head of one file."""
+
+    values: dict[str, Any]
+    long_values: dict[str, int]
+    tensors: list[GgufTensor]
+
+
 class _Gguf:
     """Reads a mapped GGUF file from its start, value by value. Raises BadFile if the file ends within a value."""
 
@@ -70,6 +79,15 @@ class _Gguf:
         self._data = data
         self.size = len(data)
         self._at = 4
+
+    @property
+    def place(self) -> int:
+        return self._at
+
+    def value_at(self, place: int) -> Any:
+        """Return the whole value that begins at this place."""
+        self._at = place
+        return self.value(is_whole=True)
 
     def number(self, form: str) -> Any:
         return self._numbers(1, form)[0]
@@ -173,38 +191,29 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in names]
 
 
-def head_digest(path: Path) -> str:
-    """Return the SHA-256 of one file's head, before its tensors. Raises the errors of `read_tensors`."""
-    tensors = _read_file(path)[1]
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(min(tensors).begin if tensors else -1)).hexdigest()
+@dataclass(frozen=True, slots=True)
+class GgufHead:
+    """What the files of a model have before the numbers of its tensors."""
 
+    paths: tuple[Path, ...]  # paths of its shards
+    # Numbers, short texts and short lists of numbers, and None for other values, by name.
+    values: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+    # Where the values of the tokenizer are that `values` lacks because they are long.
+    _long_values: Mapping[str, int]
 
-def read_tensors(path: Path) -> dict[str, GgufTensor]:
-    """Return the tensors of a model by name.
+    def read_tokenizer(self) -> dict[str, Any]:
+        """Return all metadata of the tokenizer by name, including long values, and its architecture. Raises BadFile."""
+        values = {key: value for key, value in self.values.items() if key.startswith((_TOKENIZER, _ARCHITECTURE))}
+        with _opened(self.paths[0]) as (gguf, _, _):
+            return values | {key: gguf.value_at(place) for key, place in self._long_values.items()}
 
-    Raises BadFile if the counts, sizes, offsets or numbers in its files' heads contradict each other or the files.
-    """
-    return dict(_read(path)[1])
-
-
-def read_values(path: Path) -> dict[str, Any]:
-    """Return the metadata of a model by name: numbers, short texts and short lists of numbers, and None for other
-    values. Raises the errors of `read_tensors`."""
-    return dict(_read(path)[0])
-
-
-def read_tokenizer(path: Path) -> dict[str, Any]:
-    """Return all metadata of a model's tokenizer by name, including long values, and its architecture. Raises BadFile
-    if the head of the file is impossible."""
-    with _opened(path) as (gguf, _, num_values):
-        values: dict[str, Any] = {}
-        for _ in range(num_values):
-            key = gguf.name()
-            value = gguf.value(is_whole=key.startswith("tokenizer."))
-            if key.startswith(("tokenizer.", _ARCHITECTURE)):
-                values[key] = value
-    return values
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of the head of one of the files, whose path may be that behind a link."""
+        shard = [each.resolve() for each in self.paths].index(path.resolve())
+        begin = min((tensor.begin for tensor in self.tensors.values() if tensor.shard == shard), default=-1)
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(begin)).hexdigest()
 
 
 def architecture(values: Mapping[str, Any]) -> str | None:
@@ -222,31 +231,34 @@ def prefix_of_sizes(values: Mapping[str, Any]) -> str | None:
     return next((key.removesuffix(BLOCK_COUNT) for key in values if key.endswith(BLOCK_COUNT)), None)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Return the metadata and the tensors of a model. Raises BadFile."""
-    files = shard_paths(path)
-    values, _ = _read_file(path)
+def read_head(path: Path) -> GgufHead:
+    """Read the head of a model's file, or of all its shards.
+
+    Raises BadFile if the counts, sizes, offsets or numbers in it contradict each other or the files.
+    """
+    paths = shard_paths(path)
+    first = _read_file(path)
+    values = first.values
     number = values.get(_NUM_SHARDS) or 1
-    if number != len(files):
+    if number != len(paths):
         if type(number) is int and 1 < number < 10**5:
             ending = f"-00001-of-{number:05}.gguf"
         else:
             ending = ".gguf"
         raise BadFile(f"its {_NUM_SHARDS} is {number}, so its name must end with {ending}")
-    _refuse_unless_complete(files)
+    _refuse_unless_complete(paths)
     tensors: dict[str, GgufTensor] = {}
-    for shard, file in enumerate(files):
+    for shard, file in enumerate(paths):
         try:
-            part_tensors = _read_file(file)[1]
+            of_shard = _read_file(file).tensors if shard else first.tensors
         except (BadFile, OSError) as error:
-            of_part = f"of its part {file.name}: " if shard else ""
-            raise BadFile(f"{of_part}{reason_of(error)}") from error
-        for tensor in part_tensors:
+            raise BadFile(f"of its part {file.name}: {reason_of(error)}") from error
+        for tensor in of_shard:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
             tensors[tensor.name] = tensor._replace(shard=shard)
-    check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in files))
-    return values, tensors
+    check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in paths))
+    return GgufHead(tuple(paths), values, tensors, first.long_values)
 
 
 def _refuse_unless_complete(files: list[Path]) -> None:
@@ -267,11 +279,6 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     notes about the file."""
     beginning = (architecture(values) or "").partition(".")[0]
     return {key: value for key, value in values.items() if beginning and key.startswith(f"{beginning}.")}
-
-
-def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
-    status = path.stat()
-    return _read_version(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @contextmanager
@@ -300,15 +307,18 @@ def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
         yield gguf, num_tensors, num_values
 
 
-@lru_cache(16)  # A start calls this ten times, and skipping a vocabulary takes 50 ms.
-def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+def _read_file(path: Path) -> _FileHead:
     with _opened(path) as (gguf, num_tensors, num_values):
         values: dict[str, Any] = {}
+        long_values: dict[str, int] = {}
         for _ in range(num_values):
             key = gguf.name()
             if key in values:
                 raise BadFile(f"it has {key[:100]!r} twice")
+            place = gguf.place
             values[key] = gguf.value()
+            if values[key] is None and key.startswith(_TOKENIZER):
+                long_values[key] = place
         tensors = [_tensor(gguf) for _ in range(num_tensors)]
         alignment = values.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
@@ -316,7 +326,8 @@ def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[st
         num_bytes = gguf.left_behind(alignment)
         start = gguf.size - num_bytes
         _check_places(tensors, num_bytes, alignment, start)
-    return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
+    moved = [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
+    return _FileHead(values, long_values, moved)
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:

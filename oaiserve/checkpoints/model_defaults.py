@@ -5,12 +5,12 @@ The model's own files come first. If they name no sampling, the publisher's reco
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from oaiserve.checkpoints import gguf
+from oaiserve.checkpoints.bad_file import BadFile, reason_of
+from oaiserve.checkpoints.checkpoint import CONFIG, GENERATION
 from oaiserve.checkpoints.recommended_sampling import Recommendation, recommended
 from oaiserve.checkpoints.source import ModelSource
 
@@ -47,7 +47,7 @@ def model_defaults(source: ModelSource, names: Collection[str], measured: Mappin
 def _names_of(source: ModelSource) -> Iterator[str]:
     """Yield the names of a model, the surest first: those in its metadata, then those of its repository and file."""
     if source.gguf_file is not None:
-        values = gguf.read_values(source.path)
+        values = source.checkpoint.head.values
         parts = [values.get(f"general.{part}") for part in ("basename", "size_label", "finetune")]
         yield from (name for name in (values.get("general.name"),) if isinstance(name, str))
         yield "-".join(part for part in parts if isinstance(part, str))
@@ -64,19 +64,16 @@ def stated_defaults(source: ModelSource, names: Iterable[str]) -> dict[str, Any]
     is ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
     """
     if source.gguf_file is not None:
-        file_names = ["generation_config.json"]
+        file_names = [GENERATION]
     else:
-        file_names = ["generation_config.json", "config.json"]
-    paths = [path for name in file_names if (path := source.folder / name).is_file()]
-    try:
-        if paths:
-            settings = json.loads(paths[0].read_text(encoding="utf-8"))
-        else:
-            settings = {}
-    except (OSError, ValueError) as error:
-        log.warning("The defaults in %s are not used, because it cannot be read: %s", paths[0], error)
-        settings = {}
-    settings = settings if isinstance(settings, dict) else {}
+        file_names = [GENERATION, CONFIG]
+    settings: Mapping[str, Any] = {}
+    for name in [name for name in file_names if (source.folder / name).is_file()][:1]:
+        try:
+            settings = source.checkpoint.object(name)
+        except (BadFile, OSError) as error:
+            path = source.folder / name
+            log.warning("The defaults in %s are not used, because it cannot be read: %s", path, reason_of(error))
     stated = {name: settings[name] for name in names if settings.get(name) is not None}
     limits = {name: settings[name] for name in LENGTHS if type(settings.get(name)) is int and settings[name] > 0}
     return _in_metadata(source, names) | stated | limits
@@ -86,7 +83,7 @@ def _in_metadata(source: ModelSource, names: Iterable[str]) -> dict[str, Any]:
     """Return the sampling parameters in a GGUF file's metadata. 32-bit floats are rounded to the intended decimals."""
     if source.gguf_file is None:
         return {}
-    values = gguf.read_values(source.path)
+    values = source.checkpoint.head.values
     keys = {name: _GGUF + _GGUF_NAMES.get(name, name) for name in names}
     defaults = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
     if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so it penalizes nothing.

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.errors import StartupError
 
 # A repository, and optionally one of its GGUF files after a colon.
@@ -22,7 +24,7 @@ _MOST_ENTRIES = 10_000  # entries of a folder in which a similar name is looked 
 _SIMILAR = 0.75
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSource:
     location: str  # a folder, or a name on the hub: ID, or ID:FORMAT for a GGUF file
     gguf_file: str | None  # the file's name within the folder
@@ -35,6 +37,11 @@ class ModelSource:
     @property
     def folder(self) -> Path:
         return Path(self.location)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The files of a local model, opened once for all that read them."""
+        return Checkpoint(self.folder, self.gguf_file)
 
     @property
     def shown(self) -> str:

@@ -15,7 +15,7 @@ from textwrap import fill, indent
 from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve.checkpoints import demo, hub
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.listening import ended_by_interrupts
 from oaiserve.commands.models import stored_models

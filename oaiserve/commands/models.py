@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oaiserve.checkpoints import demo, gguf, hub
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import json_object, weight_files
-from oaiserve.checkpoints.safetensors_header import read_header
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.errors import StartupError
 from oaiserve.storage import start_cache
 from oaiserve.storage.private import cache_folder
@@ -183,18 +182,18 @@ def _num_bytes(path: Path) -> int:
 
 
 def _folder(folder: Path) -> tuple[str, str]:
-    config = json_object(folder / "config.json")
-    weights = weight_files(folder, config)
+    checkpoint = Checkpoint(folder)
+    config = checkpoint.config
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         form = str(quantization.get("quant_method", "quantized"))
     else:
-        tensors = read_header(weights[0])[0].values()
+        tensors = checkpoint.header(checkpoint.weight_files[0])[0].values()
         form = max(tensors, key=lambda tensor: tensor["data_offsets"][1] - tensor["data_offsets"][0])["dtype"].lower()
     return f"safetensors {form}", str(config.get("model_type", "-"))
 
 
 def _gguf_file(path: Path) -> tuple[str, str]:
-    values = gguf.read_values(path)
+    values = gguf.read_head(path).values
     form = GGUF_FORMS.get(values.get("general.file_type"), "")
     return f"GGUF {form}", gguf.architecture(values) or "-"

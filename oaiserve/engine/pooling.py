@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from oaiserve.checkpoints.gguf import architecture, read_tensors, read_values
+from oaiserve.checkpoints.gguf import GgufHead, architecture
 
 Task = Literal["generate", "embed", "score"]  # the use of a served model
 
@@ -34,20 +33,20 @@ _ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embeddi
 _OUTPUTS = ("cls.output.weight", "cls.weight")  # Either makes the score of a reranker, which is one number.
 
 
-def gguf_task(path: Path) -> Task:
-    """Return the task that a GGUF file's metadata name, or else that of its tensors. Raises BadFile."""
-    values = read_values(path)
+def gguf_task(head: GgufHead) -> Task:
+    """Return the task that a GGUF file's metadata name, or else that of its tensors."""
+    values = head.values
     name = architecture(values)
     kind = values.get(f"{name}.pooling_type")
-    if kind == GGUF_RANK or (kind is None and has_score(path)):
+    if kind == GGUF_RANK or (kind is None and has_score(head)):
         return "score"
     if kind in tuple(GGUF_MODES) or name in _ENCODERS:
         return "embed"
     return "generate"
 
 
-def has_score(path: Path) -> bool:
+def has_score(head: GgufHead) -> bool:
     """Return whether a GGUF file has the output of a reranker. llama.cpp's converter names no pooling for an encoder's,
-    and its users name one when they start it. Raises BadFile."""
-    shapes = (tensor.shape for name, tensor in read_tensors(path).items() if name in _OUTPUTS)
+    and its users name one when they start it."""
+    shapes = (tensor.shape for name, tensor in head.tensors.items() if name in _OUTPUTS)
     return any(shape[:-1] in ((), (1,)) for shape in shapes)

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import INDEX, refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.checkpoints.gguf import head_digest, read_tensors, read_tokenizer, read_values
+from oaiserve.checkpoints.checkpoint import INDEX
+from oaiserve.checkpoints.gguf import read_head
 from oaiserve.checkpoints.load_errors import reported
+from oaiserve.checkpoints.soundness import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.errors import StartupError
@@ -414,8 +415,8 @@ def test_a_key_of_a_gguf_file_that_nobody_reads_may_have_any_value(more: bytes, 
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf(more=(more,)))
     refuse_unless_sound(find_model(path))
-    assert read_values(path)["general.name"] == "small"
-    assert read_tokenizer(path)["tokenizer.ggml.tokens"] == ["a", "b"]
+    assert read_head(path).values["general.name"] == "small"
+    assert read_head(path).read_tokenizer()["tokenizer.ggml.tokens"] == ["a", "b"]
 
 
 def test_arrays_in_arrays_end_somewhere(tmp_path: Path) -> None:
@@ -426,7 +427,7 @@ def test_arrays_in_arrays_end_somewhere(tmp_path: Path) -> None:
 def test_a_setting_of_a_gguf_file_that_is_read_has_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf(more=(text("llama.attention.sliding_window") + struct.pack("<IQ", 10, 2**63),)))
-    metadata = Metadata(read_values(path), read_tensors(path))
+    metadata = Metadata(read_head(path).values, read_head(path).tensors)
     with pytest.raises(BadFile, match=r"^its llama\.attention\.sliding_window is 9\.22337e\+18, but can be at most 92"):
         metadata.get("attention.sliding_window")
 
@@ -504,11 +505,11 @@ def test_a_gguf_file_that_lies_is_refused(tmp_path: Path, content: bytes, says: 
 def test_the_digest_of_a_head_is_that_of_all_before_the_tensors(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf())
-    head = head_digest(path)
+    head = read_head(path).digest(path)
     path.write_bytes(gguf()[:-1] + b"x")  # the last byte of the tensor
-    assert head_digest(path) == head
+    assert read_head(path).digest(path) == head
     path.write_bytes(gguf().replace(text("small"), text("SMALL")))
-    assert head_digest(path) != head
+    assert read_head(path).digest(path) != head
 
 
 def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Path) -> None:
@@ -522,7 +523,7 @@ def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Pat
     assert f"{second}' cannot be used: it is not the first part of its model, {first}." in refusal(tmp_path / second)
     (tmp_path / second).write_bytes(gguf(files=2, name="other"))
     refuse_unless_sound(find_model(tmp_path / first))
-    assert [(t.name, t.shard) for t in read_tensors(tmp_path / first).values()] == [("t", 0), ("other", 1)]
+    assert [(t.name, t.shard) for t in read_head(tmp_path / first).tensors.values()] == [("t", 0), ("other", 1)]
     (tmp_path / "model.gguf").write_bytes(gguf(files=2))
     assert "its split.count is 2, so its name must end with -00001-of-00002.gguf" in refusal(tmp_path / "model.gguf")
 

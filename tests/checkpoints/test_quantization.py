@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
 from oaiserve.checkpoints.quantization import Quantization, read_quantization, refuse_costly_patterns
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.errors import StartupError
 

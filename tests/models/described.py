@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
@@ -65,7 +66,7 @@ def decoder_in(
         settings = settings_of(config)
     family = FAMILIES[settings["model_type"]]
     tensors = HubTensors(
-        TensorFiles(folder, of_wrapper=is_wrapper(config)),
+        TensorFiles(Checkpoint(folder), of_wrapper=is_wrapper(config)),
         family.names,
         dtype,
         is_transposed=family.is_transposed,

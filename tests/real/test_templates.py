@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.models import BPE
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from oaiserve.checkpoints.gguf import read_tokenizer
+from oaiserve.checkpoints.gguf import read_head
 from oaiserve.engine.text.builtin_templates import NAMES, template_file
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
 from oaiserve.engine.text.gguf.tokenizer import add_tokens
@@ -402,7 +402,7 @@ def splits(tokens: Collection[str]) -> dict[tuple[str, str], list[tuple[str, str
 def control_texts(path: Path) -> list[str]:
     """Return the control tokens of a GGUF file. The rest of its tokenizer, which takes a second, isn't made."""
     tokenizer = RustTokenizer(BPE())
-    add_tokens(tokenizer, Vocabulary(read_tokenizer(path)))
+    add_tokens(tokenizer, Vocabulary(read_head(path).read_tokenizer()))
     return [*control_tokens(tokenizer, "", splits_special=False)]
 
 

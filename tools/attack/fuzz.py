@@ -51,9 +51,9 @@ from oaiserve import cli
 from oaiserve.app import create_app
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
-from oaiserve.checkpoints.gguf import read_tensors, read_tokenizer, read_values
+from oaiserve.checkpoints.gguf import read_head
 from oaiserve.checkpoints.safetensors_header import read_header
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
@@ -251,9 +251,7 @@ def reader_of_files(name: str, read: Callable[[Path], object]) -> Callable[[Path
 
 
 def read_gguf(path: Path) -> None:
-    read_tensors(path)
-    read_values(path)
-    read_tokenizer(path)
+    read_head(path).read_tokenizer()
 
 
 def read_configuration(path: Path) -> None:

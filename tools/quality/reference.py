@@ -27,7 +27,7 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.model_config import is_mxfp4
 from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.start.load import Checkpoint, read_checkpoint
+from oaiserve.engine.start.load import TransformersCheckpoint, read_checkpoint
 
 _LAYER = re.compile(r".*\.layers\.\d+")
 
@@ -78,17 +78,16 @@ def _base_of(model: PreTrainedModel) -> Any:
     return model.model if model.base_model is model else model.base_model
 
 
-def _weights(checkpoint: Checkpoint, model: PreTrainedModel) -> GgufWeights | TensorFiles:
+def _weights(checkpoint: TransformersCheckpoint, model: PreTrainedModel) -> GgufWeights | TensorFiles:
     """Map the weights of a checkpoint, which are expanded at each access."""
     _, source, config, quantization, is_wrapped = checkpoint
     if source.gguf_file is not None:
-        return GgufWeights(source.path, named_parameters(model))
-    folder = Path(source.location)
+        return GgufWeights(source.checkpoint.head, named_parameters(model))
     if is_mxfp4(config):
-        return Mxfp4Weights(folder)
+        return Mxfp4Weights(source.checkpoint)
     if quantization is not None:
-        return PackedWeights(folder, quantization, of_wrapper=is_wrapped)
-    return TensorFiles(folder, of_wrapper=is_wrapped)
+        return PackedWeights(source.checkpoint, quantization, of_wrapper=is_wrapped)
+    return TensorFiles(source.checkpoint, of_wrapper=is_wrapped)
 
 
 def _fill(module: Module, weights: GgufWeights | TensorFiles, names: dict[str, str]) -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import json_object
-from oaiserve.checkpoints.gguf import read_tensors, read_values
+from oaiserve.checkpoints.checkpoint import GENERATION, Checkpoint
+from oaiserve.checkpoints.gguf import GgufHead
 from oaiserve.checkpoints.load_errors import named
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.checkpoints.source import ModelSource
@@ -98,7 +98,7 @@ def describe_model(
         decoder,
         dtype=tensors.dtype,
         device=device,
-        generation=_generation(Path(source.location)),
+        generation=_generation(source),
     )
     refuse_ignored(settings)
     if keys := unknown(settings):
@@ -114,28 +114,32 @@ def refuse_by_header(source: ModelSource, options: EngineOptions) -> None:
     if source.gguf_file is not None:
         if options.quantize != "none":
             raise _already_quantized(options, source.path.name)
-        settings = settings_of_gguf(read_values(source.path), read_tensors(source.path))
+        settings = _settings_of_gguf(source.checkpoint.head)
     else:
-        config = json_object(source.folder / "config.json")
+        config = source.checkpoint.config
         settings = _settings(config)
         if options.quantize != "none" and _stated_quantization(config, settings):
             raise _already_quantized(options, source.location)
     _length(settings, _family(settings), options)
 
 
+def _settings_of_gguf(head: GgufHead) -> Settings:
+    return settings_of_gguf(head.values, head.tensors)
+
+
 def _open_gguf(source: ModelSource, options: EngineOptions, device: torch.device) -> _Files:
     if options.quantize != "none":
         raise _already_quantized(options, source.path.name)
-    settings = settings_of_gguf(read_values(source.path), read_tensors(source.path))
+    settings = _settings_of_gguf(source.checkpoint.head)
     family = _family(settings)
     dtype = _dtype(_IN_BLOCKS, options, device)
-    tensors = GgufTensors(source.path, family.names, settings, dtype)
+    tensors = GgufTensors(source.checkpoint.head, family.names, settings, dtype)
     return _Files(settings, family, tensors, _library(dtype, options, device))
 
 
 def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | None, device: torch.device) -> _Files:
-    folder = Path(source.location)
-    config = json_object(folder / "config.json")
+    checkpoint = source.checkpoint
+    config = checkpoint.config
     settings = _settings(config)
     family = _family(settings)
     stated = _stated_quantization(config, settings)
@@ -155,19 +159,19 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
         # Longer sums cost more without tiles, because x has two levels for them.
         is_long = library is not None and library.has_integer_tiles()
         on_gpu = device.type != "cpu"
-        files = PackedWeights(folder, quantization, of_wrapper=of_wrapper, is_long=is_long, reads_later=on_gpu)
+        files = PackedWeights(checkpoint, quantization, of_wrapper=of_wrapper, is_long=is_long, reads_later=on_gpu)
         if not files.has_blocks():  # floats of 8 bits, which a CPU expands
             dtype = _dtype(stored_dtype(settings), options, device)
             library = _library(dtype, options, device)
     elif stated is not None:
-        files = Mxfp4Weights(folder)
+        files = Mxfp4Weights(checkpoint)
     elif makes_blocks:
         if family.is_transposed:
             raise NotKnown("the matrices of this family are transposed, and not quantized")
         assert library is not None  # --quantize refuses --no-compile
-        files = _encoded(folder, options, library, blocks, of_wrapper=of_wrapper)
+        files = _encoded(checkpoint, options, library, blocks, of_wrapper=of_wrapper)
     else:
-        files = TensorFiles(folder, of_wrapper=of_wrapper)
+        files = TensorFiles(checkpoint, of_wrapper=of_wrapper)
     tensors = HubTensors(
         files,
         family.names,
@@ -180,11 +184,11 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
 
 
 def _encoded(
-    folder: Path, options: EngineOptions, library: Library, blocks: Path | None, *, of_wrapper: bool
+    checkpoint: Checkpoint, options: EngineOptions, library: Library, blocks: Path | None, *, of_wrapper: bool
 ) -> EncodedWeights:
     encode = Encoder(library, options.cpu_threads or default_threads())
     in_4_bits = options.quantize == "int4"
-    files = EncodedWeights(folder, encode, in_4_bits=in_4_bits, of_wrapper=of_wrapper)
+    files = EncodedWeights(checkpoint, encode, in_4_bits=in_4_bits, of_wrapper=of_wrapper)
     if blocks is not None and files.read_from_file(blocks):
         return files
     if options.quantized_cache:
@@ -206,7 +210,7 @@ def _already_quantized(options: EngineOptions, name: str) -> StartupError:
     )
 
 
-def _settings(config: dict[str, Any]) -> Settings:
+def _settings(config: Mapping[str, Any]) -> Settings:
     try:
         return settings_of(config)
     except KeyError as error:
@@ -244,12 +248,12 @@ def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -
     return None
 
 
-def _generation(folder: Path) -> dict[str, Any]:
-    path = folder / "generation_config.json"
+def _generation(source: ModelSource) -> Mapping[str, Any]:
+    path = source.folder / GENERATION
     if not path.is_file():
         return {}
     try:
-        return json_object(path)
+        return source.checkpoint.object(GENERATION)
     except BadFile as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
 

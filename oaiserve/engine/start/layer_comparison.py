@@ -21,7 +21,7 @@ from oaiserve.engine.model.rehearsal import prompt_of
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import difference_by_row
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.load import Checkpoint, load_weights, read_checkpoint
+from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.text.tokenizer import Tokenizer
 
 LIMIT = 1e-3  # largest difference that rounding in float32 explains
@@ -66,7 +66,7 @@ def token_ids(source: ModelSource, described: Described) -> list[int]:
     parameters = [one.parameters for one in attending if one is not None]
     windows = [one.sliding_window or one.chunk or 0 for one in parameters]
     number = max([_NUM_TOKENS, *(window + _BEYOND_WINDOW for window in windows if window <= _LONGEST_WINDOW)])
-    encode = Tokenizer.from_pretrained(source.path).backend.encode
+    encode = Tokenizer.of(source.checkpoint).backend.encode
     ids: list[int] = encode(_TEXT * -(-number // _NUM_TOKENS) * 2, add_special_tokens=True).ids
     return [token_id for token_id in ids if token_id < spec.vocab_size][: min(number, spec.max_model_len)]
 
@@ -84,7 +84,7 @@ def compared(own: Iterable[Tensor], others: list[Tensor]) -> Iterator[Comparison
 
 def transformers_states(source: ModelSource, ids: list[int], num_layers: int) -> list[Tensor]:
     """Return the hidden states of all tokens before each layer of transformers' model, and the logits."""
-    checkpoint: Checkpoint = read_checkpoint(source, source.gguf_file or source.location)
+    checkpoint = read_checkpoint(source, source.gguf_file or source.location)
     model = load_weights(checkpoint, torch.float32, attention="eager")
     model.eval()
     states: list[Tensor] = []

@@ -25,7 +25,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.checkpoints.bad_file import refuse_too_large
-from oaiserve.checkpoints.gguf import architecture, read_values, shard_paths
+from oaiserve.checkpoints.checkpoint import Checkpoint
+from oaiserve.checkpoints.gguf import architecture
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.progress import counted
 from oaiserve.checkpoints.quantization import Quantization, refuse_costly_patterns
@@ -57,7 +58,9 @@ OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
 }
 
 
-class Checkpoint(NamedTuple):
+class TransformersCheckpoint(NamedTuple):
+    """A checkpoint with the configuration that transformers makes of it."""
+
     name: str  # what the user typed
     source: ModelSource
     config: PreTrainedConfig
@@ -73,7 +76,7 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
     """Read the configuration in a model's files. Raises StartupError that names a setting of the wrong type, and what
     transformers raises."""
     if source.gguf_file is not None:
-        return read_config(source.path)
+        return read_config(source.checkpoint)
     with settings_named(Path(source.location), (CONFIG,)):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
     for setting in fields(config):
@@ -81,7 +84,7 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
     return config
 
 
-def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
+def read_checkpoint(source: ModelSource, name: str) -> TransformersCheckpoint:
     """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
     a model that transformers' code does not compute."""
     with reported(f"No model could be loaded from {source.shown}"):
@@ -93,10 +96,12 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
             config = text
         refuse_unless_computable(config, name)
         quantization = quantization_of(config, name)
-    return Checkpoint(name, source, config, quantization, text is not None)
+    return TransformersCheckpoint(name, source, config, quantization, text is not None)
 
 
-def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str | None = None) -> PreTrainedModel:
+def load_weights(
+    checkpoint: TransformersCheckpoint, dtype: torch.dtype, *, attention: str | None = None
+) -> PreTrainedModel:
     """Make transformers' model with the weights of a checkpoint in `dtype`.
 
     `attention` is the implementation that transformers uses; None: its choice. Raises StartupError if a weight cannot
@@ -112,12 +117,12 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
         _unknown_value_named(config),
     ):
         if quantization is not None:
-            packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
+            packed = PackedWeights(source.checkpoint, quantization, of_wrapper=is_wrapped)
             loaded, report = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
             names = checkpoint.name, quantization.name, str(dtype).removeprefix("torch.")
             log.debug("The weights of '%s', in %s, are expanded to %s", *names)
-        elif checkpoint.is_gguf and architecture(read_values(source.path)) in ARCHITECTURES:
-            in_file = GgufWeights(source.path, named_parameters(empty_model(config, torch.bfloat16)))
+        elif checkpoint.is_gguf and architecture(source.checkpoint.head.values) in ARCHITECTURES:
+            in_file = GgufWeights(source.checkpoint.head, named_parameters(empty_model(config, torch.bfloat16)))
             loaded, report = _load_expanded(config, in_file, dtype, attention)
             scale_frequencies(loaded, in_file.rope_factors)
         elif checkpoint.is_gguf:
@@ -125,7 +130,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
         else:
             loaded, report = _load_by_transformers(checkpoint, dtype, attention)
         if not checkpoint.is_gguf:
-            restore_padding(loaded, folder)
+            restore_padding(loaded, source.checkpoint)
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
         loaded.generation_config = defaults
     if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
@@ -163,7 +168,7 @@ def _settings(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _load_by_transformers(
-    checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None
+    checkpoint: TransformersCheckpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers load a model as it reads it, and say what it found."""
     arguments = OF_WEIGHTS | {"attn_implementation": attention}
@@ -177,21 +182,21 @@ def _load_by_transformers(
     return pair  # type: ignore[no-any-return]
 
 
-def restore_padding(model: PreTrainedModel, folder: Path) -> None:
+def restore_padding(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     """Give Youtu's embedding the row of the padding token in the files, which transformers sets to zeros."""
     config: Any = model.config
     if config.model_type == "youtu" and (row := config.pad_token_id) is not None:
         embedding: Any = model.get_input_embeddings()
         with torch.no_grad():
-            embedding.weight[row] = TensorFiles(folder).tensor("model.embed_tokens.weight")[row]
+            embedding.weight[row] = TensorFiles(checkpoint).tensor("model.embed_tokens.weight")[row]
 
 
 def _load_gguf_by_transformers(
-    checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None
+    checkpoint: TransformersCheckpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers read the weights of a GGUF file whose architecture is not known here."""
     path = checkpoint.source.path
-    if len(shard_paths(path)) > 1:
+    if len(checkpoint.source.checkpoint.head.paths) > 1:
         raise StartupError(
             f"'{checkpoint.name}' is the first of several parts, which models of type '{checkpoint.config.model_type}' "
             "are not read from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from oaiserve.checkpoints import gguf
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.checkpoint import json_object
+from oaiserve.checkpoints.checkpoint import CONFIG, GENERATION
 from oaiserve.checkpoints.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -44,14 +43,13 @@ def warn_of_missing_tokens(source: ModelSource, vocab_size: int, end_ids: Collec
 def _named(source: ModelSource) -> Iterator[tuple[str, str, str, Any]]:
     """Yield file, key, role and value of each setting that names one token or several."""
     if source.gguf_file is not None:
-        values = gguf.read_values(source.path)
-        yield from _in_settings(source.path.name, values, _IN_GGUF)
+        yield from _in_settings(source.path.name, source.checkpoint.head.values, _IN_GGUF)
     else:
-        config = _object(source, "config.json")
+        config = _object(source, CONFIG)
         text = config.get("text_config")
         of_text = {key: value for key, value in text.items() if key not in config} if isinstance(text, Mapping) else {}
-        yield from _in_settings("config.json", {**of_text, **config}, "")
-    yield from _in_settings("generation_config.json", _object(source, "generation_config.json"), "")
+        yield from _in_settings(CONFIG, {**of_text, **config}, "")
+    yield from _in_settings(GENERATION, _object(source, GENERATION), "")
 
 
 def _in_settings(file: str, settings: Mapping[str, Any], beginning: str) -> Iterator[tuple[str, str, str, Any]]:
@@ -65,6 +63,6 @@ def _in_settings(file: str, settings: Mapping[str, Any], beginning: str) -> Iter
 def _object(source: ModelSource, name: str) -> Mapping[str, Any]:
     """Return the object in a file of a model's folder; an empty one if it can't be read, which others report."""
     try:
-        return json_object(source.folder / name)
+        return source.checkpoint.object(name)
     except (BadFile, OSError):
         return {}

@@ -5,7 +5,6 @@ Models with a description come first. They start fast, because nothing of transf
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +13,12 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from oaiserve.checkpoints import demo, gguf
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_tokenizer, warn_of_other_weights
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.hub import fetched
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.model_defaults import ModelDefaults, model_defaults
+from oaiserve.checkpoints.soundness import refuse_unless_sound, refuse_without_tokenizer, warn_of_other_weights
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.checkpoints.wrong_settings import wrong_setting
 from oaiserve.config import EngineOptions
@@ -177,10 +177,9 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
     options = request.options
     mmproj = find_mmproj(source, options.mmproj) if options.media else None
     try:
-        config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a GGUF file, or the load says what is wrong
-        config = None
-    parts = config if isinstance(config, dict) else {}
+        parts = source.checkpoint.config if source.gguf_file is None else {}
+    except (BadFile, OSError):  # the load says what is wrong
+        parts = {}
     has_tower = mmproj is not None or parts.get("vision_config") is not None or parts.get("audio_config") is not None
     if not options.media or not has_tower:
         return None
@@ -230,14 +229,14 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
     if source.gguf_file is not None or options.quantize != "none":
         return "bfloat16"
     try:
-        config = json.loads((source.path / "config.json").read_bytes())
+        config = source.checkpoint.config
         if config.get("quantization_config"):
             return "bfloat16"
         stored = config.get("dtype") or config["torch_dtype"]
         if isinstance(stored, str):
             return stored
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # the load says what is wrong
+    except (BadFile, OSError, KeyError):  # the load says what is wrong
         return None
 
 
@@ -253,7 +252,7 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
         request.options = without_generation(options)
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
         # The system finds memory for packed weights while a core is idle during imports.
-        file_bytes = sum(part.stat().st_size for part in gguf.shard_paths(source.path))
+        file_bytes = sum(part.stat().st_size for part in source.checkpoint.head.paths)
         request.reserved = reserve(packed_bytes(file_bytes), request.runtime)
     load_library()
     request.meanwhile()  # imports Python code, while a core loads the library

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
@@ -100,7 +101,7 @@ class StartRequest:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         with self.times.part("tokenizer"):
-            return tokenizer_of(self.source.path, self.options, self.runtime)
+            return tokenizer_of(self.source.checkpoint, self.options, self.runtime)
 
     def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.
@@ -142,10 +143,10 @@ class StartRequest:
             self.reserved = None
 
 
-def tokenizer_of(path: Path, options: EngineOptions, runtime: Runtime) -> Tokenizer:
-    """Load the tokenizer of a folder or a GGUF file, with the chat template of the options. Raises StartupError."""
+def tokenizer_of(checkpoint: Checkpoint, options: EngineOptions, runtime: Runtime) -> Tokenizer:
+    """Load the tokenizer of a checkpoint, with the chat template of the options. Raises StartupError."""
     if options.chat_template:
         template = template_file(options.chat_template).read_text(encoding="utf-8")
     else:
         template = None
-    return Tokenizer.from_pretrained(path, template, recheck=options.recheck, runtime=runtime)
+    return Tokenizer.of(checkpoint, template, recheck=options.recheck, runtime=runtime)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oaiserve.checkpoints import gguf
+from oaiserve.checkpoints.checkpoint import Checkpoint
+from oaiserve.checkpoints.gguf import shard_paths
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.runtime import Runtime
@@ -20,9 +21,10 @@ log = logging.getLogger(__name__)
 _FILES = (".json", ".safetensors")
 
 
-def subject_of(model: Path, options: EngineOptions) -> Subject | None:
+def subject_of(checkpoint: Checkpoint, options: EngineOptions) -> Subject | None:
     """Return the subject of a model, a folder or a GGUF file; None for a file whose parts are in several folders."""
-    parts = gguf.shard_paths(model) if model.is_file() else []
+    model = checkpoint.path
+    parts = shard_paths(model) if model.is_file() else []
     if len({part.resolve().parent for part in parts}) > 1:
         return None
     return subject(
@@ -31,7 +33,7 @@ def subject_of(model: Path, options: EngineOptions) -> Subject | None:
         _FILES,
         options={"quantize": options.quantize},
         packages=("oaiserve",),
-        digest=gguf.head_digest if parts else None,
+        digest=checkpoint.head_digest if parts else None,
         parts=parts,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oaiserve.checkpoints.checkpoint import json_object
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import TaskOption
 from oaiserve.engine.pooling import Task, gguf_task
@@ -16,10 +15,8 @@ def find_task(source: ModelSource, option: TaskOption) -> Task:
     if option != "auto":
         return option
     if source.gguf_file is not None:
-        return gguf_task(source.path)
-    return _of_config(
-        json_object(source.folder / "config.json"), has_modules=(source.folder / "modules.json").is_file()
-    )
+        return gguf_task(source.checkpoint.head)
+    return _of_config(source.checkpoint.config, has_modules=(source.folder / "modules.json").is_file())
 
 
 def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:

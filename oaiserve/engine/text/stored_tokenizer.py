@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
-from oaiserve.checkpoints import gguf
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.errors import StartupError
 from oaiserve.storage.private import NotPrivate
 from oaiserve.storage.start_cache import Subject, of_record, recall, remember, subject
@@ -44,11 +43,12 @@ class StoredTokenizer(TokenizerParts):
     backend_tokenizer: RustTokenizer
 
 
-def tokenizer_subject(model: Path) -> Subject | None:
+def tokenizer_subject(checkpoint: Checkpoint) -> Subject | None:
     """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
+    model = checkpoint.path
     if model.suffix == ".gguf" and model.is_file():
         packages = ("oaiserve", "tokenizers")
-        return subject("tokenizer", model, (), options={}, packages=packages, digest=gguf.head_digest)
+        return subject("tokenizer", model, (), options={}, packages=packages, digest=checkpoint.head_digest)
     if not model.is_dir() or (model / "additional_chat_templates").exists():
         return None
     return subject("tokenizer", model, _FILES, options={}, packages=_PACKAGES)

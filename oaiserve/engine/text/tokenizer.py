@@ -15,6 +15,7 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.setting_types import settings_named
 from oaiserve.engine.logprobs import text_of
@@ -140,16 +141,28 @@ class Tokenizer:
         recheck: bool = False,
         runtime: Runtime | None = None,
     ) -> Tokenizer:
-        """Load a tokenizer from a folder or a GGUF file. Raises StartupError if there is no usable one.
+        """Load a tokenizer from a folder or a GGUF file. Raises StartupError if there is no usable one."""
+        return cls.of(Checkpoint.at(Path(path)), chat_template, recheck=recheck, runtime=runtime)
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        chat_template: str | None = None,
+        *,
+        recheck: bool = False,
+        runtime: Runtime | None = None,
+    ) -> Tokenizer:
+        """Load the tokenizer of a checkpoint. Raises StartupError if there is no usable one.
 
         With `runtime`, a tokenizer of local files is written to the start cache once this start is complete.
         `recheck` ignores a cached one.
         """
-        model = Path(path)
-        if not model.exists():
+        path = checkpoint.path
+        if not path.exists():
             raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
-        with reported(f"Could not load a tokenizer from '{path}'"), settings_named(model):
-            subject = tokenizer_subject(model)
+        with reported(f"Could not load a tokenizer from '{path}'"), settings_named(path):
+            subject = tokenizer_subject(checkpoint)
             tokenizer: StoredTokenizer | None = None
             if subject is not None and not recheck:
                 try:
@@ -159,7 +172,7 @@ class Tokenizer:
             if tokenizer is not None:
                 return cls(tokenizer, chat_template)
             with collected_warnings() as warnings:
-                made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else load_tokenizer(model)
+                made = load_gguf_tokenizer(checkpoint.head) if path.suffix == ".gguf" else load_tokenizer(path)
             usable = cls(made, chat_template)
             if subject is not None and runtime is not None:
                 runtime.later("remember", AFTER_SECONDS, partial(remember_tokenizer, subject, made, warnings))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.gguf import read_head
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -133,7 +134,7 @@ def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(
     kept = quantized(name, tmp_path)
     model = model_of(name)
     path = tmp_path / "model.gguf"
-    weights = GgufWeights(path, named_parameters(model))
+    weights = GgufWeights(read_head(path), named_parameters(model))
     model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
     assert_small(errors(case_of(model, kept.spec, kept.decoder)))
 

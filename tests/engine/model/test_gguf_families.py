@@ -7,6 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
+from oaiserve.checkpoints.gguf import read_head
 from oaiserve.engine.model.transformers_files.empty_model import named_parameters
 from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights
 from tests.models.described import model_of_files
@@ -43,7 +44,7 @@ def test_a_file_has_the_numbers_of_the_model(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     path = tmp_path / "model.gguf"
     record.write(path, model, lambda _: Kind.F32)
-    weights = GgufWeights(path, named_parameters(model))
+    weights = GgufWeights(read_head(path), named_parameters(model))
     own = parameters_of(model)
     assert weights.names() == own.keys()
     for parameter, values in own.items():

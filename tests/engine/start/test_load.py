@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text import jinja_template

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.key_sizes import key_sizes
@@ -224,7 +225,7 @@ def test_an_architecture_that_nothing_reads_is_refused_with_what_to_serve(tmp_pa
     with pytest.raises(
         StartupError, match=r"its architecture is 'other', .*; serve the folder or hub id with the safe.*\.$"
     ):
-        read_config(path)
+        read_config(Checkpoint.at(path))
 
 
 def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_described(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_token_that_ends_a_text
     path = gpt_oss_file(tmp_path, small, TOKENIZER)
     tokenizer = Tokenizer.from_pretrained(path)
     assert len(tokenizer.encode(TextPrompt("hello"))) == 2
-    assert read_config(path).eos_token_id == tokenizer.eos_token_id == len(TOKENS) - 1
+    assert read_config(Checkpoint.at(path)).eos_token_id == tokenizer.eos_token_id == len(TOKENS) - 1
 
 
 def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: Path) -> None:

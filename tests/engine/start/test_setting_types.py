@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import GptOssConfig, LlamaConfig
 
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.setting_types import settings_named
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.served_model import ServedModel

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.commands.models import stored_models
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import QuantizedFile
@@ -32,7 +33,7 @@ def folder(tmp_path: Path, empty_cache: Path) -> Path:
 
 
 def recalled(folder: Path, **options: Any) -> Path | None:
-    subject = subject_of(folder, EngineOptions(**OPTIONS | options))
+    subject = subject_of(Checkpoint(folder), EngineOptions(**OPTIONS | options))
     assert subject is not None
     return recall_start(subject)
 
@@ -111,7 +112,7 @@ def test_a_file_that_changes_during_the_start_is_not_recorded(
 def test_starts_that_end_at_once_leave_the_record_of_the_file_that_is_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = subject_of(folder, EngineOptions(**OPTIONS, quantize="int8"))
+    subject = subject_of(Checkpoint(folder), EngineOptions(**OPTIONS, quantize="int8"))
     assert subject is not None
     first, second = (QuantizedFile(64, 2**20) for _ in range(2))
     sha256_of = start_cache.sha256_of
@@ -171,7 +172,7 @@ def test_a_file_with_parts_in_several_folders_is_not_recorded(tmp_path: Path) ->
         part.parent.mkdir()
         part.touch()
     (tmp_path / "a" / parts[1].name).symlink_to(parts[1])
-    assert subject_of(parts[0], EngineOptions(**OPTIONS)) is None
+    assert subject_of(Checkpoint.at(parts[0]), EngineOptions(**OPTIONS)) is None
 
 
 def test_a_tokenizer_that_is_remembered_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from oaiserve.checkpoints.checkpoint import INDEX, warn_of_other_weights
+from oaiserve.checkpoints.checkpoint import INDEX
+from oaiserve.checkpoints.soundness import warn_of_other_weights
 from oaiserve.checkpoints.source import find_model
 from oaiserve.storage.start_cache import recall, remember, subject
 from oaiserve.storage.start_warnings import Warned, collected_warnings, repeat

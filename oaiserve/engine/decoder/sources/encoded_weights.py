@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, new_blocks
 from oaiserve.engine.decoder.quantized_file import FinishedFile, QuantizedFile, file_bytes
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -31,9 +32,9 @@ Encode = Callable[[Tensor, int, Callable[[int, int, int], Blocks]], Blocks]
 class EncodedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
 
-    def __init__(self, folder: Path, encode: Encode, *, in_4_bits: bool, of_wrapper: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, encode: Encode, *, in_4_bits: bool, of_wrapper: bool = False) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file."""
-        super().__init__(folder, of_wrapper=of_wrapper)
+        super().__init__(checkpoint, of_wrapper=of_wrapper)
         self._in_4_bits = in_4_bits
         self._encode = encode
         self._in_file: dict[str, Blocks] = {}  # keyed by name; empty if blocks stay in memory

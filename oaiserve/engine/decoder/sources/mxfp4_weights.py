@@ -6,12 +6,11 @@ other tensors are stored as usual.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -24,9 +23,9 @@ _OTHER_KINDS = ("BF16", "F16", "F32")  # types of tensors that are not quantized
 class Mxfp4Weights(TensorFiles):
     """The weights of mapped safetensors files: those of experts in blocks, and all other tensors as they are."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         """Map the files of a folder. Raises BadFile, and NotKnown for tensors that are not known."""
-        super().__init__(folder)
+        super().__init__(checkpoint)
         self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
         for name in self._experts:
             codes = self._places[f"{name}{_CODES}"]

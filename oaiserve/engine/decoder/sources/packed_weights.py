@@ -8,11 +8,11 @@ needed.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.quantization import Quantization
 from oaiserve.engine.decoder.blocks import Blocks, of_integers
 from oaiserve.engine.decoder.sources import integer_layouts
@@ -35,7 +35,7 @@ _NO_PARAMETERS = {
 class PackedWeights(TensorFiles):
     def __init__(
         self,
-        folder: Path,
+        checkpoint: Checkpoint,
         quantization: Quantization,
         *,
         of_wrapper: bool = False,
@@ -49,7 +49,7 @@ class PackedWeights(TensorFiles):
         self._quantization = quantization
         self._is_long = is_long
         self._reads_later = reads_later
-        super().__init__(folder, of_wrapper=of_wrapper)
+        super().__init__(checkpoint, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
         for name in self._places:
             base, _, last = name.rpartition(".")
@@ -59,7 +59,7 @@ class PackedWeights(TensorFiles):
                 self._found_by[f"{base}.weight"] = f"{base}.weight"
         if not self._found_by:
             raise StartupError(
-                f"'{folder}' cannot be used: it has no weights in the layout that its config.json names."
+                f"'{checkpoint.folder}' cannot be used: it has no weights in the layout that its config.json names."
             )
 
     def names(self) -> set[str]:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oaiserve.checkpoints.checkpoint import json_object, weight_files
-from oaiserve.checkpoints.safetensors_header import read_header
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.errors import StartupError
@@ -33,12 +32,12 @@ class _Place(NamedTuple):
 class TensorFiles:
     """Reads tensors from mapped files, whose headers have been checked."""
 
-    def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, of_wrapper: bool = False) -> None:
         """Read the headers, with `of_wrapper` of a wrapper's text model alone. Raises BadFile for a wrong header."""
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        for path in weight_files(folder, json_object(folder / "config.json")):
-            header, start = read_header(path)
+        for path in checkpoint.weight_files:
+            header, start = checkpoint.header(path)
             for name, tensor in header.items():
                 own = own_name(name) if of_wrapper else name
                 if own is None:

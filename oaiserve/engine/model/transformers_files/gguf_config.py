@@ -13,7 +13,8 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.gguf import GgufTensor, architecture, read_tensors, read_values
+from oaiserve.checkpoints.checkpoint import Checkpoint
+from oaiserve.checkpoints.gguf import GgufTensor, architecture
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.engine.decoder.sources.gguf.settings import common_fields
@@ -23,11 +24,12 @@ from oaiserve.errors import StartupError
 _READ_HERE = ENCODERS | ARCHITECTURES
 
 
-def read_config(path: Path) -> PreTrainedConfig:
+def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     """Return the configuration of a file's model. Raises StartupError for missing metadata."""
+    path = checkpoint.path
     try:
-        values = read_values(path)
-        tensors = read_tensors(path)
+        values = checkpoint.head.values
+        tensors = checkpoint.head.tensors
         if architecture(values) in _READ_HERE:
             return config_of(values, tensors)
         config = _of_transformers(path, architecture(values))

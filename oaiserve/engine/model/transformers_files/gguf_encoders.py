@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import gguf
 from torch import Tensor
 
+from oaiserve.checkpoints.gguf import GgufHead
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
@@ -77,13 +77,13 @@ ENCODERS = {
 
 
 def encoder_tensors(
-    path: Path, architecture: str, parameters: Mapping[str, Tensor], num_layers: int, heads: tuple[str, ...]
+    head: GgufHead, architecture: str, parameters: Mapping[str, Tensor], num_layers: int, heads: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """Return the parameters of an encoder that its file has, expanded.
 
     Raises NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
     """
-    file = GgufFile(path)
+    file = GgufFile(head)
     number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, num_layers)
     unknown = {name for name in file.tensors if not name.startswith(heads)}

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.checkpoints.gguf import read_tensors, read_values
+from oaiserve.checkpoints.gguf import GgufHead
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import family_of
 from oaiserve.engine.decoder.settings import settings_of
@@ -32,19 +31,19 @@ _ENDINGS = (("", ""), ("", ".weight"), (".weight", ".weight"), (".bias", ".bias"
 class GgufWeights:
     """The weights of a decoder in a GGUF file, which has one of ARCHITECTURES."""
 
-    def __init__(self, path: Path, parameters: Mapping[str, Tensor], heads: tuple[str, ...] = ()) -> None:
+    def __init__(self, head: GgufHead, parameters: Mapping[str, Tensor], heads: tuple[str, ...] = ()) -> None:
         """Map the file.
 
         Raises BadFile, and NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
         """
-        settings = settings_of_gguf(read_values(path), read_tensors(path))
+        settings = settings_of_gguf(head.values, head.tensors)
         family = family_of(settings)
         assert family is not None, settings["model_type"]  # A known architecture has one.
         self._family = family
         # The model's own code decides which tokens see later ones, and limits queries, keys and values.
         own_code = {"use_bidirectional_attention": False, "clip_qkv": None}
         self._facts = self._family.facts(settings_of({**settings.stated, **own_code}))
-        self._tensors = GgufTensors(path, self._family.names, settings, torch.float32)
+        self._tensors = GgufTensors(head, self._family.names, settings, torch.float32)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         paths = paths_of_parameters(parameters, self._family.names, self._facts.num_layers)
         self._paths = {name: found for name, choices in paths.items() if (found := self._first(choices)) is not None}

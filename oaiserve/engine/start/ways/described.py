@@ -64,7 +64,7 @@ def _started(request: StartRequest) -> Started:
         request.went_native.put(None)
         with request.times.part("native code"):
             request.compiling.join()
-    subject = subject_of(request.source.path, options)
+    subject = subject_of(request.source.checkpoint, options)
     blocks: Path | None = None
     is_recorded = False
     try:

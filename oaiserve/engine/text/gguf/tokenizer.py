@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tokenizers import AddedToken, Tokenizer, processors
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.gguf import read_tokenizer
+from oaiserve.checkpoints.gguf import GgufHead
 from oaiserve.engine.text.gguf import bpe, encoders
 from oaiserve.engine.text.gguf.splits import ADD_BOS, ADD_SEPARATOR, GEMMA4, SPACED
 from oaiserve.engine.text.gguf.vocabulary import Vocabulary
@@ -24,9 +22,9 @@ _NAMES = {
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def load_gguf_tokenizer(path: Path) -> StoredTokenizer:
+def load_gguf_tokenizer(head: GgufHead) -> StoredTokenizer:
     """Return the tokenizer of a file. Raises BadFile if it has none, or one of an unknown kind."""
-    vocabulary = Vocabulary(read_tokenizer(path))
+    vocabulary = Vocabulary(head.read_tokenizer())
     tokenizer = _build(vocabulary)
     add_tokens(tokenizer, vocabulary)
     if (processor := _post_processor(vocabulary)) is not None:

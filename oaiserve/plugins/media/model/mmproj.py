@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, read_values
+from oaiserve.checkpoints.gguf import GgufHead, GgufTensor, read_head
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import neighbours_as_halves
@@ -196,14 +196,15 @@ def read_mmproj(path: Path, text: PreTrainedConfig, tokenizer: Tokenizer) -> Mmp
     """Read a tower for a text model. Raises StartupError for a wrong file, and NotRead for a kind that is not read."""
     with reported(f"'{path}' cannot be used"):
         try:
-            values = {name: value for name, value in read_values(path).items() if not name.startswith("clip.audio.")}
-            return _read(path, Metadata(values, read_tensors(path)), values, text, tokenizer)
+            head = read_head(path)
+            values = {name: value for name, value in head.values.items() if not name.startswith("clip.audio.")}
+            return _read(head, Metadata(values, head.tensors), values, text, tokenizer)
         except (BadFile, NotKnown) as error:
             raise StartupError(f"'{path}' cannot be used: {error}.") from error
 
 
 def _read(
-    path: Path, metadata: Metadata, values: Mapping[str, Any], text: PreTrainedConfig, tokenizer: Tokenizer
+    head: GgufHead, metadata: Metadata, values: Mapping[str, Any], text: PreTrainedConfig, tokenizer: Tokenizer
 ) -> Mmproj:
     projector = values.get("clip.projector_type") or metadata.get("projector_type")
     family = _FAMILIES.get(str(projector))
@@ -215,7 +216,7 @@ def _read(
     width = last.shape[-1 if family.type == "gemma3" else 0]
     if width != text.hidden_size:
         raise StartupError(
-            f"'{path}' is not of this model: it makes vectors of {width} numbers, and the text model has "
+            f"'{head.paths[0]}' is not of this model: it makes vectors of {width} numbers, and the text model has "
             f"{text.hidden_size}. Name the right file by --mmproj, or serve text alone by --no-media."
         )
     added = {token.content: number for number, token in tokenizer.backend.get_added_tokens_decoder().items()}
@@ -233,7 +234,7 @@ def _read(
         processor = getattr(transformers, family.images)(**parts.images, **colours)
     except ImportError as error:  # Pillow
         raise NotRead(str(error).strip().partition("\n")[0]) from error
-    weights = _weights(path, family, metadata, config)
+    weights = _weights(head, family, metadata, config)
     return Mmproj(config, weights, Settings(parts.settings, family.tokens, processor, vector))
 
 
@@ -270,9 +271,9 @@ def _width_of_mlp(metadata: Metadata) -> int:
     return prod(shape) // (metadata["embedding_length"] if len(shape) > 1 else 1)
 
 
-def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
+def _weights(head: GgufHead, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
     """Return the tower's parameters, without those that the file lacks. Raises NotKnown, and NotRead for more."""
-    file = GgufFile(path)
+    file = GgufFile(head)
     tensors = dict(metadata.tensors)
     # Older converters swapped these names.
     if tensors["v.blk.0.ffn_down.weight"].shape[-1] == metadata["embedding_length"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import Linear, Module
 from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from oaiserve.checkpoints.gguf import architecture, read_tokenizer, read_values
+from oaiserve.checkpoints.gguf import GgufHead, architecture
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
@@ -36,10 +35,11 @@ class GgufPooler(NamedTuple):
     pair_template: str  # see `Pooling`
 
 
-def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype, task: Task) -> GgufPooler:
+def load_gguf_pooler(head: GgufHead, config: PreTrainedConfig, dtype: torch.dtype, task: Task) -> GgufPooler:
     """Load and expand the weights of a file. The task decides what a reranker is for whose pooling the file doesn't
-    name. Raises BadFile, and StartupError for a file that lacks some weights."""
-    values = read_values(path)
+    name. Raises StartupError for a file that lacks some weights."""
+    path = head.paths[0]
+    values = head.values
     name = architecture(values)
     is_jina = name == "jina-bert-v2"
     model: Any = empty_model(config, dtype, JinaBert._from_config if is_jina else AutoModel.from_config)
@@ -49,13 +49,13 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype, t
     rope_factors = None
     try:
         if name in ENCODERS:
-            expanded = encoder_tensors(path, name, parameters, config.num_hidden_layers, _HEADS)
+            expanded = encoder_tensors(head, name, parameters, config.num_hidden_layers, _HEADS)
             tensors = {key: tensor.to(dtype) for key, tensor in expanded.items()}
         else:
-            weights = GgufWeights(path, parameters, _HEADS)
+            weights = GgufWeights(head, parameters, _HEADS)
             tensors = {key: weights.tensor(key).to(dtype) for key in weights.names()}
             rope_factors = weights.rope_factors
-        file = GgufFile(path)
+        file = GgufFile(head)
         heads = {key: file.expanded(one).float() for key, one in file.tensors.items() if key.startswith(_HEADS)}
     except NotKnown as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
@@ -69,16 +69,16 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype, t
     scale_frequencies(model, rope_factors)
     dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
     kind = values.get(f"{name}.pooling_type")
-    if kind is None and task == "score" and has_score(path):
+    if kind is None and task == "score" and has_score(head):
         kind = GGUF_RANK
     if kind != GGUF_RANK:
         return GgufPooler(model, GGUF_MODES.get(kind or 0), dense, None, gives_probabilities=False, pair_template="")
     is_qwen = config.model_type.startswith("qwen")
     is_modern = name == "modern-bert"
     mode = GGUF_MODES.get(values.get(f"{name}.classifier.pooling_type") or int(is_modern)) or "cls"
-    head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
-    template = str(read_tokenizer(path).get("tokenizer.chat_template.rerank") or "")
-    return GgufPooler(model, mode, dense, head, gives_probabilities=is_qwen, pair_template=template)
+    rank_head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
+    template = str(head.read_tokenizer().get("tokenizer.chat_template.rerank") or "")
+    return GgufPooler(model, mode, dense, rank_head, gives_probabilities=is_qwen, pair_template=template)
 
 
 def _dense(weight: Tensor) -> Module:

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from oaiserve.checkpoints.gguf import GgufHead
 from oaiserve.checkpoints.hub import local_source
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.quantization import refuse_costly_patterns
@@ -95,7 +96,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         if source.gguf_file is not None:
-            return _cut(_load_gguf(source.path, config, device, task, options), options)
+            return _cut(_load_gguf(source.checkpoint.head, config, device, task, options), options)
         refuse_costly_patterns(config.to_dict())
         files = read_files(source) if task == "embed" else read_score_files(source)
     kind: Any = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
@@ -130,14 +131,15 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
 
 
 def _load_gguf(
-    path: Path, config: PreTrainedConfig, device: torch.device, task: Task, options: EngineOptions
+    head: GgufHead, config: PreTrainedConfig, device: torch.device, task: Task, options: EngineOptions
 ) -> LoadedPooler:
     """Load a GGUF file, in float32 as llama.cpp computes unless the user says otherwise."""
+    path = head.paths[0]
     if options.dtype == "auto":
         dtype = torch.float32
     else:
         dtype = select_dtype(options.dtype, config, device, is_gguf=True)
-    gguf_pooler = load_gguf_pooler(path, config, dtype, task)
+    gguf_pooler = load_gguf_pooler(head, config, dtype, task)
     if (gguf_pooler.score_head is not None) != (task == "score"):
         raise StartupError(f"'{path}' cannot be served for --task {task}: its metadata name another one.")
     move(gguf_pooler.model, device, str(path))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
@@ -72,7 +73,7 @@ def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedM
 
 def with_quantized_weights(model: PreTrainedModel, folder: Path, *, in_4_bits: bool = True) -> PreTrainedModel:
     """Give the model the weights that the native step will have, and its matrices what they read there."""
-    weights = EncodedWeights(folder, Encoder(Library(torch.float32), 1), in_4_bits=in_4_bits)
+    weights = EncodedWeights(Checkpoint(folder), Encoder(Library(torch.float32), 1), in_4_bits=in_4_bits)
     quantized = set()
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
@@ -121,7 +122,7 @@ def test_last_matrices_of_layers_and_embeddings_have_more_than_4_bits(
     family: str, last: str | None, embedding: str, tmp_path: Path
 ) -> None:
     saved(tmp_path, family, **({"num_heads": 8, "head_dim": 16, "n_groups": 1} if family == "mamba2" else {}))
-    weights = EncodedWeights(tmp_path, Encoder(Library(torch.float32), 1), in_4_bits=True)
+    weights = EncodedWeights(Checkpoint(tmp_path), Encoder(Library(torch.float32), 1), in_4_bits=True)
     bits: dict[str, set[float]] = {}
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:

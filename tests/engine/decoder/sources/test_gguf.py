@@ -13,7 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, read_values
+from oaiserve.checkpoints.checkpoint import Checkpoint
+from oaiserve.checkpoints.gguf import GgufTensor, read_head
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import (
@@ -65,10 +66,10 @@ FILES = {
 
 
 def described(path: Path, dtype: torch.dtype = torch.float32, length: int = 128) -> Decoder:
-    settings = settings_of_gguf(read_values(path), read_tensors(path))
+    settings = settings_of_gguf(read_head(path).values, read_head(path).tensors)
     family = FAMILIES[settings["model_type"]]
     with torch.inference_mode():
-        decoder = describe(GgufTensors(path, family.names, settings, dtype), settings, family, length)
+        decoder = describe(GgufTensors(read_head(path), family.names, settings, dtype), settings, family, length)
     refuse_ignored(settings)
     assert not unknown(settings)
     return decoder
@@ -87,7 +88,7 @@ def test_a_description_of_what_the_converter_writes_is_that_of_a_checkpoint_with
     assert actual == fingerprint(expected.decoder, expected)
     weights = [decoder.embedding, *(matrix.weight for matrix in matrices_in(decoder))]
     in_blocks = {(one.offset, one.rows.tobytes()): one.nbytes for one in weights if isinstance(one, Blocks)}
-    quantized = (tensor for tensor in read_tensors(path).values() if tensor.kind == Kind.Q8_0)
+    quantized = (tensor for tensor in read_head(path).tensors.values() if tensor.kind == Kind.Q8_0)
     assert sum(in_blocks.values()) == sum(tensor.end - tensor.begin for tensor in quantized), "a matrix is expanded"
 
 
@@ -178,7 +179,7 @@ def latent_matrices(record: Record, path: Path) -> torch.Tensor:
 
 def test_large_matrices_in_the_dtype_of_the_model_are_those_of_the_file(tmp_path: Path) -> None:
     path = file_of(config("llama", **WIDE | {"vocab_size": 9000}), tmp_path, {}, Kind.F16)
-    tensor = read_tensors(path)["token_embd.weight"]
+    tensor = read_head(path).tensors["token_embd.weight"]
     expected = np.fromfile(path, np.float16, (tensor.end - tensor.begin) // 2, offset=tensor.begin)
     assert expected.nbytes > 2**20
     embedding = described(path, torch.float16).embedding
@@ -277,27 +278,27 @@ def test_settings_of_a_file_are_those_of_its_configuration(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_settings_of_a_file_are_those_of_the_configuration_that_is_made_of_it(name: str, tmp_path: Path) -> None:
     path = file_of(FILES[name], tmp_path)
-    assert_same(settings_of_gguf(read_values(path), read_tensors(path)), read_config(path))
+    assert_same(settings_of_gguf(read_head(path).values, read_head(path).tensors), read_config(Checkpoint.at(path)))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3"])
 def test_settings_are_those_that_transformers_reads_of_a_file(name: str, tmp_path: Path) -> None:
     path = file_of(FILES[name], tmp_path)
-    tensors = read_tensors(path)
+    tensors = read_head(path).tensors
     config = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
     config.tie_word_embeddings = "output.weight" not in tensors
     if name == "qwen3_moe":  # transformers reads neither of these
-        config.head_dim = read_values(path)["qwen3moe.attention.key_length"]
+        config.head_dim = read_head(path).values["qwen3moe.attention.key_length"]
         config.moe_intermediate_size = 32
-    assert_same(settings_of_gguf(read_values(path), tensors), config)
+    assert_same(settings_of_gguf(read_head(path).values, tensors), config)
 
 
 def test_what_files_do_not_say_or_say_otherwise_is_as_in_a_config_json(tmp_path: Path) -> None:
     def settings(name: str, **changes: Any) -> Settings:
         path = file_of(FILES[name], tmp_path)
-        architecture = read_values(path)["general.architecture"]
+        architecture = read_head(path).values["general.architecture"]
         values = {f"{architecture}.{key.replace('__', '.')}": value for key, value in changes.items()}
-        return settings_of_gguf(read_values(path) | values, read_tensors(path))
+        return settings_of_gguf({**read_head(path).values, **values}, read_head(path).tensors)
 
     for name, layers in (("gemma2", 46), ("gemma3", 62)):
         assert settings(name)["query_pre_attn_scalar"] == 256
@@ -332,8 +333,8 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
     architecture: str, plain: str, axes: list[int], deep: int | None, tmp_path: Path
 ) -> None:
     path = file_of(FILES[plain.replace("moe", "_moe")], tmp_path)
-    values = read_values(path)
-    tensors = read_tensors(path)
+    values = read_head(path).values
+    tensors = read_head(path).tensors
     expected = {**settings_of_gguf(values, tensors), "rope_axes": axes, "num_deep_layers": deep}
     values = {re.sub(rf"^{plain}\.", f"{architecture}.", key): value for key, value in values.items()}
     values |= {f"{architecture}.rope.dimension_sections": [2, 3, 3, 0], f"{architecture}.n_deepstack_layers": 3}
@@ -343,10 +344,10 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
 
 def test_a_model_like_llama_may_have_the_architecture_of_ministral_3(tmp_path: Path) -> None:
     path = file_of(FILES["llama"], tmp_path)
-    values = read_values(path)
-    expected = settings_of_gguf(values, read_tensors(path))
+    values = read_head(path).values
+    expected = settings_of_gguf(values, read_head(path).tensors)
     values = {re.sub(r"^llama\.", "mistral3.", key): value for key, value in values.items()}
-    assert settings_of_gguf(values, read_tensors(path)) == expected
+    assert settings_of_gguf(values, read_head(path).tensors) == expected
 
 
 def assert_same(found: Settings, config: PreTrainedConfig) -> None:

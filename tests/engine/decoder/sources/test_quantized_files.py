@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
@@ -47,7 +48,7 @@ def decoder_of(folder: Path, files: TensorFiles, length: int, dtype: torch.dtype
 def packed_files(folder: Path) -> PackedWeights:
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
     assert quantization is not None
-    return PackedWeights(folder, quantization, is_long=Library(torch.float32).has_integer_tiles())
+    return PackedWeights(Checkpoint(folder), quantization, is_long=Library(torch.float32).has_integer_tiles())
 
 
 def assert_as_modules(folder: Path, files: TensorFiles, model: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, floats
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
@@ -35,7 +36,7 @@ def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Flo
 def weights_in(folder: Path, **arguments: Any) -> PackedWeights:
     """Return the weights of a quantized checkpoint."""
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-    return PackedWeights(folder, quantization, **arguments)
+    return PackedWeights(Checkpoint(folder), quantization, **arguments)
 
 
 def relative(found: torch.Tensor, want: torch.Tensor) -> float:

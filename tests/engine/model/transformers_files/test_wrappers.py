@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.soundness import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor

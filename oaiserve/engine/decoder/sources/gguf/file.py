@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, shard_paths
+from oaiserve.checkpoints.gguf import GgufHead, GgufTensor
 from oaiserve.engine.decoder.blocks import Blocks, expand
 from oaiserve.engine.decoder.description import NotKnown
 
@@ -30,14 +30,13 @@ class _Part(NamedTuple):
 class GgufFile:
     """The tensors of a file, or of all parts of a model, as they are."""
 
-    def __init__(self, path: Path) -> None:
-        """Read which tensors there are. Raises BadFile."""
-        self.tensors = read_tensors(path)
-        self._path = path
+    def __init__(self, head: GgufHead) -> None:
+        self.tensors = dict(head.tensors)
+        self._paths = head.paths
 
     @cached_property
     def _parts(self) -> list[_Part]:
-        return [_mapped(shard) for shard in shard_paths(self._path)]
+        return [_mapped(shard) for shard in self._paths]
 
     def blocks(self, tensor: GgufTensor) -> Blocks:
         path, mapped, data = self._parts[tensor.shard]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.checkpoints.gguf import GgufTensor, architecture, read_values
+from oaiserve.checkpoints.gguf import GgufHead, GgufTensor, architecture
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import Tensors
@@ -36,19 +35,17 @@ class GgufTensors(Tensors):
     has_norms_as_computed = True
     bias_dtype = torch.float32
 
-    def __init__(self, path: Path, names: Names, settings: Settings, dtype: torch.dtype) -> None:
-        """Read which tensors the file has, and the other parts of its model. Raises BadFile.
-
-        `names` are those of the family on the hub, by which adapters name modules. `dtype` is that of matrices which
+    def __init__(self, head: GgufHead, names: Names, settings: Settings, dtype: torch.dtype) -> None:
+        """`names` are those of the family on the hub, by which adapters name modules. `dtype` is that of matrices which
         are not in blocks.
         """
         self.dtype = dtype
         self.names = names
         self._settings = settings
-        values = read_values(path)
+        values = head.values
         self._architecture = ARCHITECTURES[architecture(values) or ""]
         self._names_in_file = {**GGUF, **self._architecture.names}
-        self._file = GgufFile(path)
+        self._file = GgufFile(head)
         self._tensors = self._file.tensors
         for name in self._architecture.unused:
             self._tensors.pop(name, None)
