@@ -199,6 +199,14 @@ def _gpu() -> Iterator[Finding]:
     for found in all_found():
         if found.seconds:
             yield products(found)
+        yield from unfit(found)
+
+
+def unfit(found: Probed) -> Iterator[Finding]:
+    """Report the kernels that a start found not to fit on the GPU."""
+    for part, reason in found.unfit.items():
+        text = f"Plain torch computes {part} of {found.about}, because Triton's kernels don't fit there: {reason}"
+        yield Finding("kernels", f"{text.rstrip('.')}.")
 
 
 def products(found: Probed) -> Finding:

@@ -90,6 +90,15 @@ def test_measured_products_are_listed_with_the_ways_that_were_chosen() -> None:
     )
 
 
+def test_kernels_that_do_not_fit_are_listed() -> None:
+    found = Probed({}, about="/models/qwen on an L4", unfit={"attention": "OutOfResources: out of resource."})
+    (finding,) = doctor.unfit(found)
+    assert finding.sentences == (
+        "Plain torch computes attention of /models/qwen on an L4, because Triton's kernels don't fit there: "
+        "OutOfResources: out of resource."
+    )
+
+
 def test_a_file_where_the_cache_should_be_is_named_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

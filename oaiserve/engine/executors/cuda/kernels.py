@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,7 +72,8 @@ class PlainLatentAttention:
 
 
 class Kernels(NamedTuple):
-    """The kernels of one executor. Without any, the host waits for the device in mixtures of experts."""
+    """The kernels of one executor, or plain torch in place of each. Without any, the host waits for the device in
+    mixtures of experts."""
 
     attention: Backend = PlainAttention
     operations: ModuleType = layer_operations  # or `triton_layers`
@@ -101,6 +102,11 @@ def triton_kernels() -> Kernels:
         sampling=triton_sampling,
         latent_attention=TritonLatentAttention,
     )
+
+
+def without(kernels: Kernels, fields: Iterable[str]) -> Kernels:
+    """Return kernels with plain torch in place of those in these fields."""
+    return kernels._replace(**{name: Kernels._field_defaults[name] for name in fields})
 
 
 def with_ways(kernels: Kernels, ways: ProductWays) -> Kernels:

@@ -1,8 +1,9 @@
 """Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
 
 A probe reads its order from stdin. It writes a line with the verdict on all features and the ways of products, and then
-computes with those. It ends with 0 if these are usable, and with DECLINED if the model cannot be started anyway.
-Otherwise, the last line of its log is the reason.
+computes with those; it does both again without a kernel that doesn't fit. It ends with 0 if the features of its last
+line are usable, and with DECLINED if the model cannot be started anyway. Otherwise, the last line of its log is the
+reason.
 """
 
 from __future__ import annotations
@@ -105,4 +106,4 @@ def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
         said = [line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)]
         last = [line for line in lines if not line.startswith(FOUND)][-1:]
         reason = ": ".join([end, *(line[:_SHOWN] for line in last)])
-        return Ended(code, reason, msgspec.json.decode(said[0], type=Probed) if said else None)
+        return Ended(code, reason, msgspec.json.decode(said[-1], type=Probed) if said else None)

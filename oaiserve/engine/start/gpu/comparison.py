@@ -47,7 +47,6 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     """Return the first difference of kernels, launched one by one or in `graphs`, from plain torch."""
     assert isinstance(own.executor, CudaExecutor)
     kernels = own.executor.kernels
-    assert kernels.sampling is not None
     plain = _plain_runner(own)
     runners = {"": own.new_runner()}
     if graphs is not None:
@@ -67,6 +66,8 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(step, limit, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
+    if kernels.sampling is None:  # The host draws, and notices them.
+        return None
     return None if notices_infinite(kernels.sampling, own.spec) else "logits that are not finite would not be noticed"
 
 

@@ -30,13 +30,14 @@ BY_TORCH = ("fp8_products", "state_chunks")
 
 
 class Probed(Struct, frozen=True):
-    """What a probe of a GPU found."""
+    """What a probe of a GPU found, and later starts."""
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED
     # Seconds of one product with a matrix of each shape, by the way, and by the number of rows as text.
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     about: str = ""  # the model and the device, as people call them
+    unfit: dict[str, str] = field(default_factory=dict)  # Why kernels of PARTS are off, by the name of their part.
 
 
 def all_off(reason: str) -> Verdict:
@@ -53,14 +54,22 @@ def by_options(options: EngineOptions) -> Verdict:
     return {**dict.fromkeys(FEATURES, ""), "graphs": "" if options.cuda_graph else "--no-cuda-graph"}
 
 
-def log_off(verdict: Verdict) -> None:
-    """Log why features are off: one warning at most, because graphs need kernels. No user has to act on others."""
+def log_off(found: Probed) -> None:
+    """Log why features are off: one warning at most, because graphs need kernels, and one for each kernel that does not
+    fit. No user has to act on others."""
+    verdict = found.verdict
     failed = [feature for feature, reason in verdict.items() if reason and feature not in BY_TORCH]
-    if failed:
+    for part, reason in found.unfit.items():
+        warn_unfit(part, reason)
+    if failed and not found.unfit:
         warn(failed[0], verdict[failed[0]])
     for feature in BY_TORCH:
         if verdict[feature] and not failed:
             log.info("%s: off, and %s: %s", *FEATURES[feature], verdict[feature])
+
+
+def warn_unfit(part: str, reason: str) -> None:
+    log.warning("Triton's kernels for %s: off, and plain torch computes these, which is slower: %s", part, reason)
 
 
 def warn(feature: str, reason: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace as replaced
 from torch import Tensor
 
 from oaiserve.checkpoints.load_errors import named
@@ -32,6 +33,7 @@ from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import DECLINED, FOUND, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
 from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, by_options
+from oaiserve.engine.start.gpu.fitting import fields_off, fitting
 from oaiserve.engine.start.gpu.graph_capture import captured
 from oaiserve.engine.start.gpu.product_trials import product_ways
 from oaiserve.engine.start.gpu.trials import reason, state_chunks
@@ -108,23 +110,33 @@ def first_difference(
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
     placed = place(few, options, few.spec.name)
-    found = tried(placed, few.decoder.layers) if tries_torch else Probed(dict.fromkeys(BY_TORCH, "it was not tried"))
-    found = msgspec.structs.replace(found, verdict={**by_options(options), **found.verdict})
-    report(found)
-    own = ready(placed, options, found, is_probe=True)
-    graphs = captured(own, CudaCapture(own.spec.device)) if options.cuda_graph else None
-    problem = difference_from_plain(own, graphs)
-    warm_up(own.new_runner(graphs=graphs))
-    return problem
+
+    def compared(found: Probed) -> str | None:
+        found = tried(found, placed, few.decoder.layers, tries_torch=tries_torch)
+        report(found)
+        own = ready(placed, options, found, is_probe=True)
+        graphs = None if found.verdict["graphs"] else captured(own, CudaCapture(own.spec.device))
+        problem = difference_from_plain(own, graphs)
+        warm_up(own.new_runner(graphs=graphs))
+        return problem
+
+    return fitting(Probed(by_options(options)), compared)[0]
 
 
-def tried(model: Placed, layers: list[Layer]) -> Probed:
-    """Return the verdict on the features of BY_TORCH, and the fastest ways of products."""
+def tried(found: Probed, model: Placed, layers: list[Layer], *, tries_torch: bool) -> Probed:
+    """Return what was found with the verdict on the features of BY_TORCH, and with the fastest ways of products, unless
+    plain torch computes those."""
     weights = model.weights
     assert isinstance(weights, CudaWeights)
-    products = product_ways(weights)
+    verdict = dict(found.verdict)
+    if not tries_torch:
+        return replaced(found, verdict=verdict | dict.fromkeys(BY_TORCH, "it was not tried"))
+    if "multiply" not in fields_off(found):
+        products = product_ways(weights)
+        found = replaced(found, ways=products.ways, seconds=products.seconds)
+        verdict |= products.verdict
     chunks = reason(lambda: state_chunks(layers, weights.device))
-    return msgspec.structs.replace(products, verdict={**products.verdict, "state_chunks": chunks})
+    return replaced(found, verdict={**verdict, "state_chunks": chunks})
 
 
 def _write(found: Probed) -> None:

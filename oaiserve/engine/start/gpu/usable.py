@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -21,12 +22,15 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
 from oaiserve.engine.start.gpu.features import Probed, all_off, by_options, log_off
+from oaiserve.engine.start.gpu.fitting import fitting
 from oaiserve.engine.start.gpu.stored import folder, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.storage.start_cache import version_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -56,9 +60,17 @@ class Usable:
             found = replace(found, about=f"{request.source.location} on {device}")
             if _has_usable(found):
                 remember(self._path, found)
-        log_off(found.verdict)
         verdict = {feature: by_its_options[feature] or reason for feature, reason in found.verdict.items()}
+        log_off(found)
         return replace(found, verdict=verdict)
+
+    def started(self, start: Callable[[Probed], T]) -> T:
+        """Start with what was found. A kernel that does not fit is off, also for later starts."""
+        result, found = fitting(self.found, start)
+        if found is not self.found:
+            self.found = found
+            remember(self._path, found)
+        return result
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -101,15 +113,15 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
 
 
 def content_of(model: Path) -> str:
-    """Return what tells other weights at the same path: the hash of a folder's config.json, or a file's size and time
-    of its last change. Return an empty text if neither can be read."""
+    """Return what tells other weights at the same path: a file's size and time of its last change, or those of all
+    files in a folder, as a hash. Return an empty text if they can't be read."""
     try:
-        if model.is_dir():
-            return hashlib.sha256((model / "config.json").read_bytes()).hexdigest()
-        found = model.stat()
-        return f"{found.st_size} {found.st_mtime_ns}"
+        files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
+        stats = [(file.name, file.stat()) for file in files]
     except OSError:
         return ""
+    content = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
 def driver_version() -> str:

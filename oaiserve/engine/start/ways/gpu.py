@@ -17,7 +17,7 @@ from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways, without
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -31,6 +31,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import Probed, warn
+from oaiserve.engine.start.gpu.fitting import fields_off, part_of
 from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, with_measured_scales
 from oaiserve.engine.start.gpu.usable import Usable
@@ -63,7 +64,7 @@ class OnGpu:
                 usable = Usable(request, described.spec)
             with usable.watched():
                 model = request.load("weights", lambda: place(described, options, name))
-                started = start_on_gpu(model, options, usable.found)
+                started = usable.started(lambda found: start_on_gpu(model, options, found))
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
         started = started._replace(failed=usable.forbid_if_failed)
@@ -126,6 +127,8 @@ def start_on_gpu(model: Placed, options: EngineOptions, found: Probed) -> Starte
         try:
             graphs = captured(own, CudaCapture(own.spec.device))
         except Exception as error:  # Drivers can raise anything, and the feature is optional.
+            if part_of(error) is not None:
+                raise
             features["graphs"] = named(error)
             warn("graphs", features["graphs"])
     runner = own.new_runner(graphs=graphs)
@@ -190,9 +193,11 @@ def kernels_for(
     kernels = triton_kernels()
     if ways != kernels.ways:
         kernels = with_ways(kernels, ways)
+    off = fields_off(found)
+    kernels = without(kernels, off)
     if not found.verdict["state_chunks"]:
         kernels = kernels._replace(recurrence=in_chunks(kernels.recurrence))
-    if not options.has_adapters:
+    if not options.has_adapters or "adapters" in off:
         return kernels
     from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 

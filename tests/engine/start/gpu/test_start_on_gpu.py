@@ -1,5 +1,6 @@
 """A start on a GPU switches off what fails there, with one warning, and the answers stay those of the plain ways."""
 
+import importlib
 import logging
 import math
 import re
@@ -209,7 +210,7 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
             problem = probe.probe(order, founds.append)
         except RuntimeError as error:
             problem = str(error)
-        return child.Ended(int(bool(problem)), problem or "", next(iter(founds), None))
+        return child.Ended(int(bool(problem)), problem or "", founds[-1] if founds else None)
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)
@@ -287,6 +288,42 @@ def test_what_a_probe_finds_is_off_with_one_warning(
     (message,) = caplog.messages
     assert message.startswith("Triton's kernels: off, and " if "kernels" in off else "CUDA graphs: off, and ")
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("field", "module", "kernel", "part"),
+    [
+        ("attention", "triton_attention", "write_kernel", "attention"),
+        ("operations", "triton_layers", "add_and_norm_kernel", "norms and activations"),
+    ],
+)
+def test_plain_torch_computes_in_place_of_a_kernel_that_does_not_fit(
+    from_files: Callable[..., ServedModel],
+    device: FakeGpu,
+    loaded: SmallModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    field: str,
+    module: str,
+    kernel: str,
+    part: str,
+) -> None:
+    from tests.engine.start.gpu.test_fitting import REASON, Unfit
+
+    launching = importlib.import_module(f"oaiserve.engine.executors.cuda.{module}")
+    device.use(**{field: launching.TritonAttention if field == "attention" else launching})
+    device.set(launching, kernel, Unfit())
+    save(loaded.model, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        served = from_files(tmp_path)
+    assert {name for name, reason in served.features.items() if not reason} >= {"kernels"}
+    assert served.features["graphs"] == f"plain torch computes {part}"
+    assert all(part in message and REASON in message for message in caplog.messages)
+    options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)
+    with Engine(EngineParts.of(served, options, runtime=new_world())) as engine:
+        found = answers(engine)
+    with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
+        assert found == answers(plain_engine)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "bamba"])

@@ -187,9 +187,24 @@ def test_a_server_whose_gpu_is_lost_starts_again_in_the_same_process(tmp_path: P
 
 def test_other_content_at_the_same_path_is_probed_again(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    assert usable.content_of(tmp_path) == ""
+    weights = tmp_path / "model.safetensors"
+    assert usable.content_of(config) == ""
     config.write_text("{}")
-    first = usable.content_of(tmp_path)
+    weights.write_text("ones")
+    found = [usable.content_of(tmp_path), usable.content_of(weights)]
     config.write_text('{"hidden_size": 64}')
-    assert first != usable.content_of(tmp_path) != ""
-    assert usable.content_of(config) != usable.content_of(tmp_path)
+    found.append(usable.content_of(tmp_path))
+    weights.write_text("twos")
+    os.utime(weights, (1, 1))
+    found += [usable.content_of(tmp_path), usable.content_of(weights)]
+    assert len({*found, ""}) == 6
+
+
+def test_kernels_that_do_not_fit_at_a_start_stay_off_at_later_ones(probes: Probes) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from tests.engine.start.gpu.test_fitting import REASON, unless_unfit
+
+    first = start()
+    assert first.started(unless_unfit("draws")) == {"draws": REASON}
+    assert start().found.unfit == {"draws": REASON}
+    assert len(probes.orders) == 1
