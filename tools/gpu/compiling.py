@@ -19,9 +19,17 @@ from typing import Any, NamedTuple
 from tools.gpu.launches import Variant
 
 HOPPER = 90
+MI300 = 942  # Cards of AMD have the number of their gfx as their capability.
 # The most shared memory of one program on a card by its compute capability, as the device reports it.
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-WARP_SIZE = 32
+SHARED_BYTES = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+    MI300: 64 << 10,
+}
 LAUNCHES = "oaiserve.engine.executors.cuda.launches"  # sets Triton's options when it is imported
 # Those that take longest are compiled first, so that no process ends long after the others.
 _LONGEST = ("decode_kernel", "prefill_kernel", "product_kernel", "candidates_kernel", "cut_kernel")
@@ -41,6 +49,7 @@ class Resources(NamedTuple):
 # Kernels that multiply matrices, and the instructions for it on several cards; LDGSTS loads while others compute.
 ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "product_kernel", "prefill_kernel", "decode_kernel")
 COUNTS = r"(REG|STACK):(\d+)"  # registers, and bytes of memory of each thread
+COUNTS_ON_AMD = r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)"  # the same
 PRODUCTS = r"\b(?:HGMMA|QGMMA|HMMA|UTCHMMA)\b"
 INSTRUCTIONS = r"\b(HGMMA|QGMMA|HMMA|UTCHMMA|LDGSTS)\b"
 ADDRESSED = r"/\*([0-9a-f]{4,})\*/\s+([^;/]*[A-Z][^;/]*);"  # the address of each instruction, and the instruction
@@ -56,13 +65,27 @@ class NoDevice:
     def get_current_target(self) -> object:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", self._capability, WARP_SIZE)
+        if is_amd(self._capability):
+            return GPUTarget("hip", name_of(self._capability), threads_of_warp(self._capability))
+        return GPUTarget("cuda", self._capability, threads_of_warp(self._capability))
 
     def get_current_device(self) -> int:
         return 0
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+def is_amd(capability: int) -> bool:
+    return capability >= MI300
+
+
+def threads_of_warp(capability: int) -> int:
+    return 64 if is_amd(capability) else 32
+
+
+def name_of(capability: int) -> str:
+    return f"gfx{capability}" if is_amd(capability) else f"sm_{capability}"
 
 
 def compiled(
@@ -112,17 +135,25 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
     except Exception as error:  # The compiler raises anything, and other variants are compiled, too.
         lines = str(error).strip().splitlines() or [""]
         return Resources(problem=f"cannot be compiled ({type(error).__name__}: {lines[-1]})")
+    if is_amd(capability):
+        counts = {name: int(count) for name, count in re.findall(COUNTS_ON_AMD, found.asm["amdgcn"])}
+        taken = counts["vgpr_count"], counts["private_segment_fixed_size"], found.metadata.shared
+        return Resources(*taken, problem=_too_large(found.metadata.shared, capability))
     counts = {name: int(count) for name, count in _matches(found, "--dump-resource-usage", COUNTS)}
     names = _matches(found, "--dump-sass", INSTRUCTIONS) if disassembles and variant.kernel in ON_TENSOR_CORES else []
     shared_bytes = found.metadata.shared
-    most_bytes = SHARED_BYTES[capability]
-    problem = ""
-    if shared_bytes > most_bytes:
-        problem = f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {most_bytes:,}"
+    problem = _too_large(shared_bytes, capability)
     in_loop = 0
     if variant.kernel == "product_kernel":
         in_loop = instructions_in_loop(_matches(found, "--dump-sass", ADDRESSED))
     return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(set(names))), in_loop)
+
+
+def _too_large(shared_bytes: int, capability: int) -> str:
+    most_bytes = SHARED_BYTES[capability]
+    if shared_bytes <= most_bytes:
+        return ""
+    return f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {most_bytes:,}"
 
 
 def instructions_in_loop(code: Iterable[tuple[str, str]]) -> int:

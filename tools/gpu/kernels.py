@@ -1,6 +1,6 @@
-"""Compiles every kernel in the shapes that models have, for four kinds of cards, and shows what each takes.
+"""Compiles every kernel in the shapes that models have, for five kinds of cards, and shows what each takes.
 
-    python -m tools.gpu.kernels [--triton FOLDER]... [--json FILE] [--markdown FILE] [--show JSON]
+    python -m tools.gpu.kernels [--triton FOLDER]... [--only SHAPE]... [--json FILE] [--markdown FILE] [--show JSON]
 
 No GPU is needed. FOLDER has a version of Triton that `pip install --no-deps --target FOLDER triton==VERSION` put there;
 without one, it is the version that is installed. The exit status is 1 if a kernel is beyond its bounds, which a test
@@ -19,10 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tools.gpu.compiling import MI300, name_of
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 
 ROOT = Path(__file__).parents[2]
-CARDS = {80: "A100", 89: "L4, RTX 4090", 90: "H100", 120: "RTX 5090"}
+CARDS = {80: "A100", 89: "L4, RTX 4090", 90: "H100", 120: "RTX 5090", MI300: "MI300"}
 HOPPER = 90
 # The most bytes of a thread's registers that are spilled. On an H100, the tile of 128 keys of 64 numbers, which spills
 # a few, was faster by 14 to 22 % than any that spills none.
@@ -47,14 +48,15 @@ MARKERS = "kernels"
 Row = Mapping[str, Any]
 
 
-def resources_of(folder: Path | None, capabilities: Iterable[int] = CARDS) -> dict[str, Any]:
-    """Return the version of a Triton and a row for each kernel, shape and card. Raises CalledProcessError.
+def resources_of(folder: Path | None, shapes: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """Return the version of a Triton and a row for each kernel, shape and card, for the `shapes` with these names by
+    card, or all if there are none. Raises CalledProcessError.
 
     Triton keeps what it has compiled in its cache, where it finds it by the kernel's source and its own version.
     """
     path = [str(one) for one in (folder, ROOT) if one is not None] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    command = [sys.executable, "-m", "tools.gpu.resources", *map(str, capabilities)]
+    command = [sys.executable, "-m", "tools.gpu.resources", json.dumps(shapes)]
     run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])  # Triton prints errors of its assembler, too.
     return found
@@ -94,7 +96,7 @@ def most_spilled_of(kernel: str, capability: int) -> int:
 
 def problems(rows: Iterable[Row], factor: float = 1.0) -> list[str]:
     return [
-        f"{row['kernel']} on sm_{row['capability']}, {row['shape']}: {problem}"
+        f"{row['kernel']} on {name_of(row['capability'])}, {row['shape']}: {problem}"
         for row in rows
         for problem in beyond(row, factor)
     ]
@@ -114,7 +116,7 @@ def as_text(results: Mapping[str, Any]) -> str:
 
 def _table(rows: Sequence[Row]) -> list[list[str]]:
     capabilities = sorted({row["capability"] for row in rows})
-    table = [["kernel", *(f"sm_{capability} ({CARDS[capability]})" for capability in capabilities)]]
+    table = [["kernel", *(f"{name_of(capability)} ({CARDS[capability]})" for capability in capabilities)]]
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         own = [row for row in rows if row["kernel"] == kernel]
         if not any(row["spilled_bytes"] for row in own):
@@ -128,7 +130,7 @@ def _instructions(rows: Sequence[Row]) -> list[list[str]]:
     """Return a table of products in few bits: their instructions, registers, spilled bytes and shared bytes."""
     few = [row for row in rows if row.get("kind") in MOST_INSTRUCTIONS and row["rows"] == FEW_ROWS]
     capabilities = sorted({row["capability"] for row in few})
-    table = [["product", *(f"sm_{capability} ({CARDS[capability]})" for capability in capabilities)]]
+    table = [["product", *(f"{name_of(capability)} ({CARDS[capability]})" for capability in capabilities)]]
     for shape in dict.fromkeys(row["shape"] for row in few):
         own = {row["capability"]: row for row in few if row["shape"] == shape}
         cells = []
@@ -150,12 +152,14 @@ def _cell(rows: Sequence[Row]) -> str:
 
 
 def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"tritons": [resources_of(folder) for folder in arguments.triton or [None]]}
+    shapes = dict.fromkeys(CARDS, arguments.only)
+    return {"tritons": [resources_of(folder, shapes) for folder in arguments.triton or [None]]}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triton", type=Path, action="append", metavar="FOLDER", help="a folder with a Triton")
+    parser.add_argument("--only", action="append", default=[], metavar="SHAPE", help="the name of a shape")
     add_publishing(parser, MARKERS)
     arguments = parser.parse_args(argv)
     results = results_of(arguments, _measured)

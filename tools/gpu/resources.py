@@ -1,6 +1,6 @@
 """Compiles the kernels of all shapes with the Triton that is installed, and prints what they take as JSON.
 
-    python -m tools.gpu.resources CAPABILITY [CAPABILITY ...]    (such as 90, for an H100)
+    python -m tools.gpu.resources '{"90": [SHAPE, ...], ...}'    (90 is an H100; no shapes are all)
 
 `tools.gpu.kernels` runs it in processes of their own, because a process has one version of Triton.
 """
@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import triton
 
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from tools.gpu.compiling import HOPPER, SHARED_BYTES, Resources, compiled
+from tools.gpu.compiling import HOPPER, MI300, Resources, compiled, is_amd, threads_of_warp
 from tools.gpu.launches import Variant
 from tools.gpu.shapes import card, launched
 
 REGISTERS = 65_536  # registers of a multiprocessor
-THREADS = 32  # threads of a warp
-WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}  # most warps of a multiprocessor, by compute capability
+REGISTERS_OF_AMD = 131_072
+# The most warps of a multiprocessor, by compute capability.
+WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48, MI300: 32}
 _DEFAULT_WARPS = 4
 
 
-def main(capabilities: list[int]) -> None:
+def main(wanted: Mapping[str, Sequence[str]]) -> None:
+    """Compile the shapes with these names for the cards with these capabilities."""
     rows = []
-    for capability in capabilities:
-        shapes = launched(capability)
+    for capability, names in [(int(number), names) for number, names in wanted.items()]:
+        shapes = launched(capability, names)
         found = dict(compiled(shapes, capability, disassembles=capability == HOPPER))
         rows += [row_of(name, variant, capability, found[variant]) for variant, name in shapes.items()]
     print(json.dumps({"triton": triton.__version__, "rows": rows}))
@@ -50,8 +53,8 @@ def row_of(shape: str, variant: Variant, capability: int, taken: Resources) -> d
         "is_in_16_bits": next(one[0] for one in arguments.values() if isinstance(one, list)).endswith("float16"),
         "problem": taken.problem,
     }
-    if variant.kernel == "product_kernel":
-        threads = THREADS * arguments["num_warps"]
+    if variant.kernel == "product_kernel" and not is_amd(capability):
+        threads = threads_of_warp(capability) * arguments["num_warps"]
         weights = arguments["TILE_N"] * arguments["TILE_COLUMNS"]
         row |= {"kind": arguments["KIND"], "rows": arguments["TILE_ROWS"]}
         row["instructions_per_weight"] = round(taken.in_loop * threads / weights, 2)
@@ -60,10 +63,10 @@ def row_of(shape: str, variant: Variant, capability: int, taken: Resources) -> d
 
 def programs(taken: Resources, num_warps: int, capability: int) -> int:
     """Return how many programs of a kernel a multiprocessor runs at once."""
-    by_registers = REGISTERS // (-(-max(1, taken.registers) // 8) * 8 * num_warps * THREADS)
-    sm_bytes = SHARED_BYTES[capability] + attention.RESERVED_BYTES
-    by_memory = sm_bytes // (taken.shared_bytes + attention.RESERVED_BYTES)
-    return min(by_registers, by_memory, WARPS[capability] // num_warps)
+    registers = REGISTERS_OF_AMD if is_amd(capability) else REGISTERS
+    by_registers = registers // (-(-max(1, taken.registers) // 8) * 8 * num_warps * threads_of_warp(capability))
+    by_memory = card(capability).sm_bytes // (taken.shared_bytes + attention.RESERVED_BYTES)
+    return min(by_registers, max(1, by_memory), WARPS[capability] // num_warps)
 
 
 def programs_counted(kernel: str, arguments: dict[str, Any], capability: int) -> int:
@@ -78,4 +81,4 @@ def programs_counted(kernel: str, arguments: dict[str, Any], capability: int) ->
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main(json.loads(sys.argv[1]))

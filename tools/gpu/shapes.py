@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from unittest.mock import patch
 
@@ -27,11 +27,11 @@ from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Pe
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
-from tools.gpu.compiling import HOPPER, SHARED_BYTES
+from tools.gpu.compiling import HOPPER, SHARED_BYTES, is_amd
 from tools.gpu.fake_device import noted_kernels
 from tools.gpu.launches import Variant
 
-HAS_FLOAT8 = 89  # the first compute capability with floats of eight bits; the start refuses them on others
+HAS_FLOAT8 = 89  # the first compute capability with floats of eight bits; the start refuses them on others, and on AMD
 
 
 def attend(
@@ -241,15 +241,18 @@ def shapes() -> dict[str, Callable[[], None]]:
 
 
 def card(capability: int) -> attention.Card:
+    if is_amd(capability):
+        return attention.AMD
     shared_bytes = SHARED_BYTES[capability]
     return attention.Card(shared_bytes, shared_bytes + attention.RESERVED_BYTES, capability == HOPPER)
 
 
-def launched(capability: int) -> dict[Variant, str]:
-    """Return the variants that the shapes launch on a card, each with the first shape that does."""
+def launched(capability: int, names: Collection[str] = ()) -> dict[Variant, str]:
+    """Return the variants that all shapes, or those with these names, launch on a card, each with the first shape that
+    does."""
     found: dict[Variant, str] = {}
     for name, run in shapes().items():
-        if "FP8" in name and capability < HAS_FLOAT8:
+        if (names and name not in names) or ("FP8" in name and (capability < HAS_FLOAT8 or is_amd(capability))):
             continue
         with patch.object(attention, "card_of", lambda device: card(capability)), noted_kernels() as launches:
             run()
