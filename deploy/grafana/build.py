@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.grafana import cost, engine, gateway, overview, slo, where_time_goes, why
+from deploy.grafana import cost, engine, engines, gateway, overview, slo, where_time_goes, why
 
 FOLDER = Path(__file__).parent / "dashboards"
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 def pages() -> dict[str, str]:
     """Return the JSON of each dashboard by the name of its file."""
     encoder = JSONEncoder(sort_keys=True, indent=2)
-    boards = [module.dashboard() for module in (overview, where_time_goes, why, cost, engine, slo, gateway)]
+    boards = [module.dashboard() for module in (overview, where_time_goes, why, cost, engine, slo, gateway, engines)]
     return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in boards}
 
 

@@ -168,10 +168,12 @@ def board(
     description: str,
     rows: Sequence[tuple[str, Sequence[Panel]]],
     instances: str = f"oaiserve_model_info{{{MODEL}}}",
+    models_of: str = "oaiserve_model_info",
     collapsed: Collection[str] = (),
 ) -> models.Dashboard:
     """Return a dashboard with these rows of panels, and with the variables that all queries use. `instances` selects a
-    series for each instance. The `collapsed` rows show their panels once they are clicked."""
+    series for each instance, and the metric `models_of` has a label for each model. The `collapsed` rows show their
+    panels once they are clicked."""
     installations = instances.partition("{")[0]
     dashboard = (
         builders.Dashboard(title)
@@ -200,7 +202,7 @@ def board(
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(_choice("job", "Job", f"label_values({installations}, job)"))
         .with_variable(_choice("namespace", "Namespace", f'label_values({installations}{{job=~"$job"}}, namespace)'))
-        .with_variable(_choice("model", "Model", f"label_values(oaiserve_model_info{{{INSTALLATION}}}, model)"))
+        .with_variable(_choice("model", "Model", f"label_values({models_of}{{{INSTALLATION}}}, model)"))
         .with_variable(_choice("instance", "Instance", f"label_values({instances}, instance)"))
     )
     panel_id = top = 0

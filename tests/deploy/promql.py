@@ -52,11 +52,23 @@ def _of_gateway() -> dict[str, set[str]]:
     return known | {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
 
 
+def _of_engines() -> dict[str, set[str]]:
+    from oaiserve.plugins.gateway.engines.metrics import ENGINE, readers
+
+    known = {metric.name: {*metric.labels, *_TARGET} for metric in readers(())}
+    # In front of engines of other kinds, metrics of requests have this label, too.
+    known |= {name: labels | {ENGINE} for name, labels in KNOWN_LABELS.items() if "operation" in labels}
+    return known
+
+
 _DELETED: tuple[str, ...] = ()  # beginnings of names of metrics whose plug-in is deleted, unlike its panels
 if has_plugin("gateway"):
-    KNOWN_LABELS |= _of_gateway()
+    KNOWN_LABELS |= _of_gateway() | _of_engines()
 else:
-    _DELETED = ("oaiserve_gateway_",)
+    _DELETED = (
+        "oaiserve_gateway_",
+        *(f"oaiserve_engine_{name}" for name in ("info", "up", "open_", "unread_", "reported_")),
+    )
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')

@@ -15,6 +15,7 @@ from oaiserve.telemetry.targets import LEAST_NS
 from tests.deploy import promql
 from tests.deploy.boards import panels
 from tests.deploy.paths import DEPLOY, ROOT
+from tests.missing_plugins import has_plugin
 from tests.telemetry.reported import plugin_metrics
 
 BOARDS = {file.name: json.loads(file.read_text()) for file in sorted(build.FOLDER.glob("*.json"))}
@@ -117,6 +118,17 @@ def test_the_dashboard_gateway_shows_all_metrics_that_its_page_lists() -> None:
     shown = " ".join(queries(BOARDS["oaiserve-gateway.json"]))
     assert len(listed) > 10
     assert [name for name in listed if not re.search(rf"{name}(_bucket)?\b", shown)] == []
+
+
+@pytest.mark.skipif(not has_plugin("gateway"), reason="the metrics are the plug-in's")
+def test_the_dashboard_engines_shows_what_is_known_of_engines_and_nothing_else() -> None:
+    from oaiserve.plugins.gateway.engines.metrics import is_shown, readers
+
+    shown = {name for expr in queries(BOARDS["oaiserve-engines.json"]) for name, _ in promql.selectors(expr)}
+    of_engines = {metric.name for metric in readers(())}
+    assert of_engines - shown == {"oaiserve_engine_info"}  # It has the names of the variables.
+    of_requests = tuple(metric.name for metric in (*names.METRICS, *plugin_metrics()) if is_shown(metric))
+    assert [name for name in shown - of_engines if not name.startswith(of_requests)] == []
 
 
 def test_rows_for_some_servers_only_are_collapsed_so_that_a_board_fits_a_few_screens() -> None:
