@@ -53,8 +53,8 @@ def _engines() -> list[Panel]:
         ),
         lines(
             "Running and waiting, by the engine",
-            "What engines report about themselves, with requests that bypass the gateway. llama.cpp needs --metrics, "
-            "and Ollama reports nothing.",
+            "What engines report about themselves, with requests that bypass the gateway. llama.cpp reports them "
+            "only if its metrics are switched on, and Ollama never.",
             "short",
             [Query(reported, "{{state}}, " + LEGEND)],
         ),
