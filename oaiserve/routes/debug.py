@@ -20,7 +20,7 @@ from oaiserve.facts.times import ALL_PHASES
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.open_requests import open_request, open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import any_serving_of, serving_of
 from oaiserve.telemetry.clients import WINDOW_SECONDS, ClientList
 from oaiserve.wire.report import ROUTER_HEADER, Report
 
@@ -60,7 +60,7 @@ _LIST_QUERY = (
 async def recent_requests(request: Request) -> Response:
     """Answer with the matching requests. Filters by outcome leave out open requests."""
     query = read_query(request.query_params, _LIST_QUERY)
-    serving = serving_of(request)
+    serving = any_serving_of(request)
     recent = serving.telemetry.recent
     has_failed = query["failed"] == "true"
     config = serving.config
@@ -101,7 +101,7 @@ async def recent_requests(request: Request) -> Response:
 async def recent_request(request: Request) -> Response:
     """Answer with the request of this id (header x-request-id) or this trace id. Raises NotFound."""
     request_id = request.path_params["request_id"]
-    serving = serving_of(request)
+    serving = any_serving_of(request)
 
     def find() -> dict[str, Any] | OpenRow | None:
         recent = serving.telemetry.recent
@@ -134,7 +134,7 @@ CLIENTS_QUERY = (
 async def recent_clients(request: Request) -> Response:
     """Answer with a row for each client, first who made others wait the longest."""
     seconds = read_query(request.query_params, CLIENTS_QUERY)["seconds"] or CLIENTS_SECONDS
-    clients = serving_of(request).telemetry.clients
+    clients = any_serving_of(request).telemetry.clients
     return json_response(await run_in_threadpool(clients.last, seconds))
 
 
@@ -150,7 +150,7 @@ _SAMPLES_QUERY = (Parameter("after", "Only those with a higher number.", is_inte
 async def samples(request: Request) -> Response:
     """Answer with the samples, which a gateway adds up for its own live page."""
     after = read_query(request.query_params, _SAMPLES_QUERY)["after"] or 0
-    live = serving_of(request).telemetry.live
+    live = any_serving_of(request).telemetry.live
 
     def render() -> Response:
         return json_response({"boundaries_seconds": live.boundaries_seconds, "samples": live.after(after)})

@@ -9,10 +9,10 @@ from typing import Any
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Origin
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.serving import Serving
+from oaiserve.routes.serving import AnyServing
 
 
-def open_requests(serving: Serving) -> list[OpenRow]:
+def open_requests(serving: AnyServing) -> list[OpenRow]:
     """Return the newest open requests, newest first. Call it in a worker thread, since it may take milliseconds."""
     in_engine = serving.telemetry.recent.open()
     epoch_offset_ns = serving.runtime.unix_ns() - serving.runtime.clock_ns()
@@ -27,7 +27,7 @@ def open_requests(serving: Serving) -> list[OpenRow]:
     return sorted([*in_engine.values(), *rows], key=lambda row: -row.received_unix_ns)
 
 
-def open_request(serving: Serving, request_id: str) -> OpenRow | None:
+def open_request(serving: AnyServing, request_id: str) -> OpenRow | None:
     """Return the open request with this id, if there is one, however many are newer. Call it in a worker thread."""
     exchanges = serving.exchanges.copy().values()
     named = (each for each in exchanges if each.request_id == request_id and each.received_ns is not None)
@@ -39,7 +39,7 @@ def open_request(serving: Serving, request_id: str) -> OpenRow | None:
     return _row(serving, exchange, serving.runtime.unix_ns() - serving.runtime.clock_ns())
 
 
-def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
+def _row(serving: AnyServing, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
     model = serving.name_of(exchange.adapter)
     origin = Origin(exchange.request_id, exchange.operation, exchange.http_route, model, client=exchange.key_name)
     tokens: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from oaiserve.routes.answer.document import prefers_html
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.pages import Pages
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import any_serving_of
 
 
 class Root(msgspec.Struct):
@@ -27,7 +27,7 @@ class Root(msgspec.Struct):
 
 @Operation(summary="Links, or the chat page for browsers.", group="Server", answer=Root, alternative="text/html")
 async def root(request: Request) -> Response:
-    serving = serving_of(request)
+    serving = any_serving_of(request)
     has_chat = serving.task == "generate"
     return await answer_root(
         request, serving.config, serving.version, request.app.state.pages, has_chat=has_chat, has_schema=True

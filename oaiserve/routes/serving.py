@@ -1,6 +1,7 @@
 """Defines `Serving`, the one value through which routes reach the rest of the server, and its components.
 
-`app` makes it when the event loop runs, and stores it in `app.state.serving`.
+`app` makes it when the event loop runs, and stores it in `app.state.serving`. A gateway in front of engines of other
+kinds stores a smaller value there, which is an `AnyServing`, too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -52,6 +53,32 @@ _INSTEAD = {
     "score": "Start a server with a reranker, such as 'oaiserve serve BAAI/bge-reranker-base', or with an embedding "
     "model.",
 }
+
+
+class AnyReadiness(Protocol):
+    @property
+    def is_ready(self) -> bool: ...
+
+
+class AnyServing(Protocol):
+    """The part of `Serving` that needs no engine of ours: accounts, lists of requests, metrics and pages use no more
+    than this."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def engine(self) -> AnyReadiness: ...
+    @property
+    def telemetry(self) -> Telemetry: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def exchanges(self) -> dict[str, Exchange]: ...
+    @property
+    def task(self) -> Task: ...
+    @property
+    def version(self) -> str: ...
+    def name_of(self, adapter: ServedAdapter | None, /) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,11 @@ class Serving:
 
     def accepted_names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:
         return self.config.accepted_names if adapter is None else (adapter.name,)
+
+
+def any_serving_of(request: Request) -> AnyServing:
+    serving: AnyServing = request.app.state.serving
+    return serving
 
 
 def serving_of(request: Request) -> Serving:

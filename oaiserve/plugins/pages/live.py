@@ -17,7 +17,7 @@ from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.feed import LAST_SAMPLES, Feed, feed_response
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.serving import AnyServing, any_serving_of
 
 MOST_REQUESTS = 30  # rows of the waterfall
 
@@ -42,16 +42,16 @@ async def feed(request: Request) -> Response:
     """Stream the event `hello` once, with the last minutes, and then `update` about once a second. Raises
     Overloaded."""
     shared: Feed = request.app.state.feed
-    return feed_response(request, shared, _events(serving_of(request), shared))
+    return feed_response(request, shared, _events(any_serving_of(request), shared))
 
 
-async def _events(serving: Serving, shared: Feed) -> AsyncIterator[bytes]:
+async def _events(serving: AnyServing, shared: Feed) -> AsyncIterator[bytes]:
     yield await run_in_threadpool(_hello, serving)
     while serving.engine.is_ready:  # a server that shuts down does not wait for viewers
         yield await shared.next()
 
 
-def _hello(serving: Serving) -> bytes:
+def _hello(serving: AnyServing) -> bytes:
     data = {
         "model": serving.config.model_name,
         "version": serving.version,
@@ -61,13 +61,13 @@ def _hello(serving: Serving) -> bytes:
     return sse.event(msgspec.json.encode(data), "hello")
 
 
-def _update(serving: Serving) -> bytes:
+def _update(serving: AnyServing) -> bytes:
     """Return the message for all viewers. It repeats the last few samples, in case a viewer missed one; viewers ignore
     samples they already have."""
     return sse.event(msgspec.json.encode(_state(serving, serving.telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
 
 
-def _state(serving: Serving, samples: list[dict[str, Any]]) -> dict[str, Any]:
+def _state(serving: AnyServing, samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "samples": samples,
         "requests": serving.telemetry.recent.list(limit=MOST_REQUESTS, rows=True),

@@ -18,7 +18,7 @@ from oaiserve.plugins.runs.turns import Run, RunRow, row_of, run_of, words_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.operation import Operation, Parameter, read_query
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import any_serving_of
 from oaiserve.wire.report import ROUTER_HEADER
 
 _NOT_STORED = {"cache-control": "no-store"}  # Browsers must not store texts of requests.
@@ -39,7 +39,7 @@ async def recent_runs(request: Request) -> Response:
     to find the runs that several replicas served."""
     is_for_gateway = read_query(request.query_params, (LIST_FORM,))["form"] == "gateway"
     kept = kept_runs(request)
-    serving = serving_of(request)
+    serving = any_serving_of(request)
     exchanges = [*serving.exchanges.values()]
     first_words = _first_words(request)
     # As with the keys of /debug/report: anyone who can guess a prompt can compute its digest.
@@ -76,7 +76,7 @@ async def recent_run(request: Request) -> Response:
     found = kept.get(run_id)
     if found is None:
         raise missing(run_id)
-    exchanges = [*serving_of(request).exchanges.values()]
+    exchanges = [*any_serving_of(request).exchanges.values()]
 
     def render() -> Response:
         return run_response(found, kept.now_unix_ns(), form, _num_open(exchanges)[run_id])

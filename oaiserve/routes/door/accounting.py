@@ -18,7 +18,7 @@ from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import COST_HEADER, REUSE_HEADER, Exchange
 from oaiserve.routes.prompt_reuse import MAX_USER_AGENT_CHARACTERS, run_of
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import any_serving_of
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
 
@@ -57,7 +57,7 @@ class Accounting:
         state = scope["state"]
         ids = state["request_id"], state["unique_id"], state["trace"]
         key: Key | None = state["key"]
-        serving = serving_of(Request(scope))
+        serving = any_serving_of(Request(scope))
         clock_ns = serving.runtime.clock_ns
         use = None if key is None else key.new_use()
         exchange = Exchange(
@@ -125,7 +125,7 @@ class Accounting:
                 exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
-        serving = serving_of(Request(scope))
+        serving = any_serving_of(Request(scope))
         try:
             serving.telemetry.record(self._record_of(scope, exchange, usage))
         finally:
@@ -137,7 +137,7 @@ class Accounting:
         times = exchange.times.ended(exchange.clock_ns)
         if times.received is None:  # The request was answered or cancelled before its body began.
             times.received = times.responded
-        serving = serving_of(Request(scope))
+        serving = any_serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
         if exchange.use is not None:
             core_ns = exchange.account.core_ns

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import process_time_ns
-from typing import cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -46,7 +45,7 @@ from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import render_http_exception
 from oaiserve.routes.intake.bodies import Bodies
-from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES, Serving
+from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES, AnyServing
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
 from oaiserve.telemetry import Measured, Telemetry, names
@@ -113,7 +112,7 @@ def create_engine_gateway(
         clock_ns=clock_ns,
         recent_prompts=RecentPrompts(PIECE_BLOCK, has_cache=True),
     )
-    serving = EngineServing(config, fleet, telemetry, runtime)
+    serving: AnyServing = EngineServing(config, fleet, telemetry, runtime)
 
     async def ready(request: Request) -> Response:
         if not fleet.is_ready:
@@ -127,8 +126,7 @@ def create_engine_gateway(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # The routes and plug-ins here use no more of it than EngineServing has.
-        app.state.serving = cast(Serving, serving)
+        app.state.serving = serving
         app.state.backend = Backend(config, app.router, EnginesCapacity(fleet), bodies, ring, fleet.has_others, runtime)
         app.state.bodies = bodies
         thread = runtime.executor("end")

@@ -4,7 +4,7 @@ engines has it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from oaiserve import __version__
 from oaiserve.config import Config
@@ -14,6 +14,8 @@ from oaiserve.runtime import Runtime
 from oaiserve.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from oaiserve.engine.adapters import ServedAdapter
+    from oaiserve.engine.pooling import Task
     from oaiserve.routes.exchange import Exchange
 
 UNKNOWN_MODEL = "unknown"  # the model of requests to engines that list none
@@ -21,21 +23,21 @@ UNKNOWN_MODEL = "unknown"  # the model of requests to engines that list none
 
 @dataclass(slots=True)
 class EngineServing:
-    """The routes for accounts, requests, runs and metrics need no more than this."""
+    """The `AnyServing` of a gateway in front of foreign engines."""
 
     settings: Config
     engine: Fleet
     telemetry: Telemetry
     runtime: Runtime
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests, by unique id
-    task = "generate"
-    version = __version__
+    task: ClassVar[Task] = "generate"
+    version: ClassVar[str] = __version__
 
     @property
     def config(self) -> Config:
         """Return the settings, with the first engine's first model once it is known."""
         return replace(self.settings, model=next(iter(self.engine.models), UNKNOWN_MODEL))
 
-    def name_of(self, model: NamedModel | None) -> str:
+    def name_of(self, model: ServedAdapter | NamedModel | None, /) -> str:
         """Return the name of a request's model, which is never one that only a client sent."""
         return next(iter(self.engine.models), UNKNOWN_MODEL) if model is None else model.name
