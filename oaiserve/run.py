@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from oaiserve import plugin_loading
 from oaiserve.checkpoints import demo
-from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands import banner as banners
 from oaiserve.commands import model_banner
@@ -134,7 +133,6 @@ def _remote_engine(
 ) -> AnyEngine:
     """Start an engine process in each place, and wait until all have loaded the model. Raises StartupError."""
     from oaiserve.engine.accounts.energy import Energy
-    from oaiserve.engine.start.request import tokenizer_of
     from oaiserve.process.child import ChildProcess
     from oaiserve.process.placement import options_of
     from oaiserve.process.remote_engine import RemoteEngine
@@ -157,7 +155,6 @@ def _remote_engine(
         engine = RemoteEngine(
             [partial(launch, index) for index in range(len(places))],
             config.engine,
-            lambda path: tokenizer_of(Checkpoint.at(path), config.engine, THREADS),
             THREADS,
             Energy.found(THREADS.clock_ns, gpus=[place.gpu for place in places if place.gpu]),
         )
@@ -174,7 +171,6 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
     calls. `launched` gets each process that is started for it, now or later. Any thread may call this. Raises
     StartupError."""
     from oaiserve.app import create_app, server_telemetry
-    from oaiserve.engine.start.request import tokenizer_of
     from oaiserve.process.child import ChildProcess
     from oaiserve.process.placement import Placement
     from oaiserve.process.remote_engine import RemoteEngine
@@ -194,7 +190,6 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
     engine = RemoteEngine(
         [launch],
         config.engine,
-        lambda path: tokenizer_of(Checkpoint.at(path), config.engine, THREADS),
         THREADS,
         cores_ns=lambda: 0,  # The CPU time of this process is that of all models.
         of=f" of the model {config.model_name}",

@@ -321,7 +321,7 @@ class Engine:
         give_back = partial(self.admission.body_bytes.give_back, request.client, request.num_bytes)
         self._tokenize.submit(request, give_back)
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
+    def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
         """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
         return self._tokenize.encode(prompt, most_tokens)
 

@@ -169,6 +169,7 @@ class SamplingParams:
     text_lengths: bool = False  # give the characters of each token in the text, with each chunk
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # number of alternatives for each prompt token
+    prompt_texts: bool = False  # return the part of the prompt's text that each of its tokens stands for
     # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
     shows_logprobs: bool = True
     grammar: Grammar | None = None
@@ -258,6 +259,7 @@ class PromptDone:
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
     lost: LostPrefix | None = None  # the prefix that was cached before and could not be reused
+    texts: list[str] | None = None  # only with SamplingParams.prompt_texts: see `Tokenizer.text_parts`
 
 
 @dataclass(slots=True)

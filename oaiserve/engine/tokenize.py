@@ -9,7 +9,7 @@ The engine submits and aborts requests, and passes a callable for the results.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
 Result = TypeVar("Result")
+
+PIECE_TOKENS = 2**12  # whose texts are found in one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Tokenized:
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
     media: list[PromptMedia | None] = field(default_factory=list)  # media of each prompt; empty if none has any
+    # Parts of each prompt's text by token; None: they are not needed.
+    texts: Sequence[list[str] | None] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -175,7 +179,7 @@ class TokenizeStage:
         """
         return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
+    def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
         """Return the token ids of a prompt, those instead of its images included, as work for `run`. Raises as
         `Tokenizer.encode_in_pieces`."""
         prepared = yield from self._prepare(prompt, "", only_text=True)
@@ -220,6 +224,7 @@ class TokenizeStage:
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         media: list[PromptMedia | None] = []
+        texts: list[list[str] | None] = []
         for index, prompt in enumerate(request.prompts):
             if token_ids:
                 yield None
@@ -228,10 +233,20 @@ class TokenizeStage:
             token_ids.append(ids)
             second_starts.append(second_start)
             media.append(self._media.placed(ids, prepared) if self._media is not None and prepared else None)
+            texts.append((yield from self._texts(prompt, ids)) if params.prompt_texts else None)
         return Tokenized(
             *(request, token_ids, second_starts, bad_words, closing_ids, grammar, self._clock()),
             media=media if any(media) else [],
+            texts=texts,
         )
+
+    def _texts(self, prompt: Prompt, token_ids: list[int]) -> Work[list[str]]:
+        texts: list[str] = []
+        for number, text in enumerate(self._tokenizer.text_parts(prompt, token_ids)):
+            if number % PIECE_TOKENS == 0:
+                yield None
+            texts.append(text)
+        return texts
 
     def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Work[list[Prepared]]:
         """Prepare the images and sounds of a prompt, in a long turn for each."""

@@ -8,7 +8,7 @@ monotonic clock, which all processes share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -35,11 +35,13 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.process.plain_data import convert
+from oaiserve.process.remote_tokenizer import Method, TokenizerFacts
 from oaiserve.wire.report import ReplicaReport
 
 _PROMPT_KINDS = {kind.__name__: kind for kind in get_args(Prompt)}
@@ -56,6 +58,13 @@ def _named(prompt: Prompt) -> tuple[str, Prompt]:
     elif isinstance(prompt, GapPrompt) and not isinstance(prompt.prefix, str):
         prompt = replace(prompt, prefix=[*prompt.prefix])
     return type(prompt).__name__, prompt
+
+
+def _prompt(named: tuple[str, Any]) -> Prompt:
+    """Return such a prompt again. Raises msgspec.MsgspecError."""
+    kind, form = named
+    prompt: Prompt = convert(form, _PROMPT_KINDS[kind])
+    return prompt
 
 
 class Start(msgspec.Struct, tag=True, kw_only=True):
@@ -85,7 +94,7 @@ class Submit(msgspec.Struct, tag=True):
 
     def request(self) -> Request:
         """Return the request. Raises msgspec.MsgspecError for prompts that are none."""
-        prompts = tuple(convert(prompt, _PROMPT_KINDS[kind]) for kind, prompt in self.prompts)
+        prompts = tuple(map(_prompt, self.prompts))
         return Request(prompts=prompts, **{name: getattr(self.fields, name) for name in _REQUEST_FIELDS})
 
 
@@ -115,20 +124,37 @@ class AskOpenRows(msgspec.Struct, tag=True):
 
 
 class AskTokens(msgspec.Struct, tag=True):
-    """Encode a prompt with images or sounds, which only the engine process can read."""
+    """Encode a prompt."""
 
     number: int
     prompt: tuple[str, Any]  # with the name of its kind
-    most_tokens: int
+    most_tokens: int | None
 
     @classmethod
-    def of(cls, number: int, prompt: Prompt, most_tokens: int) -> AskTokens:
+    def of(cls, number: int, prompt: Prompt, most_tokens: int | None) -> AskTokens:
         return cls(number, _named(prompt), most_tokens)
 
     def the_prompt(self) -> Prompt:
-        kind, prompt = self.prompt
-        found: Prompt = convert(prompt, _PROMPT_KINDS[kind])
-        return found
+        return _prompt(self.prompt)
+
+
+class AskTokenizer(msgspec.Struct, tag=True):
+    """Call a method of the tokenizer."""
+
+    number: int
+    method: Method
+    prompt: tuple[str, Any] | None  # its first argument, with the name of its kind
+    arguments: list[Any]  # the others
+
+    @classmethod
+    def of(cls, number: int, method: Method, prompt: Prompt | None, arguments: Iterable[Any]) -> AskTokenizer:
+        return cls(number, method, None if prompt is None else _named(prompt), [*arguments])
+
+    def call(self, tokenizer: Tokenizer) -> Any:
+        """Return the result as plain data. Raises InvalidRequest."""
+        prompts = [] if self.prompt is None else [_prompt(self.prompt)]
+        result = getattr(tokenizer, self.method)(*prompts, *self.arguments)
+        return [*result] if isinstance(result, Iterator) else result
 
 
 class LoadAdapter(msgspec.Struct, tag=True):
@@ -143,7 +169,7 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     name: str
 
 
-Question = AskReport | AskOpenRows | AskTokens | LoadAdapter | UnloadAdapter
+Question = AskReport | AskOpenRows | AskTokens | AskTokenizer | LoadAdapter | UnloadAdapter
 ToEngine = Start | Submit | Abort | Stop | Question
 
 
@@ -151,6 +177,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     """The engine can take requests. These are its facts, which never change."""
 
     path: Path | None
+    tokenizer: TokenizerFacts
     max_model_len: int
     vocab_size: int
     default_params: dict[str, Any]
@@ -251,6 +278,7 @@ class Answer(msgspec.Struct, tag=True):
     report: ReplicaReport | None = None
     rows: dict[str, OpenRow] | None = None
     token_ids: list[int] | None = None
+    result: Any = None  # of a method of the tokenizer
     adapter: ServedAdapter | None = None
     error: Exception | None = None
 

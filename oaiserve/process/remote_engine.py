@@ -37,7 +37,6 @@ from oaiserve.engine.request import (
 from oaiserve.engine.requests.drain_rate import drain_seconds
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.time_limits import TimeLimits
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, NotFound, Unavailable, invalid
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState, added
@@ -48,8 +47,10 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.http.fair_turns import LONG, TurnWorkers, Work
 from oaiserve.process.messages import (
     Abort,
+    Answer,
     AskOpenRows,
     AskReport,
+    AskTokenizer,
     AskTokens,
     LoadAdapter,
     Ready,
@@ -60,6 +61,7 @@ from oaiserve.process.messages import (
 from oaiserve.process.open_answer import OpenAnswer
 from oaiserve.process.passed_room import PassedRoom
 from oaiserve.process.remote_adapters import RemoteAdapters
+from oaiserve.process.remote_tokenizer import Method, RemoteTokenizer
 from oaiserve.process.replica import EngineProcess, Replica, unavailable
 from oaiserve.process.replica_choice import ReplicaChoice
 from oaiserve.process.suspects import MOST_DEATHS, Quarantine, refusal
@@ -80,7 +82,6 @@ class RemoteEngine:
         self,
         launches: Sequence[Callable[[], EngineProcess]],
         options: EngineOptions,
-        load_tokenizer: Callable[[Path], Tokenizer],
         runtime: Runtime,
         energy: Energy | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
@@ -99,6 +100,7 @@ class RemoteEngine:
         self._limits = TimeLimits(bounds, self._open.__contains__)
         self._quarantine = Quarantine()
         self._unloaded: list[OpenAnswer] = []  # could not be sent, because their adapter was unloaded
+        self._waiting: list[Future[None]] = []  # of questions that wait for an engine process
 
         self._is_draining = False
         self._is_stopping = False
@@ -122,9 +124,8 @@ class RemoteEngine:
                 replica.kill()
             raise
         ready = every[0]
-        assert ready.path is not None
-        self.path: Path | None = ready.path
-        self.tokenizer = load_tokenizer(ready.path)
+        self.path = ready.path
+        self.tokenizer = RemoteTokenizer(ready.tokenizer, self._encode, self._call_tokenizer)
         self.pooling = ready.pooling
         self.media = ready.media
         self.adapters = RemoteAdapters(ready.adapters)
@@ -144,7 +145,7 @@ class RemoteEngine:
         self.admission = Admission(options.max_waiting, self._drain_seconds, has_media=bool(ready.media))
         for replica in self._replicas.values():
             replica.room = PassedRoom(self.admission)
-        self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=bool(ready.media), runtime=runtime)
+        self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=True, runtime=runtime)
 
     # What routes see of it.
 
@@ -315,19 +316,12 @@ class RemoteEngine:
                 return
         self._abort(answer)
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
-        """As of `Engine`. Images and sounds are read in an engine process."""
-        if isinstance(prompt, ChatPrompt) and prompt.media:
-            if not self.media:
-                raise invalid(prompt.param, "this model reads text alone")
-            yield LONG
-            replica = next(iter(self._ups()), None)
-            if replica is None:
-                raise unavailable()
-            asked = replica.ask(lambda number: AskTokens.of(number, prompt, most_tokens))
-            token_ids: list[int] = asked.result().token_ids
-            return token_ids
-        return (yield from self.tokenizer.encode_in_pieces(prompt, most_tokens))
+    def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
+        """As of `Engine`."""
+        if isinstance(prompt, ChatPrompt) and prompt.media and not self.media:
+            raise invalid(prompt.param, "this model reads text alone")
+        yield LONG
+        return self._encode(prompt, most_tokens)
 
     def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
         """As of `Engine`."""
@@ -352,6 +346,7 @@ class RemoteEngine:
         """As of `Engine`. Processes that do not end are killed."""
         self.drain()
         self._is_stopping = True
+        self._wake_waiting()
         for replica in self._replicas.values():
             replica.stop(drain_timeout_seconds)
         last_ns = self._clock_ns() + int((drain_timeout_seconds + STOP_SECONDS) * 1e9)
@@ -440,6 +435,7 @@ class RemoteEngine:
             if all(each.failure is not None for each in self._replicas.values()):
                 log.error("%s No other one is started", replica.failure)
                 self._failure = replica.failure
+                self._wake_waiting()
                 message = "The engine has stopped after an internal error; the server must be restarted."
                 self._fail_all(self._open.copy().values(), InternalError(message))
                 return
@@ -497,6 +493,7 @@ class RemoteEngine:
                 self._send_next_suspect(replica)
                 replica.is_up = True
                 break
+        self._wake_waiting()
         self._fail_unloaded()
         for name in here.keys() - {adapter.name for adapter in served}:
             self._unload_from([replica], name)
@@ -582,6 +579,39 @@ class RemoteEngine:
             answer.deliver([end])
         except Exception:
             log.exception("A consumer failed to take the end of its request")
+
+    def _encode(self, prompt: Prompt, most_tokens: int | None) -> list[int]:
+        answer = self._ask_any(lambda number: AskTokens.of(number, prompt, most_tokens))
+        assert answer.token_ids is not None
+        return answer.token_ids
+
+    def _call_tokenizer(self, method: Method, *arguments: Any, prompt: Prompt | None = None) -> Any:
+        return self._ask_any(lambda number: AskTokenizer.of(number, method, prompt, arguments)).result
+
+    def _ask_any(self, question: Callable[[int], Any]) -> Answer:
+        """Return the answer of an engine process to a question. If the process ends meanwhile, ask another one, or wait
+        for the next one. Raises the error of the answer, and Unavailable."""
+        for _ in range(MOST_DEATHS):
+            while not (ups := self._ups()):
+                with self._lock:
+                    if self._is_stopping or self._failure is not None:
+                        raise unavailable()
+                    if self._ups():
+                        continue
+                    waiting = self._runtime.future()
+                    self._waiting.append(waiting)
+                waiting.result()
+            with suppress(Unavailable):  # It has ended.
+                answer: Answer = ups[0].ask(question).result()
+                return answer
+        raise unavailable()
+
+    def _wake_waiting(self) -> None:
+        with self._lock:
+            waiting = self._waiting
+            self._waiting = []
+        for each in waiting:
+            each.set_result(None)
 
     def _ask_all(
         self, question: Callable[[int], Any], without: Container[EngineProcess] = ()

@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event
+from oaiserve.errors import APIError
+from oaiserve.http.fair_turns import Work
 from oaiserve.process.link import Link
 from oaiserve.process.messages import (
     Abort,
     Answer,
     AskOpenRows,
     AskReport,
+    AskTokenizer,
     AskTokens,
     Begun,
     Ended,
@@ -31,6 +34,7 @@ from oaiserve.process.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from oaiserve.process.remote_tokenizer import TokenizerFacts
 from oaiserve.runtime import ENDED, Executor, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
@@ -77,6 +81,7 @@ class EngineServer:
         self._link.send(
             Ready(
                 path=engine.path,
+                tokenizer=TokenizerFacts.of(engine.tokenizer),
                 max_model_len=engine.max_model_len,
                 vocab_size=engine.vocab_size,
                 default_params=engine.default_params,
@@ -118,8 +123,10 @@ class EngineServer:
                 self._answer(number, lambda: Answer(number, rows=rows()))
             case AskTokens(number):
                 work = self._engine.encode(message.the_prompt(), message.most_tokens)
-                encoding = self._engine.run_in_turns(work, client="", num_bytes=0)
-                encoding.add_done_callback(partial(self._encoded, number))
+                self._in_turns(number, work, lambda ids: Answer(number, token_ids=ids))
+            case AskTokenizer(number):
+                call = self._called(message)
+                self._in_turns(number, call, lambda result: Answer(number, result=result))
             case LoadAdapter(number, name, path, in_place):
                 load = partial(self._engine.load_adapter, name, path, in_place=in_place)
                 self._loads.submit(self._answer, number, lambda: Answer(number, adapter=load()))
@@ -130,8 +137,20 @@ class EngineServer:
         """Stop at once, because nobody is there any more."""
         self._on_stop(0.0)
 
-    def _encoded(self, number: int, encoding: Future[list[int]]) -> None:
-        self._answer(number, lambda: Answer(number, token_ids=encoding.result()))
+    def _in_turns(self, number: int, work: Work[Any], answer: Callable[[Any], Answer]) -> None:
+        """Answer a question with the result of work with the tokenizer."""
+
+        def done(result: Future[Any]) -> None:
+            self._answer(number, lambda: answer(result.result()))
+
+        try:
+            self._engine.run_in_turns(work, client="", num_bytes=0).add_done_callback(done)
+        except APIError as error:
+            self._link.send(Answer(number, error=error))
+
+    def _called(self, question: AskTokenizer) -> Work[Any]:
+        yield from ()
+        return question.call(self._engine.tokenizer)
 
     def _answer(self, number: int, answer: Callable[[], Answer]) -> None:
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, tee
-from typing import TYPE_CHECKING, Annotated
+from itertools import chain
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -43,9 +43,6 @@ from oaiserve.routes.intake.parameters import Wanted, inputs_of, integer, prompt
 from oaiserve.routes.intake.read import Head, Intake, read
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
-
-if TYPE_CHECKING:
-    from oaiserve.engine.text.tokenizer import Tokenizer
 
 
 class CompletionChoice(msgspec.Struct):
@@ -117,8 +114,11 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         # After the middle, a model may continue with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
+    if body.echo and (num_logprobs is not None or isinstance(read_prompts[0], TokenPrompt)):
+        params = replace(params, prompt_texts=True)
     facts = intake.exchange.answer_facts
-    shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else (), facts)
+    echoed = prompts if body.echo else ()
+    shape = CompletionShape(intake.head, wanted, tokenizer.special_ids, len(prompts), echoed, facts)
     return answer_to(intake, params, prompts, shape)
 
 
@@ -160,16 +160,15 @@ class CompletionShape(ChoicesShape):
         self,
         head: Head,
         wanted: Wanted,
-        tokenizer: Tokenizer,
+        special_ids: frozenset[int],
         num_prompts: int,
         echoed: Sequence[Prompt],
         facts: AnswerFacts,
     ) -> None:
         super().__init__("text_completion", head, wanted, num_prompts)
         self._facts = facts
-        self._tokenizer = tokenizer
+        self._special_ids = special_ids
         self._echoed = echoed
-        self._parts: dict[int, Iterator[str]] = {}  # the text of each echoed prompt by token, for each of its choices
         self._lengths: Counter[int] = Counter()  # characters of the text that was sent, by choice
 
     def _text_of(self, event: PromptDone) -> str:
@@ -180,7 +179,7 @@ class CompletionShape(ChoicesShape):
             case TextPrompt(text) | GapPrompt(str(text)):
                 return text
             case _:
-                return "".join(self._parts_of(event))
+                return "".join(event.texts or ())
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         yield from self._computed(event)
@@ -193,7 +192,7 @@ class CompletionShape(ChoicesShape):
             logprobs: list[Iterable[bytes]] = []
             if self._echoed and event.logprobs is not None and self._wanted.num_logprobs is not None:
                 choice.logprobs = HOLE
-                logprobs.append(self._logprobs(event.logprobs, self._parts_of(event)))
+                logprobs.append(self._logprobs(event.logprobs, event.texts or ()))
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
             yield from map(sse.one_line, filled(self._event(choice), *logprobs))
@@ -231,7 +230,7 @@ class CompletionShape(ChoicesShape):
                 shown = TokenLogprobs()
                 shown.extend(prompt.logprobs)
                 shown.extend(of_answer)
-                texts = chain(self._parts_of(prompt), texts)
+                texts = chain(prompt.texts or (), texts)
             parts.append(self._logprobs(shown, texts))
         if wanted.num_prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
@@ -251,15 +250,9 @@ class CompletionShape(ChoicesShape):
             choice.token_ids = chunk.token_ids
         return choice
 
-    def _parts_of(self, event: PromptDone) -> Iterator[str]:
-        index = event.prompt_index
-        parts = self._parts.get(index) or self._tokenizer.text_parts(self._echoed[index], event.token_ids)
-        self._parts[index], shown = tee(parts)
-        return shown
-
     def _logprobs(self, tokens: TokenLogprobs, texts: Iterable[str], offset: int = 0) -> Iterator[bytes]:
         num_top = self._wanted.num_logprobs or 0
-        return completion_logprobs_in_parts(tokens, texts, num_top, self._tokenizer.special_ids, offset)
+        return completion_logprobs_in_parts(tokens, texts, num_top, self._special_ids, offset)
 
 
 def _parts_of_chunk(chunk: TokenChunk) -> Iterator[str]:

@@ -134,7 +134,7 @@ def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, note: No
     rendered = yield from _rendered(ids, lambda part: part)
     texts = b"null"
     if body.return_token_strs:
-        texts = yield from _rendered(ids, lambda part: [tokenizer.token_text(token_id) for token_id in part])
+        texts = yield from _rendered(ids, lambda part: tokenizer.lone_texts(part))
     return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
 
 

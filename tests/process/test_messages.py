@@ -33,6 +33,8 @@ from oaiserve.facts.step_record import StepRecord
 from oaiserve.process.frames import Frames, framed
 from oaiserve.process.messages import Answer, Ended, Health, Ready, Start, Step, Submit, ToEngine, ToFront
 from oaiserve.process.plain_data import decoder, encode
+from oaiserve.process.remote_tokenizer import TokenizerFacts
+from tests.engine.doubles import TOKENIZER
 from tests.process.plain_values import INTEGERS, any_of
 
 to_engine = decoder(ToEngine)
@@ -125,6 +127,7 @@ def test_an_error_of_an_unknown_kind_crosses_as_the_nearest_known_one() -> None:
 def test_facts_of_a_ready_engine_cross(numbers: EngineNumbers) -> None:
     ready = Ready(
         path=None,
+        tokenizer=TokenizerFacts.of(TOKENIZER),
         max_model_len=8,
         vocab_size=9,
         default_params={"temperature": 0.5},

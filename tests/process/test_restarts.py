@@ -32,6 +32,7 @@ from oaiserve.errors import (
     invalid,
 )
 from oaiserve.facts.record import Cause
+from oaiserve.http.fair_turns import at_once
 from oaiserve.process.remote_engine import RemoteEngine
 from tests.engine.doubles import LETTERS, TOKENIZER
 from tests.engine.test_schedules import KINDS, Client, check_ended
@@ -320,6 +321,45 @@ def test_images_are_read_in_the_engine_process() -> None:
         assert text.result() == TOKENIZER.encode(TextPrompt("abc"))
         assert not engine.admission.waiting.total
         engine.stop()
+
+
+def test_the_tokenizer_of_an_engine_process_answers_as_the_one_here() -> None:
+    with in_world(9, is_late=False) as world:
+        front = Front(world)
+        tokenizer = front.engine.tokenizer
+        ids = TOKENIZER.encode(TextPrompt("hello world"))
+        chat = ChatPrompt([{"role": "user", "content": "hello"}])
+        assert tokenizer.decode(ids) == TOKENIZER.decode(ids)
+        assert tokenizer.lone_texts(ids) == TOKENIZER.lone_texts(ids)
+        assert tokenizer.token_texts(ids) == [*TOKENIZER.token_texts(ids)]
+        prompt = TextPrompt("hello world")
+        assert tokenizer.text_parts(prompt, ids) == [*TOKENIZER.text_parts(prompt, ids)]
+        assert tokenizer.rendered(chat) == TOKENIZER.rendered(chat)
+        assert tokenizer.first_tokens("hello world", 2, "documents") == TOKENIZER.first_tokens("hello world", 2, "")
+        assert at_once(tokenizer.encode_in_pieces(chat)) == TOKENIZER.encode(chat)
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            tokenizer.first_tokens("\ud800", 2, "documents")
+        front.engine.stop()
+
+
+def test_work_with_the_tokenizer_waits_for_the_next_process_and_ends_with_the_front() -> None:
+    with in_world(9, is_late=False) as world:
+        front = Front(world)
+        engine = front.engine
+        front.processes.load_seconds = 3.0
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(engine.pause))
+        encoded = engine.run_in_turns(engine.encode(TextPrompt("abc"), 100), client="", num_bytes=10)
+        assert encoded.result() == TOKENIZER.encode(TextPrompt("abc"))
+        assert len(front.processes.all) == 2
+        front.processes.load_seconds = 1000.0
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(engine.pause))
+        encoded = engine.run_in_turns(engine.encode(TextPrompt("abc"), 100), client="", num_bytes=10)
+        world.run_until(most_seconds=1)
+        engine.stop()
+        with pytest.raises(Unavailable):
+            encoded.result()
 
 
 def test_a_front_that_ends_takes_its_engine_process_with_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from oaiserve.process.plain_data import decoder, encode
 from oaiserve.process.remote_engine import RemoteEngine
 from oaiserve.process.server import EngineServer
 from oaiserve.runtime import ENDED, Empty, When
-from tests.engine.doubles import TOKENIZER, make_engine
+from tests.engine.doubles import make_engine
 from tests.world.loop import World
 from tests.world.model import Model
 from tests.world.servers import MACHINE, WorldEngine
@@ -84,18 +85,20 @@ class WorldLink:
     _has_ended = False
 
     def _read(self) -> When:
-        try:
-            part = self._reader.take()
-        except Empty:
+        """Read all that has arrived, as a socket gives it."""
+        parts: list[bytes] = []
+        with suppress(Empty):
+            while b"" not in parts:
+                parts.append(self._reader.take())
+        if not parts:
             return None
-        if self._is_cut and part:
-            part = part[: self._world.random.randrange(len(part))]
-            for frame in self._frames.push(part):
-                self._received(self._decode(frame))
-            part = b""
-        for frame in self._frames.push(part):
+        data = b"".join(parts)
+        is_over = b"" in parts or self._is_cut
+        if self._is_cut and data:
+            data = data[: self._world.random.randrange(len(data))]
+        for frame in self._frames.push(data):
             self._received(self._decode(frame))
-        if part:
+        if not is_over:
             return 0
         self._has_ended = True
         self._on_close()
@@ -228,7 +231,6 @@ class Processes:
         return RemoteEngine(
             [partial(self.launch, index) for index in range(num_replicas)],
             EngineOptions(**{"watchdog_seconds": 10, **options}),
-            lambda path: TOKENIZER,
             self.world,
             cores_ns=self.world.clock_ns,
         )

@@ -119,8 +119,8 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def token_text(self, token_id: int) -> str:
-        return chr(token_id)
+    def lone_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [*map(chr, token_ids)]
 
     def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
         return text[:num_tokens]
@@ -166,6 +166,7 @@ class FakeEngine:
         )  # client and bytes of each turn with the tokenizer
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
+        self._with_texts: dict[str, Request] = {}
 
     def _add_adapter(self, number: int, name: str, path: Path) -> None:
         if path.name == "broken":
@@ -225,6 +226,8 @@ class FakeEngine:
         self.open[request.request_id] = deliver
         self.times[request.request_id] = times
         self.submitted.put(request)
+        if request.params.prompt_texts:
+            self._with_texts[request.request_id] = request
         try:
             self._check(request)
         except APIError as error:
@@ -260,6 +263,8 @@ class FakeEngine:
         request_id = events[-1].request_id
         deliver = self.open[request_id]
         for event in events:
+            if isinstance(event, PromptDone) and (request := self._with_texts.get(request_id)) is not None:
+                event.texts = [*self.tokenizer.text_parts(request.prompts[event.prompt_index], event.token_ids)]
             if not isinstance(event, TokenChunk | Pooled):
                 event.times = replace(self.times[request_id])
         if isinstance(events[-1], TERMINAL):

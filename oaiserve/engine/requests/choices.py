@@ -42,6 +42,7 @@ class Choices:
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
+        all_texts = tokenized.texts or [None] * len(tokenized.token_ids)
         begun = _begun_matcher(tokenized)  # once, because a long text takes some time
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = _seed(request, prompt_index)
@@ -49,7 +50,7 @@ class Choices:
                 logprobs = None
             else:
                 logprobs = prompt_logprobs(self._table, token_ids[0])
-            opened.prompts.append(OpenPrompt(token_ids, logprobs))
+            opened.prompts.append(OpenPrompt(token_ids, logprobs, all_texts[prompt_index]))
             media = all_media[prompt_index]
             for choice in range(params.n):
                 sequence = Sequence(

@@ -33,7 +33,7 @@ class Outbox:
         if not prompt.sent:
             prompt.sent = True
             done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens, prompt.lost)
-            self.emit(opened, PromptDone(opened.request.request_id, index, *done))
+            self.emit(opened, PromptDone(opened.request.request_id, index, *done, prompt.texts))
         self._events[opened.deliver].append(chunk)
 
     def hand_over(self) -> list[Deliver]:

@@ -42,6 +42,7 @@ class Bounds:
 class OpenPrompt:
     token_ids: list[int]
     logprobs: TokenLogprobs | None
+    texts: list[str] | None = None
     cached_tokens: int = 0
     lost: LostPrefix | None = None
     sent: bool = False

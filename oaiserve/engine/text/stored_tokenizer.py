@@ -42,6 +42,10 @@ class TokenizerParts:
 class StoredTokenizer(TokenizerParts):
     backend_tokenizer: RustTokenizer
 
+    @property
+    def parts(self) -> TokenizerParts:
+        return TokenizerParts(**{each.name: getattr(self, each.name) for each in fields(TokenizerParts)})
+
 
 def tokenizer_subject(checkpoint: Checkpoint) -> Subject | None:
     """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
@@ -86,9 +90,7 @@ def stored(tokenizer: Any) -> StoredTokenizer:
 def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer, warnings: Sequence[Warned]) -> None:
     """Write a tokenizer to the start cache, with the warnings of loading it, if the cache can be written."""
     definition = tokenizer.backend_tokenizer.to_str().encode()
-    names = (field.name for field in fields(tokenizer) if field.name != "backend_tokenizer")
-    parts = {name: getattr(tokenizer, name) for name in names}
     try:
-        remember(subject, lambda: {"parts": parts, "bytes": len(definition)}, definition, warnings)
+        remember(subject, lambda: {"parts": tokenizer.parts, "bytes": len(definition)}, definition, warnings)
     except (NotPrivate, OSError, TypeError) as error:
         log.debug("The next start will make the tokenizer again: %s", error)

@@ -237,7 +237,10 @@ def _comparison(serving: Serving, earlier: _Earlier, token_ids: Sequence[int] | 
         return Comparison(earlier.request_id, earlier.age_ns, earlier.common_tokens)
     tokenizer = serving.engine.tokenizer
     yield None
-    found = changes_of(before, token_ids, lambda token_id: "\n" in tokenizer.token_text(token_id))
+    distinct = [*{*before, *token_ids}]
+    texts = tokenizer.lone_texts(distinct)
+    line_ends = {token_id for token_id, text in zip(distinct, texts, strict=True) if "\n" in text}
+    found = changes_of(before, token_ids, line_ends.__contains__)
     yield None
     shown = []
     for start, added, removed_start, removed in found:

@@ -83,7 +83,7 @@ def test_token_ids_are_used_as_they_are_and_special_tokens_fill_an_empty_text() 
 
 def test_bad_words_are_encoded_with_and_without_a_space_before_them_and_without_special_tokens() -> None:
     encoded = BYTE_LEVEL.encode_bad_words(["w", "  hello", "he w"])
-    texts = [[BYTE_LEVEL.token_text(token_id) for token_id in token_ids] for token_ids in encoded]
+    texts = [BYTE_LEVEL.lone_texts(token_ids) for token_ids in encoded]
     assert texts == [["w"], [" w"], ["hello"], [" ", "hello"], ["he", " w"], [" ", "he", " w"]]
     assert 1 not in SENTENCEPIECE.encode_bad_words(["hello"])[0]
 
@@ -132,7 +132,7 @@ def test_a_tokenizer_in_the_format_of_sentencepiece_needs_that_package(
 def test_decode_and_token_text_show_special_tokens_and_spaces() -> None:
     token_ids = BYTE_LEVEL.encode(TextPrompt("hello w<|im_end|>"))
     assert BYTE_LEVEL.decode(token_ids) == "hello w<|im_end|>"
-    assert [BYTE_LEVEL.token_text(token_id) for token_id in token_ids] == ["hello", " w", "<|im_end|>"]
+    assert BYTE_LEVEL.lone_texts(token_ids) == ["hello", " w", "<|im_end|>"]
 
 
 def test_messages_go_through_the_given_template_and_get_no_second_special_tokens() -> None:
