@@ -40,6 +40,8 @@ BODIES = {
         "rerank": "/v1/rerank",
         "`/v2/embed`": "/v2/embed",
         "`/embed`": "/embed",
+        "`/embed_sparse`": "/embed_sparse",
+        "`/embed_all`": "/embed_all",
     },
     "tokenizer-parameters": {"`/tokenize`": "/tokenize", "`/detokenize`": "/detokenize"},
 }

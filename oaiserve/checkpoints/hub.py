@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
+_LAYERS_FOR_TOKENS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # BGE-M3 has such.
 # Files whose names begin with these change a model's answers. Others at the root are licences or for other programs.
 _CONFIGURATIONS = (
     *("config", "generation_config", "tokenizer.json", "tokenizer_config", "special_tokens_map", "added_tokens"),
@@ -354,7 +355,7 @@ def files_of_model(repository: str, names: list[str]) -> list[str]:
     """Return the files of a repository that are read. Raises StartupError if none has readable weights."""
     at_root = [name for name in names if "/" not in name]
     weights = [name for name in at_root if name.endswith(_WEIGHTS)]
-    weights = [name for name in weights if name.startswith("model")] or weights
+    weights = [name for name in weights if name.startswith("model") or name in _LAYERS_FOR_TOKENS] or weights
     if not weights:
         ggufs = [name for name in names if name.endswith(".gguf")]
         if ggufs:

@@ -141,6 +141,10 @@ class Reasoning:
     budget: int | None = None  # most tokens; then its end is forced
 
 
+# What a model that pools returns for a text: one vector, the weight of each of its tokens, or a vector of each token.
+PooledAs = Literal["text", "token_weights", "token_vectors"]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later."""
@@ -174,6 +178,7 @@ class SamplingParams:
     shows_logprobs: bool = True
     grammar: Grammar | None = None
     loop_rule: LoopRule | None = None  # choices in a loop by this rule end; None: loops are only counted
+    pooled_as: PooledAs = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +292,9 @@ class TokenChunk:
 @dataclass(slots=True)
 class Pooled:
     """The result of a whole prompt under the tasks `embed` and `score`: a vector, or one number.
+
+    A prompt that is pooled as `token_weights` has ids of tokens and their weights in turn, by id. One that is pooled as
+    `token_vectors` has the vectors of its tokens, one behind the other.
 
     Prompts of one request may come in any order.
     """

@@ -388,6 +388,8 @@ def test_a_repository_in_which_no_one_model_is_meant(files: list[str], named: st
 
 def test_weights_of_another_name_are_fetched() -> None:
     assert "gptq-4bit.safetensors" in files_of_model("a/b", ["config.json", "gptq-4bit.safetensors"])
+    of_bge_m3 = ["colbert_linear.safetensors", "model.safetensors", "onnx.safetensors", "sparse_linear.safetensors"]
+    assert files_of_model("a/b", of_bge_m3) == [of_bge_m3[0], of_bge_m3[1], of_bge_m3[3]]
 
 
 def test_a_local_model_is_where_it_is(tmp_path: Path) -> None:

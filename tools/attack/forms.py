@@ -24,6 +24,7 @@ CONVERSATION = f"{CONVERSATIONS}/{{conversation_id}}"
 EMBEDDINGS = "/v1/embeddings"
 EMBED = "/v2/embed"
 FEATURES = "/embed"
+OF_TOKENS = ("/embed_sparse", "/embed_all")
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 FILES = "/v1/files"
@@ -381,7 +382,8 @@ def _fields() -> Iterator[tuple[str, Forms]]:
     yield EMBEDDINGS, {**within('"input":HERE', PROMPTS), **_texts('"input":"HERE"')}
     texts = {"texts of one letter": '«"a",»', "empty texts": '«"",»', "a long text": '"«word »"'}
     parts = '«{"content":[{"type":"text","text":"a"}]},»'
-    yield FEATURES, within('"inputs":[HERE]', texts)
+    for path in (FEATURES, *OF_TOKENS):
+        yield path, within('"inputs":[HERE]', texts)
     yield EMBED, {**within('"texts":[HERE]', texts), **within('"inputs":[HERE]', {"texts in parts": parts})}
     hi = OLLAMA_BODY.replace("HERE", HI)
     yield OLLAMA_CHAT, {**within(OLLAMA_BODY, OLLAMA_HISTORIES), **_texts(OLLAMA_BODY.replace("HERE", user))}

@@ -1,4 +1,4 @@
-"""Embeddings and scores: /v1/embeddings, /v2/embed, /embed, /v1/score and /v1/rerank, and how models for them start."""
+"""Embeddings and scores: the routes of OpenAI's, Cohere's and Hugging Face's clients, and how models for them start."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def _routes(config: Config) -> list[Route]:
         accounted("/v1/embeddings", embeddings.embeddings, "embeddings"),
         accounted("/v2/embed", cohere.embed, "embeddings"),
         accounted("/embed", hugging_face.embed, "embeddings"),
+        accounted("/embed_sparse", hugging_face.embed_sparse, "embeddings"),
+        accounted("/embed_all", hugging_face.embed_all, "embeddings"),
         *(accounted(path, scores.score, "score") for path in ("/v1/score", "/score")),
         *(accounted(path, scores.rerank, "rerank") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
     ]

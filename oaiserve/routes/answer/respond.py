@@ -23,6 +23,7 @@ from oaiserve.engine.request import (
     Finished,
     LeftOut,
     Pooled,
+    PooledAs,
     Prompt,
     PromptDone,
     PromptProgress,
@@ -390,10 +391,11 @@ def pooled_answer_to(
     prompts: tuple[Prompt, ...],
     whole: RenderWhole,
     params: Mapping[str, str | int | float | bool],
+    pooled_as: PooledAs = "text",
 ) -> Answer:
     """Return the answer that `whole` renders from the vectors of prompts. `params` are for the record."""
     intake.exchange.params = {**params, "num_inputs": len(prompts)}
-    return Answer(intake.serving, intake.exchange, intake.pooling_request(prompts), whole)
+    return Answer(intake.serving, intake.exchange, intake.pooling_request(prompts, pooled_as), whole)
 
 
 def _fallen_behind() -> SlowReader:

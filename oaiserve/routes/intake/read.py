@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
-from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams
+from oaiserve.engine.request import GapPrompt, PooledAs, Prompt, Request, SamplingParams
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.record import Origin
 from oaiserve.http.fair_turns import Work
@@ -157,9 +157,9 @@ class Intake(Generic[OwnBody]):
             return f"{owner} {salt}"
         return salt
 
-    def pooling_request(self, prompts: tuple[Prompt, ...]) -> Request:
-        """Return the request to turn each prompt into a vector."""
-        return self._request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
+    def pooling_request(self, prompts: tuple[Prompt, ...], pooled_as: PooledAs) -> Request:
+        """Return the request to turn each prompt into a vector, or into what else the model can make of it."""
+        return self._request(prompts, SamplingParams(max_tokens=0, pooled_as=pooled_as), priority=self._priority())
 
     def _priority(self) -> int:
         priority = integer(self.body, "priority")

@@ -67,3 +67,26 @@ def test_a_prompt_comes_first_and_only_truncated_texts_have_a_limit(embedder: Se
 )
 def test_what_is_wrong_is_named(embedder: Served, body: dict[str, Any], param: str, says: str) -> None:
     refused(embedder.post(EMBED, **body), param, says)
+
+
+def test_tokens_have_weights_where_the_model_weighs_them(embedder: Served) -> None:
+    refused(embedder.post("/embed_sparse", inputs="a"), "model", "has no sparse_linear.safetensors")
+    embedder.engine.pooling = Pooling("embed", 4, has_token_weights=True, token_size=4)
+    embedder.engine.script = pools([7.0, 0.5, 250001.0, 0.25], [])
+    answer = embedder.post("/embed_sparse", inputs=["a", "b"]).json()
+    assert answer == [[{"index": 7, "value": 0.5}, {"index": 250001, "value": 0.25}], []]
+    assert embedder.engine.submitted.get().params.pooled_as == "token_weights"
+
+
+def test_each_token_has_a_vector(embedder: Served) -> None:
+    embedder.engine.pooling = Pooling("embed", 4, prompts={"query": "Q: "}, token_size=2)
+    answer = embedder.post("/embed_all", inputs=["a", "b"], prompt_name="query").json()
+    assert answer == [[[3, 0], [4, 0]], [[1, -1], [1, -1]]]
+    request = embedder.engine.submitted.get()
+    assert (request.params.pooled_as, [prompt.text for prompt in request.prompts]) == (
+        "token_vectors",
+        ["Q: a", "Q: b"],
+    )
+    refused(
+        embedder.post("/embed_all", inputs=["a", ""]), "inputs", "must not have an empty string, got one at index 1"
+    )

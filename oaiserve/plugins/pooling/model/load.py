@@ -40,6 +40,7 @@ from oaiserve.plugins.pooling.model.heads import Head, embedding_head, load_dens
 from oaiserve.plugins.pooling.model.linear import pack_linears
 from oaiserve.plugins.pooling.model.packed_check import Unpackable, refuse_unless_equal
 from oaiserve.plugins.pooling.model.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
+from oaiserve.plugins.pooling.model.token_heads import load_token_heads, pickled_layers
 from oaiserve.system_cpus import default_threads
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def start(request: StartRequest) -> ServedModel:
         torch.set_num_threads(options.cpu_threads or default_threads())
     return ServedModel(
         tokenizer=request.tokenizer,
-        runner=PoolingRunner(pooler),
+        runner=PoolingRunner(pooler, request.tokenizer.special_ids),
         num_blocks=0,
         max_model_len=pooler.max_model_len,
         vocab_size=pooler.vocab_size,
@@ -127,7 +128,24 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     move(loaded, device, str(model))
     with reported(f"'{model}' cannot be served for --task {task}"):
         pooler = prepare_pooler(loaded, task, files, dense, str(model), pack=options.compile)
+    if task == "embed":
+        pooler = _with_token_heads(pooler, source.folder)
     return _cut(pooler, options)
+
+
+def _with_token_heads(pooler: LoadedPooler, folder: Path) -> LoadedPooler:
+    """Return the model with the layers that its folder has for tokens. Raises StartupError."""
+    for command in pickled_layers(folder):
+        log.warning(
+            "'%s' has a layer for tokens that is a pickle, which is not opened. This converts it: %s", folder, command
+        )
+    size = pooler.pooling.token_size
+    assert size is not None
+    heads = load_token_heads(folder, size, pooler.model.device)
+    if heads.vectors is not None:
+        size = heads.vectors.out_features
+    pooling = replace(pooler.pooling, has_token_weights=heads.weights is not None, token_size=size)
+    return replace(pooler, token_heads=heads, pooling=pooling)
 
 
 def _load_gguf(
@@ -226,9 +244,13 @@ def prepare_pooler(
             pack_linears(layers, model.device, model.dtype)
     pooling = Pooling("score", 1, default_prompt=files.default_prompt)
     if task == "embed":
+        lengths = [len(texts[0][0])]
         with torch.inference_mode():
-            size = forward(*texts[0], [len(texts[0][0])]).shape[1]
-        pooling = Pooling("embed", size, _dimensions(config), files.prompts, files.default_prompt)
+            hidden = forward.hidden(*texts[0], lengths)
+            size = forward.pooled(hidden, lengths).shape[1]
+        pooling = Pooling(
+            "embed", size, _dimensions(config), files.prompts, files.default_prompt, token_size=hidden.shape[1]
+        )
     return LoadedPooler(
         model=model,
         forward=forward,

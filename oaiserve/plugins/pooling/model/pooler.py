@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import PooledAs
 from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.plugins.pooling.model.attention import runs_of
 from oaiserve.plugins.pooling.model.heads import Head
+from oaiserve.plugins.pooling.model.token_heads import TokenHeads
 
+_NO_LAYERS = TokenHeads()
 BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this request."
 
 
@@ -21,6 +26,13 @@ class Forward(Protocol):
     """Computes the vectors [texts, size], or logits, of texts that follow each other, in float32."""
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor: ...
+    def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of all tokens, where a head makes the vectors from these."""
+        ...
+
+    def pooled(self, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        """Return the vectors [texts, size] of texts with these hidden states."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,10 @@ class PackedForward:
     takes_types: bool  # Token types distinguish the two texts of a pair.
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        return self.head(self.hidden(ids, types, lengths), lengths)
+        return self.pooled(self.hidden(ids, types, lengths), lengths)
+
+    def pooled(self, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        return self.head(hidden, lengths)
 
     def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         """Return the hidden states [T, hidden] of all tokens."""
@@ -64,14 +79,25 @@ class OwnForward:
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        outputs = []
+        outputs = self._outputs(ids, types, lengths)
+        if self.head is None:
+            return torch.cat([output.float() for output in outputs])
+        return torch.cat([self.head(output, [length]) for output, length in zip(outputs, lengths, strict=True)])
+
+    def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        assert self.head is not None
+        return torch.cat(list(self._outputs(ids, types, lengths)))
+
+    def pooled(self, hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        assert self.head is not None
+        texts = zip(hidden.split(lengths), lengths, strict=True)
+        return torch.cat([self.head(text, [length]) for text, length in texts])
+
+    def _outputs(self, ids: list[int], types: list[int], lengths: list[int]) -> Iterator[torch.Tensor]:
         start = 0
         for length in lengths:
-            end = start + length
-            output = self.output(ids[start:end], types[start:end])
-            outputs.append(output.float() if self.head is None else self.head(output, [length]))
-            start = end
-        return torch.cat(outputs)
+            yield self.output(ids[start : start + length], types[start : start + length])
+            start += length
 
     def output(self, ids: list[int], types: list[int]) -> torch.Tensor:
         """Return the hidden states [T, hidden] of a text, or its logits [1, labels]."""
@@ -100,12 +126,41 @@ class LoadedPooler:
     max_model_len: int  # the most tokens of a text
     longest: int  # longest text that the model has positions for
     pooling: Pooling
+    token_heads: TokenHeads = _NO_LAYERS
 
     @torch.inference_mode()
     def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         """Return the vectors [texts, size] of texts that follow each other, in float32."""
         vectors = self.forward(ids, types, lengths)
         return vectors if self.activation is None else self.activation(vectors)
+
+    @torch.inference_mode()
+    def pool_as(
+        self, kinds: list[PooledAs], ids: list[int], types: list[int], lengths: list[int], left_out: frozenset[int]
+    ) -> list[array[float]]:
+        """Return the vector, weights or vectors of each text, see `Pooled`. Tokens of `left_out` have no weight."""
+        hidden = self.forward.hidden(ids, types, lengths).split(lengths)
+        whole = [place for place, kind in enumerate(kinds) if kind == "text"]
+        vectors = iter(())
+        if whole:
+            texts = torch.cat([hidden[place] for place in whole])
+            vectors = iter(self.forward.pooled(texts, [lengths[place] for place in whole]).cpu())
+        results = []
+        start = 0
+        for kind, text, length in zip(kinds, hidden, lengths, strict=True):
+            if kind == "token_weights":
+                results.append(self.token_heads.weigh(ids[start : start + length], text, left_out))
+            elif kind == "token_vectors":
+                results.append(as_array(self.token_heads.vectors_of(text).cpu()))
+            else:
+                results.append(as_array(next(vectors)))
+            start += length
+        return results
+
+
+def as_array(numbers: torch.Tensor) -> array[float]:
+    """Return float32 numbers that are on the CPU."""
+    return array("f", numbers.contiguous().numpy().tobytes())
 
 
 def row(values: list[int], device: torch.device) -> torch.Tensor:
@@ -118,8 +173,10 @@ class PoolingRunner:
     is_exact = False
     is_asynchronous = False
 
-    def __init__(self, pooler: LoadedPooler) -> None:
+    def __init__(self, pooler: LoadedPooler, special_ids: frozenset[int] = frozenset()) -> None:
+        """`special_ids` are those of tokens that are no words."""
         self._pooler = pooler
+        self._special_ids = special_ids
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         raise AssertionError("a model that pools has no KV cache")
@@ -137,15 +194,19 @@ class PoolingRunner:
             else:
                 first = sequence.second_start
             types += [0] * first + [1] * (sequence.prompt_len - first)
+        lengths = [step.chunks[index].num_tokens for index in order]
+        kinds = [step.chunks[index].sequence.params.pooled_as for index in order]
         try:
-            vectors = self._pooler.pool(ids, types, [step.chunks[index].num_tokens for index in order]).cpu()
+            if {*kinds} == {"text"}:
+                vectors = [as_array(vector) for vector in self._pooler.pool(ids, types, lengths).cpu()]
+            else:
+                vectors = self._pooler.pool_as(kinds, ids, types, lengths, self._special_ids)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from None
-        usable = vectors.isfinite().all(dim=1).tolist()
         results = [ChunkResult(error=BAD_VECTOR)] * len(order)
-        for place, index in enumerate(order):
-            if usable[place]:
-                results[index] = ChunkResult(vector=array("f", vectors[place].numpy().tobytes()))
+        for vector, index in zip(vectors, order, strict=True):
+            if np.isfinite(np.frombuffer(vector, np.float32)).all():
+                results[index] = ChunkResult(vector=vector)
         return StepResult(results)
 
     def draw(self, launched: StepResult, masks: Masks | None) -> None:
