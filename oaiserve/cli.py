@@ -313,7 +313,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         # Checks come before the import of torch, which takes seconds.
         if first != "demo":
             find_model(first)
-        check_files(server, engine, telemetry)
+        check_files(server, engine, telemetry, plugins)
         with bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
 

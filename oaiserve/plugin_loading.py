@@ -273,7 +273,8 @@ def add_models(plugins: Iterable[Plugin]) -> None:
     bringing = [plugin for plugin in plugins if plugin.families or plugin.gguf_architectures]
     if not bringing:
         return
-    from oaiserve.engine.decoder.added_models import add_architectures, add_families  # imports torch
+    from oaiserve.engine.decoder.families import add_families  # imports torch
+    from oaiserve.engine.decoder.sources.gguf.architectures import add_architectures
 
     for plugin, (families, architectures) in made(bringing, "models", _models_of):
         try:

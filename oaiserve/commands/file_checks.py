@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
@@ -13,6 +14,7 @@ from oaiserve.engine.text.builtin_templates import NAMES, template_file
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.http.keys import Keyring, exposure
+from oaiserve.plugin import Plugin
 from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 logger = logging.getLogger(__name__)
@@ -21,12 +23,14 @@ CERTIFICATE_NOT_YET_VALID = 9  # OpenSSL's codes, which Python's ssl doesn't nam
 CERTIFICATE_EXPIRED = 10
 
 
-def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
+def check_files(
+    server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions, plugins: Iterable[Plugin]
+) -> None:
     given_defaults(server.default_params)
     if server.tool_call_parser not in ("auto", "none"):
         from oaiserve.routes.dialects.families import check_name  # Imports all parsers, which takes a while.
 
-        check_name(server.tool_call_parser)
+        check_name(server.tool_call_parser, (family for plugin in plugins for family in plugin.dialects))
     if server.response_template is not None:
         from oaiserve.engine.text.response_template import read_response_template
 

@@ -133,7 +133,7 @@ class Plugin:
 
     dialects: Sequence[CallFamily] = ()
     """Ways in which models write tool calls. With `--tool-call-parser auto`, a chat template that has all `signs` of
-    one of these selects it, before any of oaiserve."""
+    one of these selects it, before any of oaiserve. The flag also takes their names."""
 
     sampling_rules: Callable[[Tokenizer], Iterable[Rule]] | None = None
     """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32

@@ -35,7 +35,7 @@ def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> 
         raise OptionError("--replicas is for a server with one model. With several models, each has one engine.")
     check_tls(config.server.tls_certificate, config.server.tls_key)
     for each in configs.values():
-        check_files(each.server, each.engine, each.telemetry)
+        check_files(each.server, each.engine, each.telemetry, plugins)
 
     from oaiserve.plugins.gateway.several.serve import serve_models  # its import is slow
 

@@ -33,7 +33,7 @@ _REASONING_TAGS = (
 )
 
 
-def family_of(name: str, template: str, further: Iterable[CallFamily] = ()) -> CallFamily | None:
+def family_of(name: str, template: str, further: Sequence[CallFamily] = ()) -> CallFamily | None:
     """Return the family of `--tool-call-parser`; with "auto" the chat template's, or else Hermes.
 
     The `further` families of plug-ins are recognised before ours.
@@ -43,7 +43,7 @@ def family_of(name: str, template: str, further: Iterable[CallFamily] = ()) -> C
         return recognised[0] if recognised else HERMES
     if name == "none":
         return None
-    return next(family for family in (*recognised, *reversed(FAMILIES)) if family.name == name)
+    return next(family for family in (*recognised, *further, *reversed(FAMILIES)) if family.name == name)
 
 
 def _recognised(template: str, further: Iterable[CallFamily]) -> list[CallFamily]:

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,14 @@ def test_call_in_the_description_of_the_dialects_is_read_as_it_says() -> None:
 @pytest.mark.parametrize("name", ["auto", "none", *sorted({family.name for family in FAMILIES})])
 def test_each_dialect_can_be_chosen_by_its_name(name: str) -> None:
     check_name(name)
+
+
+def test_the_dialect_of_a_plugin_can_be_chosen_by_its_name() -> None:
+    owl = replace(HERMES, name="owl", signs=("<owl>",))
+    check_name("owl", [owl])
+    assert dialect_of("owl", "none", FakeTemplate(""), {}, [owl]).calls is owl
+    with pytest.raises(OptionError, match="must be one of auto, none, .*, owl"):
+        check_name("crow", [owl])
 
 
 def test_unknown_dialect_is_refused_with_the_known_ones() -> None:

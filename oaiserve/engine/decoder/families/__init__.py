@@ -1,19 +1,35 @@
-"""The families of models. Similar ones share a file. A new file is imported automatically, and plug-ins add others."""
+"""The families of models. Similar ones share a file, and a new file is imported automatically. Plug-ins add others."""
 
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from importlib import import_module
 
 from oaiserve.engine.decoder.families.family import Family
-from oaiserve.engine.decoder.settings import ALIKE, Settings
+from oaiserve.engine.decoder.settings import ALIKE, Settings, table
 
-FAMILIES: dict[str, Family] = {
-    family.type: family
-    for module in pkgutil.iter_modules(__path__)
-    for family in getattr(import_module(f"{__name__}.{module.name}"), "FAMILIES", ())
-}
-ALIKE.update({family.type: family.like for family in FAMILIES.values() if family.like})
+FAMILIES: dict[str, Family] = {}
+
+
+def add_families(families: Iterable[Family]) -> None:
+    """Add families. Raises ValueError for one that there is already, or whose settings are not known."""
+    for family in families:
+        if FAMILIES.get(family.type, family) != family:
+            raise ValueError(f"there is a family '{family.type}' already")
+        types = table()["types"]
+        if family.type not in types:
+            if family.like not in types:
+                raise ValueError(
+                    f"the family '{family.type}' has `like='{family.like}'`, which is not a known type. Name the type "
+                    "whose settings its config.json has, such as 'llama'"
+                )
+            ALIKE[family.type] = family.like
+        FAMILIES[family.type] = family
+
+
+for module in pkgutil.iter_modules(__path__):
+    add_families(getattr(import_module(f"{__name__}.{module.name}"), "FAMILIES", ()))
 
 
 def family_of(settings: Settings) -> Family | None:

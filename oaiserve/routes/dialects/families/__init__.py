@@ -6,6 +6,7 @@ rank come first, then those with more signs, then those earlier in their file.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -22,8 +23,8 @@ def _in_files() -> list[CallFamily]:
 FAMILIES = tuple(sorted(_in_files(), key=lambda family: (family.rank, -len(family.signs))))
 
 
-def check_name(name: str) -> None:
-    """Raise OptionError unless `--tool-call-parser` can have this value."""
-    names = ("auto", "none", *sorted({family.name for family in FAMILIES}))
+def check_name(name: str, further: Iterable[CallFamily] = ()) -> None:
+    """Raise OptionError unless `--tool-call-parser` can have this value, with `further` families of plug-ins."""
+    names = ("auto", "none", *sorted({family.name for family in (*further, *FAMILIES)}))
     if name not in names:
         raise OptionError(f"--tool-call-parser is '{name}', but must be one of {', '.join(names)}.")
