@@ -148,7 +148,7 @@ def answers(path: Path, options: EngineOptions) -> tuple[list[list[int]], str]:
     """Return the answers of a model, and the name of the executor that computed them."""
     served = start_model(path, options, StartTimes(), lambda: None, THREADS)
     assert isinstance(served.runner, ModelRunner)
-    executor = EXECUTORS[type(served.runner._executor)]
+    executor = EXECUTORS[type(served.runner.executor)]
     with Engine(EngineParts.of(served, options)) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         return [completion.token_ids for completion in engine.generate(PROMPTS, params)], executor

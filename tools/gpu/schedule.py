@@ -317,7 +317,7 @@ def noisy_answers(
         return found
     generator = torch.Generator(target.device).manual_seed(SEED)
     with running(model, target, **sizes.settings | PLAIN) as engine:
-        executor: Any = engine._parts.model.runner._executor  # type: ignore[attr-defined]
+        executor: Any = engine._parts.model.runner.executor  # type: ignore[attr-defined]
         forward = executor.forward
 
         def with_noise(batch: Any) -> torch.Tensor:

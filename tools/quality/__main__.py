@@ -150,10 +150,10 @@ def chosen(num_tokens: int, most: int) -> list[int]:
 
 def _native(model: Path, options: EngineOptions) -> NativeDecoder:
     served = start_model(model, options, StartTimes(), lambda: None, THREADS)
-    runner = served.runner
-    if not isinstance(runner, ModelRunner) or runner.native is None or served.num_states:
+    native = served.runner.executor if isinstance(served.runner, ModelRunner) else None
+    if not isinstance(native, NativeDecoder) or served.num_states:
         raise SystemExit("Only models whose native step keeps nothing but keys and values are compared.")
-    return runner.native
+    return native
 
 
 @torch.inference_mode()

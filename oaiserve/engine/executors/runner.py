@@ -13,13 +13,10 @@ from typing import TypeVar
 
 import torch
 
-from oaiserve.engine.executors.cuda.block_tables import BlockTables
-from oaiserve.engine.executors.cuda.step_graphs import Replayed, StepGraphs
-from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
-from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.replay import PendingDraws, Replays, SequenceTables, TokenCounts
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk
@@ -44,7 +41,7 @@ class Launched:
     # On a CUDA device: when the device had this step's inputs, and when the previous step ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
-    samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # each with its rows
+    samplings: list[tuple[list[int], PendingDraws]] = field(default_factory=list)  # each with its rows
     rows_without_memory: list[int] = field(default_factory=list)
     ended: torch.cuda.Event | None = None  # on CUDA: recorded when the results of all draws so far are on the host
 
@@ -65,13 +62,13 @@ class ModelRunner:
         block_size: int,
         *,
         sample_ids: Callable[..., SampledIds] | None = None,
-        graphs: StepGraphs | None = None,
-        tables: BlockTables | None = None,
-        counts: DeviceCounts | None = None,
+        graphs: Replays | None = None,
+        tables: SequenceTables | None = None,
+        counts: TokenCounts | None = None,
         states: KeptStates | None = None,
     ) -> None:
         self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
-        self._executor = executor
+        self.executor = executor
         self._device = device
         self._block_size = block_size
         self._sample_ids = sample_ids
@@ -89,7 +86,7 @@ class ModelRunner:
     @property
     def is_exact(self) -> bool:
         """Return whether a token's logits are bitwise the same in any step."""
-        return self._executor.is_exact
+        return self.executor.is_exact
 
     @property
     def counts_tokens(self) -> bool:
@@ -97,19 +94,14 @@ class ModelRunner:
         return self._counts is not None
 
     @property
-    def native(self) -> NativeDecoder | None:
-        """Return the native step, if it computes the steps."""
-        return self._executor if isinstance(self._executor, NativeDecoder) else None
-
-    @property
     def block_tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the KV cache, whose first dimension is that of blocks. A runner without blocks has
         none."""
-        return self._executor.block_tensors
+        return self.executor.block_tensors
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
-        self._adapters[number] = self._executor.prepare(adapter)
+        self._adapters[number] = self.executor.prepare(adapter)
 
     def drop_adapter(self, number: int) -> None:
         """Remove an adapter that no sequence uses. Only the thread that runs the steps may call this."""
@@ -117,7 +109,7 @@ class ModelRunner:
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""
-        _without_torch(lambda: self._executor.copy_blocks(copies))
+        _without_torch(lambda: self.executor.copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
         """Launch a step, with the draws AT_LAUNCH. On CUDA, the host doesn't wait.
@@ -153,7 +145,7 @@ class ModelRunner:
                 sample_chunks.append(index)
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
-        replayed: Replayed | None = None
+        replayed: PendingDraws | None = None
         size = None if self._graphs is None else self._graphs.find(step, adapters)
         if self._graphs is not None and size is not None:
             assert table_rows is not None
@@ -164,7 +156,7 @@ class ModelRunner:
             if began is not None:
                 began.record()
             batch.adapters = adapters
-            logits = self._executor.forward(batch)
+            logits = self.executor.forward(batch)
             prompt_rows = batch.prompt_rows
             for index, _, count in prompt_rows:  # the prompt tokens that these rows predict
                 sequence, start, *_ = step.chunks[index]

@@ -13,6 +13,7 @@ import torch
 from oaiserve.checkpoints.kind import kind_of
 from oaiserve.checkpoints.source import ModelSource, find_mmproj
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.tiers.disk_tier import KeptBlocks, disk_tier
@@ -25,11 +26,8 @@ _ENGINE = Path(__file__).parents[1]
 
 def keep_blocks(served: ServedModel, source: ModelSource, folder: Path, options: EngineOptions) -> ServedModel:
     """Return the model with a disk tier of its prefix cache. Raises StartupError where it cannot have one."""
-    if isinstance(served.runner, ModelRunner):
-        native = served.runner.native
-    else:
-        native = None
-    if native is None or not native.caches or served.num_states:
+    native = served.runner.executor if isinstance(served.runner, ModelRunner) else None
+    if not isinstance(native, NativeDecoder) or not native.caches or served.num_states:
         raise StartupError(
             "--prefix-cache-dir is for models that run in the native step of a CPU and whose layers keep nothing but "
             "keys and values."

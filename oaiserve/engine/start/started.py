@@ -72,7 +72,7 @@ def started_on_cpu(
     device = torch.device("cpu")
     runner = ModelRunner(executor, device, options.block_size, states=States.of(spec, num_states))
     features = dict.fromkeys(("native_step", "amx"), "PyTorch computes the steps; the log says why")
-    if runner.native is not None:
+    if isinstance(executor, NativeDecoder):
         has_amx = usable_features() >= AMX_FEATURES
         features = {"native_step": "", "amx": "" if has_amx else "the CPU, or --cpu-features, has none"}
     return Started(

@@ -90,7 +90,7 @@ def test_adapters_answer_as_if_merged(asked: Any, options: dict[str, Any], tmp_p
 def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> None:
     save(make_model(NARROW, dtype=torch.bfloat16), tmp_path)
     served = FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), new_world()))
-    executor: Any = served.runner._executor
+    executor: Any = served.runner.executor
     assert isinstance(executor, ReferenceExecutor)
     assert {blocks.dtype for cache in executor.caches.values() for blocks in cache} == {torch.bfloat16}
 

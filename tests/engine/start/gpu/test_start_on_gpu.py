@@ -232,7 +232,7 @@ def test_a_model_starts_from_its_files(
 ) -> None:
     save(loaded.model, tmp_path)
     served = from_files(tmp_path, **settings)
-    is_plain = isinstance(served.runner._executor, ReferenceExecutor)
+    is_plain = isinstance(served.runner.executor, ReferenceExecutor)
     assert is_plain == (settings == {"compile": False})
     assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else BY_KERNELS)
     if is_plain:
