@@ -219,6 +219,9 @@ def products(found: Probed) -> Finding:
     unpacked = "never" if ways.unpacked_from is None else f"from {ways.unpacked_from} rows on"
     rounded = "never" if ways.rounded_from is None else f"from {ways.rounded_from} rows on"
     chosen = f"Matrices are unpacked {unpacked}, and inputs rounded to FP8 {rounded}."
+    if ways.tiles:
+        listed = "; ".join(map(str, ways.tiles))
+        chosen += f" The kernel takes {listed}; and {ways.programs_per_sm} programs on a multiprocessor."
     return Finding("products", f"Products of {found.about}: {'; '.join(times)}. {chosen} --recheck measures again.")
 
 

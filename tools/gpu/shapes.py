@@ -18,6 +18,7 @@ from oaiserve.engine.executors.cuda import (
 )
 from oaiserve.engine.executors.cuda import triton_attention as attention
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCache, Scoring
 from oaiserve.engine.model.batch import build_batch
@@ -26,6 +27,7 @@ from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
+from oaiserve.engine.start.gpu.product_trials import TILES
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES, is_amd
 from tools.gpu.fake_device import noted_kernels
@@ -127,6 +129,14 @@ def multiply(rows: int, matrix: PackedMatrix) -> None:
         triton_products.unpacked(matrix, torch.bfloat16)
 
 
+def try_tiles(matrix: PackedMatrix) -> None:
+    """Multiply with all tiles that a start tries."""
+    for rows, candidates in TILES.items():
+        for tiles in candidates:
+            x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+            triton_products.multiply(x, matrix, None, ProductWays(None, tiles=(tiles,)))
+
+
 def round_rows(width: int) -> None:
     triton_products.rounded_rows(torch.empty(64, width, dtype=torch.bfloat16))
 
@@ -226,6 +236,8 @@ def shapes() -> dict[str, Callable[[], None]]:
         "8 bits, 1 row": lambda: multiply(1, packed("int8", 4096, 6144)),
         "FP8, 1 row": lambda: multiply(1, packed("float8", 4096, 6144)),
         "FP8, 200 rows": lambda: multiply(200, packed("float8", 4096, 6144)),
+        "4 bits with zeros, tiles to choose from": lambda: try_tiles(packed("int4", 4096, 6144)),
+        "FP8, tiles to choose from": lambda: try_tiles(packed("float8", 4096, 6144)),
         "FP8, rows of 4,096": lambda: round_rows(4096),
         "FP8, rows of 28,672": lambda: round_rows(28_672),
         "32 experts in MXFP4": lambda: compute_experts("mxfp4", 32, 2880, 2880),

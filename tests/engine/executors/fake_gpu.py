@@ -95,7 +95,7 @@ READ_IF = {
     "weight": ("HAS_NORM", torch.float32),
     "out_weight": ("HAS_OUT_NORM", torch.float32),
     "last_visible": ("LOOKS_AHEAD", torch.int64),
-    "partial": ("SPLITS", torch.float32),
+    "partial": ("IS_SPLIT", torch.float32),
 }
 # Tensors in the model's dtype. Kernels assume that the numbers of a row, or of a token, are adjacent.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
@@ -169,8 +169,7 @@ class Kernel:
             assert tensor.is_contiguous(), what
         elif name in READ_IF and READ_IF[name][0] in arguments:
             constant, dtype = READ_IF[name]
-            is_read = arguments[constant] > 1 if constant == "SPLITS" else arguments[constant]
-            assert not is_read or (tensor.dtype == dtype and tensor.is_contiguous()), what
+            assert not arguments[constant] or (tensor.dtype == dtype and tensor.is_contiguous()), what
         elif name in DTYPES:
             assert tensor.dtype == DTYPES[name], what
             assert tensor.stride(-1) == 1, what

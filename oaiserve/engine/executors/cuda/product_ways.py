@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
+
+PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
+
+
+class MatrixTiles(NamedTuple):
+    rows: int  # rows of x
+    n: int  # rows of the matrix
+    num_warps: int
+    num_stages: int
+
+    def constants(self) -> dict[str, int]:
+        """Return these tiles as arguments of kernels."""
+        rows, n, num_warps, num_stages = self
+        return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
+
+    def __str__(self) -> str:
+        return f"tiles of {self.rows} by {self.n} with {self.num_warps} warps and {self.num_stages} stages"
 
 
 class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,12 +33,20 @@ class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     unpacked_from: int | None = 1025
     rounded_from: int | None = None  # x is rounded to floats of 8 bits, if the matrix has these, for torch's product.
     adds_fast: bool = False  # Tensor cores keep fewer bits of the sums of such products.
+    # The kernel's tiles, by their rows: those for as many rows as they have, or the last ones for more. Without any, it
+    # takes those that were fastest on an H100.
+    tiles: tuple[MatrixTiles, ...] = ()
+    programs_per_sm: int = PROGRAMS_PER_SM  # Columns are split until the kernel has this many programs.
 
     def unpacks(self, num_rows: int) -> bool:
         return self.unpacked_from is not None and num_rows >= self.unpacked_from
 
     def rounds(self, num_rows: int) -> bool:
         return self.rounded_from is not None and num_rows >= self.rounded_from
+
+    def tiles_for(self, num_rows: int) -> MatrixTiles | None:
+        fitting = (tiles for tiles in self.tiles if num_rows <= tiles.rows)
+        return next(fitting, self.tiles[-1] if self.tiles else None)
 
 
 UNMEASURED = ProductWays()

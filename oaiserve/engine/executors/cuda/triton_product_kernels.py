@@ -62,7 +62,7 @@ def column_of(place, PARTS: tl.constexpr):
     return place // WIDTH * 32 + place % WIDTH
 
 
-@triton.jit(do_not_specialize=["num_rows", "tiles_each"])
+@triton.jit(do_not_specialize=["num_rows", "splits", "tiles_each"])
 def product_kernel(
     x,  # [rows, columns]
     codes,
@@ -80,6 +80,7 @@ def product_kernel(
     num_rows,  # rows of `out`
     n,
     columns,
+    splits,
     tiles_each,  # tiles of columns in each split
     pairs_of_row,  # 1 if x has a row for each pair
     x_stride,
@@ -95,7 +96,7 @@ def product_kernel(
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
@@ -203,19 +204,19 @@ def product_kernel(
 
     is_number = is_output[:, None] & is_row[None, :]
     number = out_row[None, :] * n + output[:, None]
-    if SPLITS > 1:
+    if IS_SPLIT:
         size = num_rows.to(tl.int64) * n
         tl.store(partial + split.to(tl.int64) * size + number, acc, mask=is_number)
         # All threads of this program write their numbers before one of them counts the split, which publishes them.
         tl.debug_barrier()
         done = num_done + tile * tl.num_programs(0) + tl.program_id(0)
-        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == splits - 1
         if is_last:
             tl.debug_barrier()
             tl.store(done, 0)  # The next launch needs a zero.
             acc = tl.zeros_like(acc)
             part = partial + number
-            for _ in range(SPLITS):
+            for _ in range(splits):
                 acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
                 part += tl.full([], 1, tl.int64) * size
     else:

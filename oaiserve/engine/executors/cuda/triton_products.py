@@ -24,7 +24,7 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     PackedMatrix,
 )
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
-from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
+from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles, ProductWays
 from oaiserve.engine.executors.cuda.triton_product_kernels import (
     plan_experts_kernel,
     product_kernel,
@@ -33,23 +33,10 @@ from oaiserve.engine.executors.cuda.triton_product_kernels import (
 )
 from oaiserve.engine.model.attention import FP8, FP8_MAX
 
-PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
 LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
-
-
-class MatrixTiles(NamedTuple):
-    rows: int  # rows of x
-    n: int  # rows of the matrix
-    num_warps: int
-    num_stages: int
-
-    def constants(self) -> dict[str, int]:
-        """Return these tiles as arguments of kernels."""
-        rows, n, num_warps, num_stages = self
-        return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
 
 
 LARGEST_OF_EXPERTS = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with more rows, each at its own place, it spills
@@ -76,8 +63,8 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: Product
     if ways.unpacks(num_rows):
         return linear(x, unpacked(matrix, x.dtype), bias)
     out = x.new_empty(num_rows, matrix.shape[0])
-    tiles = tiles_for(num_rows, x.device)
-    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
+    tiles = ways.tiles_for(num_rows) or tiles_for(num_rows, x.device)
+    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows), programs_per_sm=ways.programs_per_sm)
     return out
 
 
@@ -122,12 +109,13 @@ def _launch(
     plan: Plan | None = None,
     pairs_of_row: int = 1,
     factors: Tensor | None = None,
+    programs_per_sm: int = PROGRAMS_PER_SM,
 ) -> None:
     (n, columns) = matrix.shape
     tile = matrix.tile_columns
     grid = -(-n // tiles.n), num_tiles
     tiles_of_columns = -(-columns // tile)
-    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
+    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device, programs_per_sm)
     partial = out
     if splits > 1:
         partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
@@ -141,7 +129,7 @@ def _launch(
         *(x, codes, scales, present(matrix.zeros, scales), present(bias, out), present(factors, out).contiguous()),
         *rows_of_tiles,
         *(out, partial, num_done),
-        *(len(out), n, columns, -(-tiles_of_columns // splits), pairs_of_row),
+        *(len(out), n, columns, splits, -(-tiles_of_columns // splits), pairs_of_row),
         *(x.stride(0), codes.stride(0), codes.stride(-2), scales.stride(0), scales.stride(-2)),
         KIND=matrix.kind,
         PARTS=matrix.parts,
@@ -151,7 +139,7 @@ def _launch(
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
         HAS_FACTORS=factors is not None,
-        SPLITS=splits,
+        IS_SPLIT=splits > 1,
         TILE_COLUMNS=tile,
         **tiles.constants(),
     )
@@ -212,10 +200,10 @@ def tiles_for(num_rows: int, device: torch.device) -> MatrixTiles:
     return MatrixTiles(128, 128, num_warps=8, num_stages=3 if has_room else 2)
 
 
-def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
+def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs_per_sm: int = PROGRAMS_PER_SM) -> int:
     """Return the number of splits of the columns, a power of two, for enough programs."""
     splits = 1
-    enough = num_multiprocessors(device) * PROGRAMS_PER_SM
+    enough = num_multiprocessors(device) * programs_per_sm
     while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
     return min(splits, 1 << num_tiles.bit_length() - 1)

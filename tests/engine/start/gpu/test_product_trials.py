@@ -1,20 +1,30 @@
 """Products take the way that is fastest on the device, and FP8 only where it is right. The device is a CPU."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, MatrixTiles, ProductWays
+from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.start.gpu import product_trials
-from oaiserve.engine.start.gpu.product_trials import KERNEL, ROUNDED, ROUNDED_FAST, UNPACKED, product_ways
+from oaiserve.engine.start.gpu.product_trials import KERNEL, ROUNDED, ROUNDED_FAST, TILES, UNPACKED, product_ways
 from tests.engine.executors.cuda.step_runs import model_of
 from tests.engine.model.steps import CPU
 from tests.models.small_configs import config_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from triton.runtime.errors import OutOfResources
+
+from oaiserve.engine.executors.cuda import triton_products
+from tests.engine.executors import fake_gpu
+from tests.engine.start.gpu.test_fitting import Unfit
 
 pytestmark = pytest.mark.kernels
 
@@ -29,6 +39,7 @@ def weights() -> CudaWeights:
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_trials, "ROWS", (1, 16, 66))
+    monkeypatch.setattr(product_trials, "TILES", {})
 
 
 def clock(
@@ -117,6 +128,118 @@ def test_an_error_of_torch_leaves_the_other_ways(weights: CudaWeights, monkeypat
     found = product_ways(weights, clock(unpacked=0.5))
     assert found.ways == FROM_1
     assert found.verdict["fp8_products"].startswith("RuntimeError: torch._scaled_mm is only supported on CUDA devices")
+
+
+SMALL = MatrixTiles(16, 32, 4, 2)
+WIDE = MatrixTiles(16, 64, 4, 4)  # This one and the next are those without a measurement.
+LARGE = MatrixTiles(128, 128, 8, 3)
+NO_TIMES: Mapping[int, float] = {}
+
+
+def tiles_clock(times: Mapping[MatrixTiles, float], programs: Mapping[int, float] = NO_TIMES) -> Callable[..., float]:
+    """Return a clock for the tiles of a product, and for the programs of one with few rows."""
+
+    def seconds(run: Any) -> float:
+        x, *_, way = run.args
+        tiles = way.tiles_for(len(x))
+        return times.get(tiles, 1.0) + programs.get(way.programs_per_sm, 0.0)
+
+    return seconds
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_trials, "TILES", {1: (SMALL,), 66: ()})
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("small", "chosen"), [(0.1, SMALL), (0.3, WIDE)])
+def test_the_fastest_tiles_are_taken_for_each_number_of_rows(
+    weights: CudaWeights, small: float, chosen: MatrixTiles
+) -> None:
+    found = product_ways(weights, tiles_clock({SMALL: small, WIDE: 0.2}, {4: 0.02, 2: 0.03, 8: 0.01}))
+    assert (found.ways.tiles, found.ways.programs_per_sm) == ((chosen, LARGE), 8)
+    assert [found.ways.tiles_for(rows) for rows in (1, 16, 17, 64, 2048)] == [chosen, chosen, LARGE, LARGE, LARGE]
+    number = len({one.shape for one in weights.packed})
+    of_small = found.seconds["in tiles of 16 by 32 with 4 warps and 2 stages"]
+    assert of_small == {"1": pytest.approx(number * (small + 0.02))}
+    assert found.seconds["in tiles of 128 by 128 with 8 warps and 3 stages"].keys() == {"66"}
+
+
+class ForTiles:
+    """Replaces the kernel of products by another one for tiles of some numbers of rows of the matrix."""
+
+    def __init__(self, kernel: Any, sizes: Collection[int], other: Any) -> None:
+        self._kernel = kernel
+        self._sizes = sizes
+        self._other = other
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **named: Any) -> None:
+            kernel = self._other if named["TILE_N"] in self._sizes else self._kernel
+            kernel[grid](*args, **named)
+
+        return launch
+
+
+class Negated:
+    """Replaces the kernel of products: their results have the wrong sign."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._out = list(inspect.signature(kernel.fn).parameters).index("out")
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **named: Any) -> None:
+            self._kernel[grid](*args, **named)
+            args[self._out].neg_()
+
+        return launch
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_tiles_that_do_not_fit_or_are_wrong_are_not_taken(
+    weights: CudaWeights, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = triton_products.product_kernel
+    other = Negated(kernel) if is_wrong else Unfit()
+    monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32], other))
+    found = product_ways(weights, tiles_clock({SMALL: 0.1}))
+    assert found.ways.tiles == (WIDE, LARGE)
+    assert "in tiles of 16 by 32 with 4 warps and 2 stages" not in found.seconds
+    monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32, 128], Unfit()))
+    with pytest.raises(OutOfResources):
+        product_ways(weights, tiles_clock({}))
+
+
+SHAPES = {
+    "8B": [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
+    "70B": [(10_240, 8192), (8192, 8192), (57_344, 8192), (8192, 28_672)],
+}
+
+
+@pytest.mark.parametrize("shapes", ["8B", "70B"])
+def test_a_start_compiles_few_kernels_for_products(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes about a second, a start may try them for ten, and it needs some of them anyway."""
+    monkeypatch.undo()
+    monkeypatch.setattr(product_trials, "wrong_product", lambda *_: "")
+    monkeypatch.setattr(fake_gpu, "VARIANTS", set())
+    fake_gpu.replace_kernels(monkeypatch, [triton_products], torch.bfloat16)
+    on_gpu = {"device": fake_gpu.GPU}
+    matrices = [
+        PackedMatrix("float8", torch.empty(n, k, dtype=FP8, **on_gpu), torch.empty(1, n, **on_gpu), None)
+        for n, k in SHAPES[shapes]
+    ]
+    stored: Any = SimpleNamespace(packed=matrices, dtype=torch.bfloat16, **on_gpu)
+    product_ways(stored, clock_of_nothing)
+    compiled = [name for name, *_ in fake_gpu.VARIANTS if name == "product_kernel"]
+    assert len(TILES) + sum(map(len, TILES.values())) <= len(compiled) <= 14
+
+
+def clock_of_nothing(run: Callable[[], object]) -> float:
+    run()
+    return 1.0
 
 
 def test_a_model_without_packed_matrices_has_nothing_to_time() -> None:
