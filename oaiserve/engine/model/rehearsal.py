@@ -40,18 +40,25 @@ def prompt_of(ids: list[int], block_size: int, *, start: int = 0) -> Step:
 
 
 def prompts_and_decodes(
-    lengths: list[int], vocab_size: int, block_size: int, params: Sequenced[SamplingParams] = ()
+    lengths: list[int],
+    vocab_size: int,
+    block_size: int,
+    params: Sequenced[SamplingParams] = (),
+    *,
+    device_counts: bool = False,
 ) -> tuple[Step, Step]:
     """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and a step that
     decodes the last token. Each sequence has its own blocks, from the first block on. They are greedy, or have `params`
-    in their order."""
+    in their order. Those whose tokens are counted on the device have an answer of two tokens."""
     prompts = Step()
     decodes = Step()
     num_blocks = 0
     for index, length in enumerate(lengths):
         ids = [(7 * position + 13 * index + 3) % vocab_size for position in range(length)]
         of_sequence = params[index] if params else SamplingParams(temperature=0.0)
-        sequence = Sequence("rehearsal", index, ids, of_sequence, max_len=length + 1)
+        sequence = Sequence("rehearsal", index, ids, of_sequence, max_len=length + 1, device_counts=device_counts)
+        if sequence.is_counted:
+            sequence.prompt_len -= 2
         blocks_end = num_blocks + -(-length // block_size)
         sequence.blocks = list(range(num_blocks, blocks_end))
         num_blocks = blocks_end

@@ -60,7 +60,7 @@ def edit_logits(
     edit = _edit_on_cpu if device.type == "cpu" else _edit_on_device
     edit(logits, allowed, banned, biased)
     if penalised:
-        _penalise(logits, penalised)
+        penalise(logits, penalised)
     for row, chunk in ruled:
         _apply_rules(logits[row], chunk)
     if masks is not None and masked:
@@ -128,7 +128,7 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
     return on_both[0], on_both[1]
 
 
-def _penalise(logits: torch.Tensor, penalised: Rows) -> None:
+def penalise(logits: torch.Tensor, penalised: Rows) -> None:
     """Apply penalties: for repetition to ids of prompt and answer, for frequency and presence to ids of the answer."""
     ids = []
     factors = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
+from oaiserve.engine.model.sampling.logit_edits import penalise
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.draw_columns import GREEDY
@@ -31,6 +34,12 @@ CHUNK_TOKENS = 5  # tokens of the last one, in a step in which the others decode
 # The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
 # By sequence: how tokens are drawn, and the numbers of adapters.
+# Penalties that devices apply, by sequence. They are negative, or factors far below 1: without them, other tokens are
+# drawn.
+_PENALTIES: Mapping[int, Mapping[str, Any]] = {
+    1: {"frequency_penalty": -20.0, "presence_penalty": -20.0},
+    2: {"repetition_penalty": 0.01},
+}
 _PARAMS = (
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
     SamplingParams(temperature=0.0),
@@ -111,8 +120,11 @@ def _problem(
     apart = Difference("the outputs", difference(logits, expected), limit)
     if apart.is_beyond_rounding:
         return f"{apart}"
-    rows = [draw_row(draw.sequence, draw.end) for chunk in step.chunks for draw in chunk.draws()]
-    expected_ids, _ = numpy_sampling.sample_ids(logits, rows)
+    draws = [draw for chunk in step.chunks for draw in chunk.draws()]
+    if counted := [(row, draw) for row, draw in enumerate(draws) if draw.sequence.is_counted]:
+        logits = logits.float().clone()
+        penalise(logits, counted)
+    expected_ids, _ = numpy_sampling.sample_ids(logits, [draw_row(draw.sequence, draw.end) for draw in draws])
     return None if token_ids == expected_ids.tolist() else "other tokens would be drawn from the outputs"
 
 
@@ -124,17 +136,19 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
     if own.states is not None:
         most = min(most, own.states.last)
     lengths = [_possible(length, own) for length in LENGTHS[:most]]
-    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size, _PARAMS)
+    has_counts = own.counts is not None
+    params = [replace(one, **_PENALTIES.get(place, {}) if has_counts else {}) for place, one in enumerate(_PARAMS)]
+    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size, params, device_counts=has_counts)
     sequences = [chunk.sequence for chunk in prompts.chunks]
     for place, sequence in enumerate(sequences):
         sequence.state = place
         sequence.adapter = _ADAPTERS[place] * with_adapters
     yield "a decode", Step(prompts.chunks[:1]), Step(decodes.chunks[:1])
     yield f"{most} decodes", prompts, decodes
-    yield f"{most} prompts", Step(), Step([Chunk(sequence, 0, sequence.prompt_len) for sequence in sequences])
-    *others, last = decodes.chunks
+    yield f"{most} prompts", Step(), Step([Chunk(sequence, 0, sequence.num_tokens) for sequence in sequences])
+    *before, last = decodes.chunks
     start = max(0, last.end - CHUNK_TOKENS)
-    yield "decodes beside a prompt", prompts, Step([*others, Chunk(last.sequence, start, last.end - start)])
+    yield "decodes beside a prompt", prompts, Step([*before, Chunk(last.sequence, start, last.end - start)])
     alone = [prompt(_possible(length, own), spec.vocab_size, block_size) for length in ROWS]
     # Rotary tables end at the last position. All blocks of this sequence are the first one but its last, into which the
     # step writes: programs read earlier keys meanwhile, and must not find the new one at their place.

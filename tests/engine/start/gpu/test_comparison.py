@@ -20,7 +20,7 @@ from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.sampling.sampled_ids import SampledIds
+from oaiserve.engine.model.sampling.sampled_ids import DeviceEdits, SampledIds
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
@@ -121,6 +121,26 @@ def test_graphs_that_draw_with_other_parameters_are_found(llama: Model) -> None:
     own = ready_model(llama, sampling=OtherSeeds())
     expected = "other tokens would be drawn from the outputs of a decode in graphs"
     assert difference_from_plain(own, graphs_of(own)) == expected
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+@pytest.mark.parametrize("ignored", [[0], [1, 2]])
+def test_draws_that_ignore_penalties_are_found(llama: Model, ignored: list[int], has_graphs: bool) -> None:
+    class WithoutPenalties(PlainSampler):
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow], edits: Any = None) -> SampledIds:
+            return super().sample_ids(logits, rows, edits if has_graphs else without(edits))
+
+        def draw(self, *given: Any) -> None:
+            super().draw(*given[:-1], without(given[-1]))
+
+    def without(edits: DeviceEdits) -> DeviceEdits:
+        factors = edits.penalties.factors.clone()
+        factors[:, ignored] = torch.tensor([1.0, 0.0, 0.0])[ignored]
+        return edits._replace(penalties=edits.penalties._replace(factors=factors))
+
+    own = ready_model(llama, sampling=WithoutPenalties())
+    problem = difference_from_plain(own, graphs_of(own) if has_graphs else None)
+    assert problem == f"other tokens would be drawn from the outputs of 4 decodes{' in graphs' * has_graphs}"
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
