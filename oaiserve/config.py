@@ -397,6 +397,10 @@ class EngineOptions:
     """Seconds without progress (or 20 times the expected time, if that is more) after which the watchdog reports a
     hang."""
 
+    load_timeout_seconds: float = 1800
+    """Most seconds for an engine process to load its model, downloads included. Then it is killed, and tried again
+    later. Only with engine processes."""
+
     exit_on_hang: bool = False
     """Exit with code 70 when the engine makes no progress for a minute (or 20 times the expected time), so that a
     supervisor restarts it. Without the flag, /health and /ready return 503 then."""
@@ -468,6 +472,7 @@ class EngineOptions:
             prefill_max_requests=1,
             itl_target_seconds=0.001,
             watchdog_seconds=1,
+            load_timeout_seconds=1,
             cost_per_hour=0,
             quantized_cache=0,
             max_waiting=0,

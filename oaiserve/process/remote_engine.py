@@ -111,7 +111,8 @@ class RemoteEngine:
         for number, launch in enumerate(launches):
             name = str(number)
             title = f"The engine process{of}" if self._is_alone else f"The engine process of replica {name}"
-            replica = Replica(name, title, launch, self, self._lock, options.watchdog_seconds, runtime)
+            limits = (options.watchdog_seconds, options.load_timeout_seconds)
+            replica = Replica(name, title, launch, self, self._lock, *limits, runtime)
             self._replicas[name] = replica
         self._is_reporting = not self._is_alone
         self._num_reports = 0

@@ -78,6 +78,7 @@ class Replica:
         front: Front,
         lock: Lock,
         watchdog_seconds: float,
+        load_timeout_seconds: float,
         runtime: Runtime,
     ) -> None:
         """Start an engine process with `launch`. `first` waits until it is ready. The log has the `title`."""
@@ -86,6 +87,7 @@ class Replica:
         self._launch = launch
         self._front = front
         self._watchdog_seconds = watchdog_seconds
+        self._load_timeout_seconds = load_timeout_seconds
         self._runtime = runtime
         self._lock = lock  # the front's, of what follows, up to the empty line
         self.is_up = False  # The process has reported that it is ready, and it has not ended.
@@ -247,8 +249,10 @@ class Replica:
         """Kill a process that has sent nothing for long. The looks are counted, not the time: this process may have
         been stopped, too."""
         self._silent_looks += 1
-        if self.is_up and self._silent_looks > self._watchdog_seconds:
-            log.error("%s has sent nothing for %d s, and is killed", self._title, self._silent_looks)
+        most_seconds = self._watchdog_seconds if self.is_up else self._load_timeout_seconds
+        if self._silent_looks > most_seconds:
+            done = "sent nothing" if self.is_up else "not loaded the model"
+            log.error("%s has %s for %d s, and is killed", self._title, done, self._silent_looks)
             self.process.kill()
 
     def _go_on_without(self) -> When:

@@ -323,6 +323,22 @@ def test_images_are_read_in_the_engine_process() -> None:
         engine.stop()
 
 
+def test_a_process_that_hangs_while_it_loads_is_killed_and_requests_wait_for_the_next_one() -> None:
+    with in_world(12, is_late=False) as world:
+        front = Front(world, load_timeout_seconds=20)
+        front.processes.load_seconds = 1000.0
+        front.end_process("kill -9")
+        client = front.client(6)
+        client.submit(front.engine)
+        world.run_until(lambda: len(front.processes.all) == 2)
+        began = world.now
+        front.processes.load_seconds = 0.0
+        world.run_until(lambda: len(front.processes.all) == 3)
+        assert 20 <= world.now - began <= 25
+        front.run()
+        front.check("Finished")
+
+
 def test_the_tokenizer_of_an_engine_process_answers_as_the_one_here() -> None:
     with in_world(9, is_late=False) as world:
         front = Front(world)

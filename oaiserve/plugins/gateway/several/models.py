@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 LEAST_PAUSE_SECONDS = 1.0  # after a failed load, before the next one
 MOST_PAUSE_SECONDS = 60.0
+NEXT_SECONDS = 30.0  # At a start of the server, the next model doesn't wait longer for the one before.
 STABLE_SECONDS = 60.0  # A model whose engine has failed after a longer time is loaded again without a pause.
 
 
@@ -34,6 +35,7 @@ class Model:
     task: Task | None = None  # by its settings or files; None if these are not on this disk yet
     loaded: LoadedModel | None = None  # set while it takes requests
     loading: asyncio.Task[None] | None = None
+    has_room: bool = False  # There is room for it, and it is being loaded.
     num_users: int = 0  # requests for it that have not ended
     used_ns: int = 0  # time at which a request last ended
     loaded_ns: int = 0
@@ -67,7 +69,7 @@ class Models:
         self._options = options
         self._load_model = load
         self._clock_ns = clock_ns
-        self._room = asyncio.Lock()  # Models make room and load one by one.
+        self._room = asyncio.Lock()  # Models make room one by one.
         self._ending: set[LoadedModel] = set()  # They take no more requests, and need memory until they have ended.
         self._watching: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -114,6 +116,10 @@ class Models:
     def name_for(self, requested: str) -> str:
         return self.names_for(requested)[0]
 
+    def is_loaded(self, requested: str) -> bool:
+        """Return whether the model for a request is loaded. Raises ModelNotFound."""
+        return self._model(self.name_for(requested)).loaded is not None
+
     def name_for_adapter(self, requested: str, adapter: str, *, is_new: bool) -> str:
         """Return the name of the model that an adapter is loaded into, or unloaded from. Raises InvalidRequest and
         ModelNotFound."""
@@ -132,7 +138,7 @@ class Models:
         ModelNotFound and Unavailable."""
         model = self._model(self.name_for(name))
         began_ns = self._clock_ns()
-        while model.is_leaving:  # The model is unloaded, and loaded again after the other model had its turn.
+        while model.is_leaving:  # The model is unloaded, and loaded again after another one got its room.
             async with self._room:
                 pass
         model.num_users += 1
@@ -165,10 +171,18 @@ class Models:
 
     async def load_all(self) -> None:
         """Load all models, as far as there is room for them without unloading another one."""
+        loads: list[asyncio.Task[None]] = []
         for model in self.by_name.values():
-            if self._excess(model.num_bytes) <= 0 or not self.loaded_by_name:
-                with suppress(Unavailable):  # It is logged, and the others can be used.
-                    await self.loaded(model.name)
+            is_first = not any(each.loaded or each.has_room for each in self.by_name.values())
+            if is_first or self._excess(model.num_bytes) <= 0:
+                load = asyncio.create_task(self._loaded_or_logged(model))
+                loads.append(load)
+                await asyncio.wait({load}, timeout=NEXT_SECONDS)
+        await asyncio.gather(*loads)
+
+    async def _loaded_or_logged(self, model: Model) -> None:
+        with suppress(Unavailable):  # It is logged, and the others can be used.
+            await self.loaded(model.name)
 
     async def watch(self) -> None:
         """Replace engines that have failed, and unload idle models, until it is cancelled."""
@@ -203,14 +217,22 @@ class Models:
         try:
             async with self._room:
                 await self._make_room(model)
-                began_ns = self._clock_ns()
-                loaded = await self._load_model(model.config)
-                with suppress(OSError):  # Its process has just ended, and another one is being started.
-                    model.num_bytes = loaded.num_bytes
-                model.loaded = loaded
-                model.num_failures = 0
-                model.used_ns = model.loaded_ns = self._clock_ns()
-                model.num_loads += 1
+                model.has_room = True
+            began_ns = self._clock_ns()
+            try:
+                async with asyncio.timeout(model.config.engine.load_timeout_seconds):
+                    loaded = await self._load_model(model.config)
+            except TimeoutError:
+                raise StartupError(
+                    f"It was not loaded within {model.config.engine.load_timeout_seconds:g} s "
+                    f"(--load-timeout-seconds), so its engine process was killed."
+                ) from None
+            with suppress(OSError):  # Its process has just ended, and another one is being started.
+                model.num_bytes = loaded.num_bytes
+            model.loaded = loaded
+            model.num_failures = 0
+            model.used_ns = model.loaded_ns = self._clock_ns()
+            model.num_loads += 1
             seconds = (model.loaded_ns - began_ns) / 1e9
             log.info("Loaded the model %s in %.1f s; it takes %d MiB", model.name, seconds, model.num_bytes >> 20)
         except (StartupError, OSError) as error:
@@ -221,6 +243,7 @@ class Models:
             raise _not_loaded(model) from None
         finally:
             model.loading = None
+            model.has_room = False
 
     def _keep(self, watching: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(watching)
@@ -235,6 +258,10 @@ class Models:
                 await ending[0].has_ended.wait()
                 continue
             others = [self.by_name[name] for name in self.loaded_by_name]
+            loading = [other.loading for other in self.by_name.values() if other.has_room and other.loading]
+            if not others and loading:
+                await asyncio.wait(loading, return_when=asyncio.FIRST_COMPLETED)
+                continue
             if not others:
                 text = "The model %s alone may need more than --memory-budget: %d MiB"
                 log.warning(text, model.name, model.num_bytes >> 20)
@@ -249,11 +276,11 @@ class Models:
                 other.is_leaving = False
 
     def _excess(self, num_bytes: int) -> int:
-        """Return by how many bytes the loaded models, those whose processes end, and one more of `num_bytes` exceed the
-        budget."""
+        """Return by how many bytes the models that are loaded or loading, those whose processes end, and one more of
+        `num_bytes` exceed the budget."""
         if self._options.memory_budget is None:
             return 0
-        used = 0
+        used = sum(model.num_bytes for model in self.by_name.values() if model.has_room and model.loaded is None)
         for name, loaded in self.loaded_by_name.items():
             model = self.by_name[name]
             with suppress(OSError):  # Its process has just ended.

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from oaiserve.config import Bytes, Config
+from oaiserve.config import Bytes, Config, EngineOptions
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
 from oaiserve.plugins.gateway.options import ModelsOptions
-from oaiserve.plugins.gateway.several.models import Model, Models
+from oaiserve.plugins.gateway.several.models import NEXT_SECONDS, Model, Models
 from oaiserve.runtime import THREADS
+from tests.world.loop import World
 
 SIZE = 100
 
@@ -37,18 +38,22 @@ class Loaded:
 class Machine:
     """Loads doubles, and has the time."""
 
-    def __init__(self, names: str, **options: Any) -> None:
+    def __init__(self, names: str, load_timeout_seconds: float = 1800, **options: Any) -> None:
         self.now_ns = 10**9
         self.made: list[tuple[str, Loaded]] = []
         self.fails: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
-        models = [Model(name, Config(name), SIZE) for name in names]
+        self.hang: set[str] = set()
+        engine = EngineOptions(load_timeout_seconds=load_timeout_seconds)
+        models = [Model(name, Config(name, engine=engine), SIZE) for name in names]
         load: Any = self.load
         self.models = Models(models, ModelsOptions(**options), load, lambda: self.now_ns)
 
     async def load(self, config: Config) -> Loaded:
         self.made.append((config.model, loaded := Loaded()))
+        if config.model in self.hang:
+            await asyncio.Event().wait()
         await self.gate.wait()
         if config.model in self.fails:
             raise StartupError("Its process has ended with exit code 2.")
@@ -221,6 +226,44 @@ async def test_load_that_is_cut_off_by_the_end_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert machine.loaded == ""
+
+
+async def test_load_that_hangs_is_ended_and_holds_up_no_other_one(world: World) -> None:
+    machine = Machine("ab", load_timeout_seconds=20)
+    machine.hang.add("a")
+    asking = asyncio.create_task(machine.use("a"))
+    await settle()
+    await machine.use("b")
+    assert (machine.loaded, machine.loads) == ("b", "ab")
+    before = world.now
+    with pytest.raises(Unavailable, match=r"'a' could not be loaded: It was not loaded within 20 s"):
+        await asking
+    assert 19 < world.now - before < 21
+    machine.hang.clear()
+    machine.now_ns += 10**12
+    await machine.use("a")
+    assert machine.loaded == "ab"
+
+
+async def test_load_that_hangs_at_the_start_holds_up_the_next_one_for_a_while(world: World) -> None:
+    machine = Machine("ab")
+    machine.hang.add("a")
+    loading = asyncio.create_task(machine.models.load_all())
+    await asyncio.sleep(NEXT_SECONDS + 1)
+    assert machine.loaded == "b"
+    await machine.models.close()
+    loading.cancel()
+
+
+async def test_model_waits_for_the_room_of_one_that_is_being_loaded() -> None:
+    machine = Machine("ab", memory_budget=Bytes(SIZE))
+    machine.gate.clear()
+    asking = [asyncio.create_task(machine.use(name)) for name in "ab"]
+    await settle()
+    assert machine.loads == "a"
+    machine.gate.set()
+    await asyncio.gather(*asking)
+    assert (machine.loaded, machine.loads) == ("b", "ab")
 
 
 class Looks:
