@@ -166,6 +166,13 @@ def _remote_engine(
     return engine
 
 
+def app_without_engine(config: Config, plugins: Sequence[Plugin]) -> App:
+    """Return an app with the routes of a model, which can answer only requests that no route takes."""
+    from oaiserve.app import App, routes
+
+    return App(routes=routes(config, plugins))
+
+
 def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], None]) -> tuple[App, AnyEngine]:
     """Load one of several models in an engine process, and return the app with its routes, which the app in `front`
     calls. `launched` gets each process that is started for it, now or later. Any thread may call this. Raises

@@ -40,6 +40,7 @@ from oaiserve.routes import debug
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import render_http_exception
+from oaiserve.run import app_without_engine
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
 from oaiserve.storage.private import cache_folder
@@ -80,7 +81,8 @@ def create_front(
     )
     metrics = FrontMetrics()
     metrics.registry.register(ModelMetrics(models.by_name.values()))
-    front = Front(models, config, runtime)
+    behind = [plugin for plugin in parts if not plugin.inner.is_in_front]
+    front = Front(models, config, app_without_engine(config, behind), runtime)
     pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
 
     @asynccontextmanager
@@ -124,7 +126,6 @@ def create_front(
         *own_pages.routes(config, front, pages, runtime),
     ]
     routes += routes_of(in_front, config, {getattr(route, "path", "") for route in routes})
-    behind = [plugin for plugin in parts if not plugin.inner.is_in_front]
     routes += routes_of(behind, config, {getattr(route, "path", "") for route in routes}, ask=front.ask)
     app = Starlette(
         routes=[*routes, Mount("", front)],

@@ -10,8 +10,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.config import Config
@@ -20,7 +22,7 @@ from oaiserve.http.fair_turns import TurnWorkers, Work
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS, INSIDE, LARGE_BYTES
-from oaiserve.plugins.gateway.several.loaded import LoadedModel
+from oaiserve.plugins.gateway.several.loaded import LoadedModel, answer_by
 from oaiserve.plugins.gateway.several.models import Models
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.routes.intake.bodies import Bodies
@@ -49,8 +51,10 @@ _decode = msgspec.json.Decoder(_Named).decode
 class Front:
     """The ASGI app. The layers around it have put `client`, `key` and more into `scope["state"]`."""
 
-    def __init__(self, models: Models, config: Config, runtime: Runtime) -> None:
+    def __init__(self, models: Models, config: Config, unloaded: Starlette, runtime: Runtime) -> None:
+        """`unloaded` has the routes of a model that is not loaded."""
         self.models = models
+        self._unloaded = unloaded
         self._runtime = runtime
         self.bodies = Bodies(
             config.server.body_limit or MEDIA_BODY_BYTES, SharedLimit(MOST_RECEIVED_BYTES), self._run_in_turns
@@ -114,6 +118,9 @@ class Front:
                 headers = [header for header in scope["headers"] if header[0] not in _OF_BODY]
                 scope = {**scope, "headers": headers}
             requested = await self._requested(scope, body)
+            if not (self.models.is_loaded(requested) or self._has_route(scope)):
+                await answer_by(self._unloaded, scope, receive, send)
+                return
             if scope["path"].startswith(_WITHOUT_MODEL):
                 fields = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
                 query = urlencode([(name, value) for name, value in fields if name != "model"])
@@ -126,6 +133,9 @@ class Front:
                     await self._answer(loaded, scope, body, held, left, send)
             finally:
                 left.cancel()
+
+    def _has_route(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is Match.FULL for route in self._unloaded.routes)
 
     async def _requested(self, scope: Scope, body: bytearray) -> str:
         """Return the name that a request has for its model, or "". Raises InvalidRequest and ModelNotFound."""

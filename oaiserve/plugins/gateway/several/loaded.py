@@ -85,12 +85,7 @@ class LoadedModel:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that has passed the middleware of the front. Raises the errors of the route."""
-        scope = {**scope, "app": self.app}
-        try:
-            await self.app.router(scope, receive, send)
-        except HTTPException as error:  # The handler of the front knows only its own routes.
-            response = await render_http_exception(Request(scope), error)
-            await response(scope, receive, send)
+        await answer_by(self.app, scope, receive, send)
 
     async def get(self, scope: Scope, target: str, headers: Headers = ()) -> tuple[int, bytes]:
         """Return the status and the body of the answer to a GET request on behalf of another request, whose scope this
@@ -112,6 +107,16 @@ class LoadedModel:
         except APIError as error:
             await error_response(error, scope)(scope, receiving(b""), send)
         return status, bytes(body)
+
+
+async def answer_by(app: Starlette, scope: Scope, receive: Receive, send: Send) -> None:
+    """Let the routes of an app answer a request that has passed the middleware of the front. Raises their errors."""
+    scope = {**scope, "app": app}
+    try:
+        await app.router(scope, receive, send)
+    except HTTPException as error:  # The handler of the front knows only its own routes.
+        response = await render_http_exception(Request(scope), error)
+        await response(scope, receive, send)
 
 
 async def load(config: Config, front: Starlette, runtime: Runtime) -> LoadedModel:

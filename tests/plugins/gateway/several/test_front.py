@@ -431,11 +431,16 @@ def test_client_that_leaves_ends_its_request(running: Running) -> None:
 
 
 def test_unknown_path_and_method_get_the_advice_of_the_models_routes(running: Running) -> None:
-    http, _ = running("ab")
-    unknown = http.post("/v1/completion", json={"model": "b"})
-    assert (unknown.status_code, "/v1/completions" in unknown.text) == (404, True)
-    wrong = http.get("/v1/completions")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    http, loads = running("ab")
+    for _ in range(2):
+        unknown = http.post("/v1/completion", json={"model": "b"})
+        assert (unknown.status_code, "/v1/completions" in unknown.text) == (404, True)
+        wrong = http.get("/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert [*loads.engines] == [], "neither loads a model"
+        loads.engines.clear()
+        assert http.post("/v1/completions", json={"model": "b", "prompt": "Hi"}).status_code == 200
+        loads.engines.clear()
 
 
 def test_report_loads_no_model(running: Running) -> None:
