@@ -10,19 +10,17 @@ from time import process_time_ns
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oaiserve import __version__
 from oaiserve.errors import Unavailable
-from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.plugin_loading import own_plugins, pages_of, routes_of
 from oaiserve.plugins.gateway import page
-from oaiserve.plugins.gateway.basics import health, version
+from oaiserve.plugins.gateway.basics import front_app, health, version
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.lists import answers_of_all, credentials_in
 from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -30,8 +28,6 @@ from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
-from oaiserve.routes.door.layers import middleware
-from oaiserve.routes.door.middleware import render_http_exception
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
 from oaiserve.telemetry import make_tracing
@@ -85,9 +81,6 @@ def create_gateway(
             if tracing is not None:
                 await asyncio.to_thread(tracing.close, CLOSE_SECONDS)
 
-    def count_refused(reason: AccessRefusal) -> None:
-        metrics.refused_access.labels(reason).inc()
-
     routes = [
         Route("/health", health),
         Route("/ready", ready),
@@ -100,21 +93,15 @@ def create_gateway(
         return await answers_of_all(watch, target, credentials_in(request))
 
     of_plugins = routes_of(plugins, config, {route.path for route in routes}, ask=ask)
-    app = Starlette(
-        routes=[*routes, *of_plugins, Mount("", gateway)],
-        middleware=middleware(
-            config.server,
-            None,
-            pages,
-            count_refused,
-            None,
-            runtime,
-        ),
-        exception_handlers={HTTPException: render_http_exception},
-        lifespan=lifespan,
+    app = front_app(
+        config,
+        [*routes, *of_plugins, Mount("", gateway)],
+        metrics,
+        lifespan,
+        pages=pages,
+        bodies=gateway.bodies,
+        keys=None,
+        is_sampled=None,
+        runtime=runtime,
     )
-    app.state.pages = pages
-    app.state.runtime = runtime
-    app.state.bodies = gateway.bodies
-    app.state.count_refusal_delay = lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9)
     return app, gateway

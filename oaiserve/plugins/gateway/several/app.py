@@ -10,7 +10,6 @@ from dataclasses import replace
 from time import process_time_ns
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount, Route
 
 from oaiserve.checkpoints import demo
@@ -21,11 +20,10 @@ from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.trace import TraceContext
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
-from oaiserve.plugins.gateway.basics import health, version
+from oaiserve.plugins.gateway.basics import front_app, health, version
 from oaiserve.plugins.gateway.metrics import FrontMetrics
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.plugins.gateway.several import pages as own_pages
@@ -38,8 +36,6 @@ from oaiserve.plugins.gateway.several.metrics import ModelMetrics
 from oaiserve.plugins.gateway.several.models import Model, Models
 from oaiserve.routes import debug
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.layers import middleware
-from oaiserve.routes.door.middleware import render_http_exception
 from oaiserve.run import app_without_engine
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
@@ -112,9 +108,6 @@ def create_front(
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    def count_refused(reason: AccessRefusal) -> None:
-        metrics.refused_access.labels(reason).inc()
-
     def is_sampled(trace: TraceContext) -> bool:
         """Return whether spans of this trace will be exported, which is the same for all models."""
         return any(loaded.serving.telemetry.is_sampled(trace) for loaded in [*models.loaded_by_name.values()][:1])
@@ -127,16 +120,17 @@ def create_front(
     ]
     routes += routes_of(in_front, config, {getattr(route, "path", "") for route in routes})
     routes += routes_of(behind, config, {getattr(route, "path", "") for route in routes}, ask=front.ask)
-    app = Starlette(
-        routes=[*routes, Mount("", front)],
-        middleware=middleware(config.server, ring, pages, count_refused, is_sampled, runtime),
-        exception_handlers={HTTPException: render_http_exception},
-        lifespan=lifespan,
+    app = front_app(
+        config,
+        [*routes, Mount("", front)],
+        metrics,
+        lifespan,
+        pages=pages,
+        bodies=front.bodies,
+        keys=ring,
+        is_sampled=is_sampled,
+        runtime=runtime,
     )
-    app.state.pages = pages
-    app.state.runtime = runtime
-    app.state.bodies = front.bodies
-    app.state.count_refusal_delay = lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9)
     return app, front, metrics
 
 
