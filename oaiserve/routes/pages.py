@@ -73,6 +73,12 @@ class Pages:
             request=self.request or others.request,
         )
 
+    def without(self, name: str) -> Pages:
+        """Return the pages without the one that has this name at /."""
+        links = {**self.links}
+        path = f"/{links.pop(name, '')}"
+        return replace(self, routes=[route for route in self.routes if route.path != path], links=links)
+
     def shown(self, closed: Endpoint | None) -> Pages:
         """Return the pages of a server. Unless it is None, `closed` replaces the pages that show requests."""
         frame = self.frame

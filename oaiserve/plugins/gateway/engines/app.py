@@ -88,7 +88,8 @@ def create_engine_gateway(
     config = engines.config_of(options, UNKNOWN_MODEL, parts)
     check(parts, config)
     ring = keyring(parts, config)
-    pages = pages_of(parts).shown(None if config.shows_dashboard else debug.closed_route)
+    # /docs passes to the engine, too: it describes an API that isn't ours.
+    pages = pages_of(parts).without("docs").shown(None if config.shows_dashboard else debug.closed_route)
     clock_ns = runtime.clock_ns
     found = [
         ForeignEngine(url, number, engines.engine_key, resolve) for number, url in enumerate(engines.engine, start=1)

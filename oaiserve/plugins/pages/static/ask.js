@@ -70,12 +70,12 @@ export async function ask(step, body, signal) {
 function take(step, chunk, decoder) {
   if (chunk.error) step.error = chunk.error;
   if (chunk.usage) step.usage = chunk.usage;
-  if (chunk.timings) step.phases = Object.entries(chunk.timings.phases_ns);
+  if (chunk.timings?.phases_ns) step.phases = Object.entries(chunk.timings.phases_ns);
   if (chunk.prompt_progress) step.progress = { ...chunk.prompt_progress, atMs: performance.now() };
   const choice = chunk.choices?.[0];
   if (!choice) return;
   if (choice.finish_reason) step.finish = choice.finish_reason;
-  const { content, reasoning, tool_calls: calls = [] } = choice.delta ?? { content: choice.text };
+  const { content, reasoning_content: other, reasoning = other, tool_calls: calls = [] } = choice.delta ?? { content: choice.text };
   const { message } = step;
   const nowMs = performance.now() - step.sentMs;
   if (reasoning) step.reasonedMs ??= nowMs;

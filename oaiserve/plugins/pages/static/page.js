@@ -71,6 +71,7 @@ async function isMissingKey() {
   const about = await requestJson("").catch(() => null); // `load` reports a lost connection
   if (!about) return false;
   for (const link of document.querySelectorAll("[data-shows-requests]")) link.hidden = about.links.page === undefined;
+  for (const link of document.querySelectorAll("[data-shows-api]")) link.hidden = about.links.docs === undefined;
   const isMissing = about.needs_key && !hasKey();
   if (isMissing) document.dispatchEvent(new CustomEvent("needs-key"));
   return isMissing;

@@ -21,7 +21,9 @@ async def models(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    content = piece("Hel") + piece("lo", finish_reason="stop") + event({"choices": [], "usage": USAGE}) + DONE
+    thought = event({"choices": [{"index": 0, "delta": {"reasoning_content": "Hm."}}]})
+    last = event({"choices": [], "usage": USAGE, "timings": {"prompt_ms": 4.0}})  # as llama.cpp
+    content = thought + piece("Hel") + piece("lo", finish_reason="stop") + last + DONE
     return Response(content, media_type="text/event-stream")
 
 
@@ -49,4 +51,12 @@ def test_pages_show_a_request_to_another_engine(open_page: OpenPage) -> None:  #
             assert page.locator("[aria-label=Phases] li", has_text="prefill").is_hidden()
             assert page.locator("#tiles div", has_text="KV cache").is_hidden()
             assert page.locator("#tiles div", has_text="First token").is_visible()
+            page.goto(server.url)
+            page.get_by_role("textbox", name="Message").fill("Hi")
+            page.keyboard.press("Enter")
+            page.get_by_text("Hello", exact=True).wait_for()
+            page.get_by_text("2 tokens").wait_for()  # The answer is complete.
+            assert page.get_by_text("Cannot convert").count() == 0
+            assert page.get_by_text("Thought").is_visible()
+            assert page.get_by_role("link", name="API").count() == 0
             page.goto("about:blank")
