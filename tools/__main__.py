@@ -34,6 +34,8 @@ COMMANDS = {
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
     "attack.soak": "attacks a server for half an hour while other clients use it; fails if its memory grows",
+    "engines": "a gateway before llama.cpp, vLLM or transformers: bytes, accounts, a kill, panels: docs/any-engine.md",
+    "engines.cost": "what that gateway adds to the first token, and to each further one: docs/any-engine.md",
     "incident": "one client makes the others wait, from the alert to the command that limits it: docs/runbook.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "retry_failed": "runs pytest, and tries up to three failed tests once more: for CI",

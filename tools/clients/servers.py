@@ -9,21 +9,32 @@ from tempfile import TemporaryDirectory
 
 from oaiserve.checkpoints import demo
 from tests.models.poolers import FAMILIES, random_pooler, save
+from tools.bench.servers import PEERS
+from tools.engines.running import running_gateway
 from tools.server_process import running_oaiserve
 
 FAMILY = "bert"
 
 
 @contextmanager
-def running_servers() -> Iterator[list[str]]:
-    """Run both servers with their defaults, and yield what scripts are started with: features.py names it."""
+def running_servers(engine: str | None = None) -> Iterator[list[str]]:
+    """Run both servers with their defaults, and yield what scripts are started with: features.py names it.
+
+    With the name of another engine, the first server is a gateway in front of it, and the last item is the engine's
+    own address.
+    """
     with TemporaryDirectory() as folder:
         save(Path(folder), FAMILY, random_pooler(FAMILIES[FAMILY]), pooling="mean")
         with (
-            running_oaiserve() as generating,
+            running_oaiserve() if engine is None else PEERS[engine]().running() as generating,
             running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,
         ):
-            yield [f"{generating.url}/v1", "demo", f"{embedding.url}/v1", "embedder", str(demo.fetched())]
+            others = [f"{embedding.url}/v1", "embedder", str(demo.fetched())]
+            if engine is None:
+                yield [f"{generating.url}/v1", "demo", *others]
+                return
+            with running_gateway(generating.url) as gateway:
+                yield [f"{gateway.url}/v1", demo.NAME, *others, f"{generating.url}/v1"]
 
 
 @contextmanager

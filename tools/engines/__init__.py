@@ -1,0 +1,1 @@
+"""Checks the gateway in front of engines of other kinds, with these engines."""
