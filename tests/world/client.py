@@ -124,7 +124,9 @@ class WorldSocket:
                 self._transport.close()
             else:  # A system resets a connection whose data nobody has read.
                 self._transport.abort()
-            self._world.settle()
+            # Garbage can be collected in the middle of a callback, in which nothing else may run.
+            if not self._world.is_running():
+                self._world.settle()
 
 
 class _File(io.RawIOBase):

@@ -164,7 +164,7 @@ class World(asyncio.BaseEventLoop):
 
     def run_until(self, is_reached: Callable[[], bool] = bool, most_seconds: float = inf) -> bool:
         """Let happen what happens, from outside of callbacks. Return whether it is reached before everything is at rest
-        and before that much time has passed."""
+        and before that much time has passed. Raises AssertionError in a callback."""
         end = self.now + most_seconds
         with self._running():
             while not is_reached():
@@ -180,6 +180,8 @@ class World(asyncio.BaseEventLoop):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Be the running loop, for what asks asyncio for it."""
+        # A callback that lets others run would break into a task that has not reached its next `await`.
+        assert not self.is_running(), f"the world would run a second time within {self._under_way()}"
         before = asyncio._get_running_loop()
         self._thread_id = self._thread
         asyncio._set_running_loop(self)
@@ -188,6 +190,13 @@ class World(asyncio.BaseEventLoop):
         finally:
             self._thread_id = None
             asyncio._set_running_loop(before)
+
+    def _under_way(self) -> str:
+        """Return what runs in the world at this moment."""
+        if self.worker_now is not None:
+            return f"a turn of {self.worker_now.name}"
+        task = asyncio.current_task(self)
+        return "a callback" if task is None else repr(task)
 
     def _look(self) -> None:
         """Let go on with their turns the workers that can."""

@@ -1,9 +1,14 @@
 """The world keeps its promises for some seeds, repeats a seed, and finds a fault. `python -m tests.world` has more."""
 
+import asyncio
+
 import pytest
 
 from oaiserve.wire.continuation import Piece, StreamSplitter
+from tests.world.client import WorldSocket
 from tests.world.hour import live
+from tests.world.loop import Process, World
+from tests.world.network import Network
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -28,3 +33,31 @@ def test_a_stream_that_goes_on_one_token_too_early_is_found(monkeypatch: pytest.
     push = StreamSplitter.push
     monkeypatch.setattr(StreamSplitter, "push", forgets_one)
     assert any("it differs from an undisturbed one" in text for seed in range(5) for text in live(seed).wrong)
+
+
+def test_garbage_with_an_open_connection_does_not_interrupt_the_task_that_collects_it(world: World) -> None:
+    client = Process(world, "client", "10.0.0.1")
+    server = Process(world, "server", "10.0.0.2")
+    Network(world).listeners["10.0.0.2", 80] = (server, lambda end: end.attach(asyncio.Protocol()))
+    connection = WorldSocket(world, client, "10.0.0.2", 80)
+    response = [connection.makefile("rb")]
+    connection.close()  # as httpx does, whose response is still open
+    others: list[str] = []
+
+    async def collect() -> None:
+        world.create_task(other())
+        response.clear()  # the finalizer closes the file, and with it the connection
+        assert not others
+
+    async def other() -> None:
+        others.append("ran")
+
+    world.run_until_complete(collect())
+    world.settle()
+    assert others == ["ran"]
+    assert connection._transport.is_closing()
+
+
+async def test_a_callback_cannot_run_the_world_a_second_time(world: World) -> None:
+    with pytest.raises(AssertionError, match="within <WorldTask.*test_a_callback_cannot_run"):
+        world.settle()
