@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from threading import Thread
@@ -42,8 +42,8 @@ class Resources(NamedTuple):
     spilled_bytes: int = 0  # bytes of registers that each thread keeps in memory
     shared_bytes: int = 0
     problem: str = ""
-    instructions: tuple[str, ...] = ()  # those of INSTRUCTIONS, if they were asked for
-    in_loop: int = 0  # instructions of a product's loop over columns
+    instructions: tuple[str, ...] = ()  # those of INSTRUCTIONS, if the kernel was disassembled
+    in_loop: int = 0  # instructions of a product's loop over columns, if the kernel was disassembled
 
 
 # Kernels that multiply matrices, and the instructions for it on several cards; LDGSTS loads while others compute.
@@ -89,9 +89,15 @@ def name_of(capability: int) -> str:
 
 
 def compiled(
-    variants: Iterable[Variant], capability: int = HOPPER, processes: int | None = None, *, disassembles: bool = False
+    variants: Iterable[Variant],
+    capability: int = HOPPER,
+    processes: int | None = None,
+    *,
+    disassembled: Container[Variant] = (),
 ) -> Iterator[tuple[Variant, Resources]]:
     """Yield each variant with what it takes on a card, as soon as it is known.
+
+    Disassembling a kernel takes half a second of CPU time, a third of what compiling it takes.
 
     The processes compile for this card alone: Triton keeps how the first card that it sees converts floats of 8 bits.
     They are forked from a process that has imported torch and Triton once for all cards.
@@ -101,7 +107,7 @@ def compiled(
     context.set_forkserver_preload([LAUNCHES, *{one.module for one in order}])
     number = min(processes or os.cpu_count() or 1, max(1, len(order)))
     with ProcessPoolExecutor(number, context, initializer=_as_on, initargs=(capability,)) as pool:
-        running = {pool.submit(resources, variant, capability, disassembles): variant for variant in order}
+        running = {pool.submit(resources, variant, capability, variant in disassembled): variant for variant in order}
         for done in as_completed(running):
             yield running[done], done.result()
 
@@ -128,7 +134,7 @@ def _as_on(capability: int) -> None:
     importlib.import_module(LAUNCHES)
 
 
-def resources(variant: Variant, capability: int, disassembles: bool) -> Resources:
+def resources(variant: Variant, capability: int, is_disassembled: bool) -> Resources:
     try:
         kernel = variant.function()
         found = kernel.warmup(grid=(1,), **variant.launch_arguments())
@@ -140,13 +146,12 @@ def resources(variant: Variant, capability: int, disassembles: bool) -> Resource
         taken = counts["vgpr_count"], counts["private_segment_fixed_size"], found.metadata.shared
         return Resources(*taken, problem=_too_large(found.metadata.shared, capability))
     counts = {name: int(count) for name, count in _matches(found, "--dump-resource-usage", COUNTS)}
-    names = _matches(found, "--dump-sass", INSTRUCTIONS) if disassembles and variant.kernel in ON_TENSOR_CORES else []
+    code = _matches(found, "--dump-sass", ADDRESSED) if is_disassembled else []
+    names = {name for _, instruction in code for name in re.findall(INSTRUCTIONS, instruction)}
     shared_bytes = found.metadata.shared
     problem = _too_large(shared_bytes, capability)
-    in_loop = 0
-    if variant.kernel == "product_kernel":
-        in_loop = instructions_in_loop(_matches(found, "--dump-sass", ADDRESSED))
-    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(set(names))), in_loop)
+    in_loop = instructions_in_loop(code) if variant.kernel == "product_kernel" else 0
+    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, tuple(sorted(names)), in_loop)
 
 
 def _too_large(shared_bytes: int, capability: int) -> str:

@@ -16,7 +16,8 @@ import torch
 import triton
 
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from tools.gpu.compiling import HOPPER, MI300, Resources, compiled, is_amd, threads_of_warp
+from tools.gpu import kernels
+from tools.gpu.compiling import HOPPER, MI300, ON_TENSOR_CORES, Resources, compiled, is_amd, threads_of_warp
 from tools.gpu.launches import Variant
 from tools.gpu.shapes import card, launched
 
@@ -32,9 +33,35 @@ def main(wanted: Mapping[str, Sequence[str]]) -> None:
     rows = []
     for capability, names in [(int(number), names) for number, names in wanted.items()]:
         shapes = launched(capability, names)
-        found = dict(compiled(shapes, capability, disassembles=capability == HOPPER))
-        rows += [row_of(name, variant, capability, found[variant]) for variant, name in shapes.items()]
+        disassembled = {variant for variant in shapes if has_bound_of_instructions(variant, capability)}
+        found = dict(compiled(shapes, capability, disassembled=disassembled))
+        for variant, name in shapes.items():
+            row = row_of(name, variant, capability, found[variant])
+            rows.append(row | of_product(variant, found[variant], capability, has_loop=variant in disassembled))
     print(json.dumps({"triton": triton.__version__, "rows": rows}))
+
+
+def has_bound_of_instructions(variant: Variant, capability: int) -> bool:
+    """Return whether `kernels.beyond` looks at the instructions of a kernel on a card."""
+    if capability == HOPPER:
+        return variant.kernel in ON_TENSOR_CORES
+    if variant.kernel != "product_kernel" or capability not in kernels.CARDS or is_amd(capability):
+        return False
+    arguments = json.loads(variant.arguments)
+    return arguments["KIND"] in kernels.MOST_INSTRUCTIONS and arguments["TILE_ROWS"] == kernels.FEW_ROWS
+
+
+def of_product(variant: Variant, taken: Resources, capability: int, *, has_loop: bool) -> dict[str, Any]:
+    """Return more numbers of a product's row, with the instructions of its loop if it was disassembled."""
+    if variant.kernel != "product_kernel":
+        return {}
+    arguments = json.loads(variant.arguments)
+    more = {"kind": arguments["KIND"], "rows": arguments["TILE_ROWS"]}
+    if has_loop:
+        threads = threads_of_warp(capability) * arguments["num_warps"]
+        weights = arguments["TILE_N"] * arguments["TILE_COLUMNS"]
+        more["instructions_per_weight"] = round(taken.in_loop * threads / weights, 2)
+    return more
 
 
 def row_of(shape: str, variant: Variant, capability: int, taken: Resources) -> dict[str, Any]:
@@ -53,11 +80,6 @@ def row_of(shape: str, variant: Variant, capability: int, taken: Resources) -> d
         "is_in_16_bits": next(one[0] for one in arguments.values() if isinstance(one, list)).endswith("float16"),
         "problem": taken.problem,
     }
-    if variant.kernel == "product_kernel" and not is_amd(capability):
-        threads = threads_of_warp(capability) * arguments["num_warps"]
-        weights = arguments["TILE_N"] * arguments["TILE_COLUMNS"]
-        row |= {"kind": arguments["KIND"], "rows": arguments["TILE_ROWS"]}
-        row["instructions_per_weight"] = round(taken.in_loop * threads / weights, 2)
     return {name: one for name, one in row.items() if one not in ("", ())}
 
 
