@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:  # playwright need not be installed where there is no Chromium
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize
 
+# The shell has the same engine and nothing of a desktop's browser, so a page takes half of the CPU time.
+PROGRAMS = ("chromium-headless-shell", "chromium")
 WAIT_MS = 120_000  # on a busy machine
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 900}
@@ -19,12 +21,17 @@ _CONTRASTS = (Path(__file__).parent / "contrast.js").read_text()
 OpenPage = Callable[..., "Page"]
 
 
+def program() -> str | None:
+    """Return the path of a Chromium if one is installed."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as running:
         # The sandbox does not start for root, as in a container. All pages are our own.
-        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=program(), args=["--no-sandbox"])
         yield browser
         browser.close()
 
