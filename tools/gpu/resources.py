@@ -53,7 +53,7 @@ def has_bound_of_instructions(variant: Variant, capability: int) -> bool:
 
 def of_product(variant: Variant, taken: Resources, capability: int, *, has_loop: bool) -> dict[str, Any]:
     """Return more numbers of a product's row, with the instructions of its loop if it was disassembled."""
-    if variant.kernel != "product_kernel":
+    if variant.kernel != "product_kernel" or is_amd(capability):
         return {}
     arguments = json.loads(variant.arguments)
     more = {"kind": arguments["KIND"], "rows": arguments["TILE_ROWS"]}
