@@ -25,10 +25,14 @@ ARCHITECTURES = {
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
     **dict.fromkeys((Kind.Q4_0, Kind.Q5_0, Kind.Q8_0, Kind.IQ4_NL, Kind.IQ4_XS), (0,)),
+    **dict.fromkeys((Kind.IQ1_S, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S), (0,)),
     **dict.fromkeys((Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K), (0, 2)),
     Kind.Q2_K: (80, 82),
     Kind.Q3_K: (108,),
     Kind.Q6_K: (208,),
+    Kind.TQ1_0: (52,),
+    Kind.TQ2_0: (64,),
+    Kind.IQ1_M: (),
     Kind.MXFP4: (),
 }
 
@@ -42,6 +46,10 @@ def random_blocks(rng: np.random.Generator, kind: Kind, n: int, k: int, scale: f
         blocks[:, at : at + 2] = floats[:, None].view(np.uint8)
     if kind == Kind.MXFP4:  # the exponents of its scales
         blocks[:, 0] = 127 + int(np.log2(scale)) - rng.integers(0, 4, len(blocks))
+    if kind == Kind.IQ1_M:  # The four quarters of its scale lie in four places.
+        quarters = rng.uniform(-scale, scale, len(blocks)).astype(np.float16).view(np.uint16)
+        for quarter in range(4):
+            blocks[:, 49 + 2 * quarter] = blocks[:, 49 + 2 * quarter] & 15 | (quarters >> 4 * quarter & 15) << 4
     return blocks.reshape(n, -1)
 
 

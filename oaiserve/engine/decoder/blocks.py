@@ -34,8 +34,17 @@ FORMATS = {
     12: Format("Q4_K", 256, 144),
     13: Format("Q5_K", 256, 176),
     14: Format("Q6_K", 256, 210),
+    16: Format("IQ2_XXS", 256, 66),
+    17: Format("IQ2_XS", 256, 74),
+    18: Format("IQ3_XXS", 256, 98),
+    19: Format("IQ1_S", 256, 50),
     20: Format("IQ4_NL", 32, 18),
+    21: Format("IQ3_S", 256, 110),
+    22: Format("IQ2_S", 256, 82),
     23: Format("IQ4_XS", 256, 136),
+    29: Format("IQ1_M", 256, 56),
+    34: Format("TQ1_0", 256, 54),
+    35: Format("TQ2_0", 256, 66),
     39: Format("MXFP4", 32, 17),
     # Not a file's format: integers from which a zero, an integer too, is subtracted before they are scaled.
     1004: Format("4 bits with zeros", 32, 19),
@@ -44,6 +53,7 @@ FORMATS = {
     1104: Format("4 bits, scales of 128", 256, 134),
 }
 MXFP4 = 39
+IQ1_M = 29
 _Q4_0 = 2
 _Q8_0 = 8
 _Q4_Z = 1004

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, new_blocks
+from oaiserve.engine.decoder.blocks import FORMATS, IQ1_M, MXFP4, new_blocks
 from oaiserve.engine.decoder.description import (
     MLP,
     Attention,
@@ -50,11 +50,14 @@ _OUTLIERS = 3  # columns of a matrix whose weights are larger
 _OUTLIER_FACTOR = 8.0
 # Where a block of a format has numbers in 16 bits, in bytes. The other bytes of a block may have any value.
 _FLOATS = {
-    **dict.fromkeys((2, 6, 8, 20, 23, 1004, 1008), (0,)),
+    **dict.fromkeys((2, 6, 8, 16, 17, 18, 19, 20, 21, 22, 23, 1004, 1008), (0,)),
     **dict.fromkeys((3, 7, 12, 13), (0, 2)),
     10: (80, 82),
     11: (108,),
     14: (208,),
+    34: (52,),
+    35: (64,),
+    IQ1_M: (),
     MXFP4: (),
 }
 _MXFP4_EXPONENT = 122
@@ -112,6 +115,9 @@ class ProbeLayers:
         rows[:] = self._bytes.integers(0, 256, rows.shape, np.uint8)
         if kind == MXFP4:  # Its scales are exponents.
             rows[:, 0] = _MXFP4_EXPONENT - self._bytes.integers(0, 4, len(rows))
+        if kind == IQ1_M:  # Its scale is in four places. These have its first bits, which make it about 2^-7.
+            rows[:, 53] &= 15
+            rows[:, 55] = rows[:, 55] & 15 | 0x20
         scales = [rows[:, at : at + 2].view(np.float16) for at in _FLOATS[kind]]
         for scale in scales:
             scale[:] = self._bytes.uniform(-1, 1, scale.shape)

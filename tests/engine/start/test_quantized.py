@@ -122,10 +122,10 @@ def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
 def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_a_time(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     small = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
-    mix = {"attn_v": Kind.Q6_K, "down_exps": Kind.Q6_K, "attn_output": Kind.F16}
+    mix = {"attn_v": Kind.IQ3_S, "down_exps": Kind.Q6_K, "attn_output": Kind.F16}
     path = tmp_path / "model.gguf"
     rng = np.random.default_rng(1)
-    scales = {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5}
+    scales = {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5, Kind.IQ3_S: 1e-3}
     parameters = [(name, parameter.detach().numpy()) for name, parameter in make_model(small).named_parameters()]
 
     def kind_of(name: str) -> Kind:

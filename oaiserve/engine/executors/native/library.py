@@ -5,7 +5,7 @@ The arguments of operations are dataclasses with the same fields as structures o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import POINTER, Structure, addressof, c_bool, c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Norm, Router
+from oaiserve.engine.decoder.grids import IN_NATIVE_CODE, points_of
 from oaiserve.engine.executors.native import build
 from oaiserve.engine.executors.native.kv_layout import LANES
 
@@ -283,6 +284,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     # For weights in the blocks of GGUF files:
     "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),
+    "set_grid": ((c_int, _POINTER), None),
     "add_blocks": ((_DECODER, *(_POINTER,) * 3, c_long, c_long, _POINTER), _INDEX),
     "drop_after": ((_DECODER, _POINTER, c_long), _INDEX),
     "pack": ((_DECODER, _POINTER), None),
@@ -321,6 +323,11 @@ class Library:
         values = [argument(value, keep) for value in arguments]
         own = [value if kind == "s" else _KINDS[kind](value) for kind, value in zip(kinds, values, strict=True)]
         self.add_operation(decoder, operation.encode(), (c_void_p * len(own))(*map(addressof, own)))
+
+    def set_grids(self, kinds: Iterable[int]) -> None:
+        """Pass the points of those formats whose codes are places in a table. Packed weights of them need it."""
+        for kind in IN_NATIVE_CODE.keys() & set(kinds):
+            self.set_grid(kind, points_of(kind).ctypes.data)
 
     def __getattr__(self, name: str) -> Any:  # Only for type checkers; the functions are set above.
         raise AttributeError(name)

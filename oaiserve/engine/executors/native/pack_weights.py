@@ -125,6 +125,7 @@ class WeightPacker:
         """Add a matrix of the rows of all `parts`, whose inputs have the columns of the first one."""
         _, k = parts[0].shape
         pointers = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
+        self._library.set_grids(part.kind for part in parts)
         index: int = self._library.add_blocks(self._handle, *pointers, n, k, place_of(bias))
         for part in parts:
             if (pages := part.pages()) is not None:

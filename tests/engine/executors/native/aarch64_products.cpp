@@ -38,6 +38,8 @@ void blocks(const Array<int64_t>& numbers) {
   const Format format = Format(numbers[0]);
   const long n = numbers[1], k = numbers[2];
   const bool with_rests = numbers[3] != 0;
+  const Array<uint8_t> points = read<uint8_t>();
+  set_grid(format, (const uint8_t*)points);
   const Array<uint8_t> bytes = read<uint8_t>();
   const Array<float> x = read<float>(), bias = read<float>();
   const long row_bytes = bytes.count / n, rows = x.count / k, stride = most_lines(k), panels = panels_of(n);

@@ -17,6 +17,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks
+from oaiserve.engine.decoder.grids import IN_NATIVE_CODE, points_of
 from oaiserve.engine.executors.native import variants
 from tests.engine.executors.native.compiled import HERE, compiled
 from tests.engine.executors.native.test_blocks import KINDS, N, in_integers, inputs, random_matrix
@@ -87,6 +88,11 @@ class Machine:
             rest = rest[end - first :]
         return together
 
+    def blocks(self, kind: int, k: int, rests: int, *arrays: NDArray[np.generic]) -> Floats:
+        """Return the products of all rows with weights in blocks."""
+        points = points_of(kind) if kind in IN_NATIVE_CODE else np.zeros(0, np.int8)
+        return self.products("b", [kind, N, k, rests], points, *arrays)
+
 
 @pytest.fixture(params=MACHINES, ids=" for ".join)
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
@@ -104,7 +110,7 @@ def test_products_with_blocks_are_those_of_the_reference_in_any_company(machine:
         matrix = random_matrix(kind)
         columns = np.arange(K) if matrix.columns is None else matrix.columns
         x = np.ascontiguousarray(inputs().numpy()[:, columns])
-        found = machine.products("b", [kind, N, K, 0], bytes_of(matrix), x, bias)
+        found = machine.blocks(kind, K, 0, bytes_of(matrix), x, bias)
         exact = in_integers(x, kind, in_tiles=False) @ matrix.expand().double().numpy()[:, columns].T + bias
         assert np.abs(found - exact).max() < 2e-5 * np.abs(exact).max(), FORMATS[kind].name
 
@@ -113,7 +119,7 @@ def test_products_with_groups_that_fill_no_chunk_are_those_of_the_reference(mach
     for kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q5_1, Kind.MXFP4):
         data = bytes_of(random_matrix(int(kind)))[:, : 5 * FORMATS[int(kind)].num_bytes]
         x = np.ascontiguousarray(inputs().numpy()[:, :160])
-        found = machine.products("b", [int(kind), N, 160, 0], data, x, np.zeros(0, np.float32))
+        found = machine.blocks(int(kind), 160, 0, data, x, np.zeros(0, np.float32))
         exact = in_integers(x, int(kind), in_tiles=False) @ gguf.dequantize(data, kind).astype(float).T
         assert np.abs(found - exact).max() < 2e-5 * np.abs(exact).max(), kind.name
 
@@ -125,7 +131,7 @@ def test_rows_with_a_number_far_from_the_others_have_more_bits(machine: Machine)
     for kind in (Kind.Q4_K, Kind.Q6_K):
         data = bytes_of(random_matrix(int(kind)))
         exact = x.astype(float) @ gguf.dequantize(data, kind).astype(float).T
-        plain, precise = (machine.products("b", [int(kind), N, K, rests], data, x, no_bias) for rests in (0, 1))
+        plain, precise = (machine.blocks(int(kind), K, rests, data, x, no_bias) for rests in (0, 1))
         far = np.arange(ROWS) % 3 == 0
         assert (precise[~far] == plain[~far]).all()
         assert np.abs(precise - exact)[far].max() < 0.1 * np.abs(plain - exact)[far].max()
@@ -138,14 +144,14 @@ def test_the_largest_sums_have_no_error(machine: Machine) -> None:
     x[1::2] = -1
     x[::5, 64:256] *= 8  # shifted by three, next to others that are not
     for kind, places in ((Kind.Q4_K, (0, 2)), (Kind.Q5_K, (0, 2)), (Kind.Q6_K, (208,)), (Kind.Q2_K, (80, 82)),
-                         (Kind.Q3_K, (108,)), (Kind.IQ4_XS, (0,)), (Kind.Q8_0, (0,))):  # fmt: skip
+                         (Kind.Q3_K, (108,)), (Kind.IQ4_XS, (0,)), (Kind.Q8_0, (0,)), (Kind.IQ3_S, (0,))):  # fmt: skip
         for byte in (0x00, 0x77, 0x80, 0xFF):
             num_bytes = FORMATS[int(kind)].num_bytes
             data = np.full((N, K // FORMATS[int(kind)].weights * num_bytes), byte, np.uint8)
             for at in places:
                 data.reshape(-1, num_bytes)[:, at : at + 2] = halves
             exact = in_integers(x, int(kind), in_tiles=False) @ gguf.dequantize(data, kind).astype(float).T
-            found = machine.products("b", [int(kind), N, K, 0], data, x, np.zeros(0, np.float32))
+            found = machine.blocks(int(kind), K, 0, data, x, np.zeros(0, np.float32))
             np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max(), err_msg=kind.name)
 
 

@@ -29,12 +29,22 @@ enum class Format : int32_t {
   Q4_K = 12,
   Q5_K = 13,
   Q6_K = 14,
+  IQ2_XXS = 16,
+  IQ2_XS = 17,
+  IQ3_XXS = 18,
+  IQ1_S = 19,
   IQ4_NL = 20,
+  IQ3_S = 21,
+  IQ2_S = 22,
   IQ4_XS = 23,
+  IQ1_M = 29,
+  TQ1_0 = 34,
+  TQ2_0 = 35,
   MXFP4 = 39,
   Q4_Z = 1004,
   Q8_Z = 1008,
   Q4_128 = 1104,
+  UNPACKED = 1200,  // what the formats of grids.h are unpacked to
 };
 
 // The codes of some formats are places in a table.
@@ -51,6 +61,8 @@ struct Layout {
   bool is_codebook;
   bool is_e2m1 = false;  // the table is E2M1, and scales are powers of two, as bfloat16
   bool has_zero = false;  // the minimum is an integer times minus the scale
+  bool is_unpacked = false;  // a chunk is unpacked before it is multiplied: see grids.h
+  float factor = 1;  // a power of two, times the 16-bit scale
 
   // Runs of 16 with minimums, of which there are many, have both integers in one byte.
   constexpr bool has_nibbles() const { return has_min && run == 16; }
@@ -66,6 +78,9 @@ struct Layout {
   constexpr int at_place(int place) const { return (is_e2m1 ? E2M1 : CODEBOOK)[place] + offset; }
 };
 
+// A format of grids.h.
+constexpr Layout in_grid(long bytes) { return {.bytes = bytes, .is_super = true, .is_unpacked = true}; }
+
 constexpr Layout layout_of(Format format) {
   switch (format) {
     case Format::Q4_0: return {18, 4, 0, 8, 32, false, false, false};
@@ -78,6 +93,16 @@ constexpr Layout layout_of(Format format) {
     case Format::Q4_K: return {144, 4, 0, 0, 32, true, true, false};
     case Format::Q5_K: return {176, 4, 1, 0, 32, true, true, false};
     case Format::Q6_K: return {210, 4, 2, 32, 16, true, false, false};
+    case Format::IQ1_S: return in_grid(50);
+    case Format::IQ1_M: return in_grid(56);
+    case Format::TQ1_0: return in_grid(54);
+    case Format::TQ2_0: return in_grid(66);
+    case Format::IQ2_XXS: return in_grid(66);
+    case Format::IQ2_XS: return in_grid(74);
+    case Format::IQ2_S: return in_grid(82);
+    case Format::IQ3_XXS: return in_grid(98);
+    case Format::IQ3_S: return in_grid(110);
+    case Format::UNPACKED: return {.low_bits = 8, .offset = 128, .run = 16, .is_super = true, .factor = 0.125f};
     case Format::IQ4_NL: return {18, 4, 0, 128, 32, false, false, true};
     case Format::IQ4_XS: return {136, 4, 0, 128, 32, true, false, true};
     case Format::MXFP4: return {17, 4, 0, 12, 32, false, false, true, true};
@@ -89,9 +114,10 @@ constexpr Layout layout_of(Format format) {
 }
 
 constexpr Format FORMATS[] = {
-    Format::Q4_0,  Format::Q4_1, Format::Q5_0, Format::Q5_1,   Format::Q8_0,   Format::Q2_K,
-    Format::Q3_K,  Format::Q4_K, Format::Q5_K, Format::Q6_K,   Format::IQ4_NL, Format::IQ4_XS,
-    Format::MXFP4, Format::Q4_Z, Format::Q8_Z, Format::Q4_128,
+    Format::Q4_0,   Format::Q4_1,    Format::Q5_0,   Format::Q5_1,    Format::Q8_0,  Format::Q2_K,  Format::Q3_K,
+    Format::Q4_K,   Format::Q5_K,    Format::Q6_K,   Format::IQ4_NL,  Format::IQ4_XS, Format::MXFP4, Format::Q4_Z,
+    Format::Q8_Z,   Format::Q4_128,  Format::IQ2_XXS, Format::IQ2_XS, Format::IQ2_S, Format::IQ3_XXS, Format::IQ3_S,
+    Format::IQ1_S,  Format::IQ1_M,   Format::TQ1_0,  Format::TQ2_0,
 };
 
 // Calls body.operator()<FORMAT>() for a format that is known when the program runs.

@@ -2,8 +2,7 @@
 // of products are scaled and added.
 #pragma once
 
-#include "blocks.h"
-#include "gemm.h"
+#include "grids.h"
 
 namespace oaiserve {
 
@@ -275,6 +274,7 @@ Scaling load_scaling(const uint8_t* chunk, long column) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   Scaling out{L.is_e2m1 ? load_bfloat16s(chunk + column * 2) : load_halves(chunk + column * 2), {}};
+  if constexpr (L.factor != 1) out.scale *= L.factor;
   if constexpr (L.has_zero)
 #if defined(__aarch64__)
     out.min = -out.scale * __builtin_convertvector(load_integers(chunk + P::MINS + column), Vector);

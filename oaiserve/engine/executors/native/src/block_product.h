@@ -134,10 +134,8 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
   constexpr Layout L = P::L;
   constexpr int RUNS = L.runs(), PAIRS = int(P::GROUPS) * RUNS / 2, SLICES = slices_of(ROWS), VECTORS = 2 * SLICES;
   const QuantizedSuper* rows[ROWS];
-  for (int r = 0; r < ROWS; r++) {
-    rows[r] = supers_in(x + r * x_stride);
-    std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
-  }
+  for (int r = 0; r < ROWS; r++) rows[r] = supers_in(x + r * x_stride);
+  start_sums(sums, ROWS, bias);
   const auto sums_of = [](const QuantizedSuper& x) { return RUNS == 1 ? x.sums : x.half_sums; };
   for (TileColumns<L, SLICES> columns{0}; columns.first < LANES; columns.first += SLICES * WIDTH) {
     const uint8_t* chunk = panel;
@@ -307,66 +305,78 @@ auto tile_of_blocks(int rows, std::integer_sequence<int, ROW...>) {
   }
 }
 
+// sums [rows, PANEL] = bias + x [rows, k] times a panel, in tiles of nearly the same height. If the bias of a format whose
+// scales are integers is null, the products are added to the sums.
+template <Format FORMAT>
+void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k, const float* bias,
+                    float* sums, const uint8_t* next) {
+  [[maybe_unused]] const auto in_tiles = [&](auto* multiply) {
+    multiply(panel, x, x_stride, rows, k, bias, sums, next);
+  };
+#if defined(WITH_SHORT_SUMS)
+  if constexpr (layout_of(FORMAT).is_super)
+    return in_tiles(multiply_in_short_tiles<FORMAT>);
+#elif defined(WITH_INTEGER_TILES)
+  if constexpr (layout_of(FORMAT).is_super) {
+    if (rows >= least_tiled_rows(expansion_of(FORMAT)))
+      return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
+  } else if constexpr (layout_of(FORMAT).is_long()) {
+    if (rows >= LEAST_TILED_LONG_ROWS) return in_tiles(multiply_chunks_in_tiles<LongTiles<FORMAT>>);
+  } else if (rows >= LEAST_TILED_ROWS) {
+    return in_tiles(multiply_groups_in_tiles<FORMAT>);
+  }
+#elif defined(WITH_STRIPS)
+  if constexpr (has_strips(layout_of(FORMAT))) {
+    if (rows >= least_strip_rows(layout_of(FORMAT))) return in_tiles(multiply_in_strips<FORMAT>);
+  } else {
+#if defined(WITH_MATRIX_TILES)
+    if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
+#endif
+  }
+#endif
+  // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
+  constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));
+  const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const long steps = k / BLOCK_GROUP * STEPS * tiles;
+  Ahead ahead = Ahead::of(panel, next, block_panel_bytes(FORMAT, k), steps, tiles == 1);
+  for (long t = 0, row = 0; t < tiles; t++) {
+    const long height = rows / tiles + (t < rows % tiles);
+    const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, TILE_ROWS>());
+    ahead = tile(panel, x + row * x_stride, x_stride, k, bias, sums + row * PANEL, ahead);
+    row += height;
+  }
+}
+
+// Does the same chunk by chunk. Each is unpacked once for all rows.
+template <Format FORMAT>
+  requires(IS_UNPACKED<FORMAT>)
+void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k, const float* bias,
+                    float* sums, const uint8_t*) {
+  UnpackedChunk chunk;
+  start_sums(sums, rows, bias);
+  for (long c = 0; c < k / SUPER; c++, panel += Places<FORMAT>::CHUNK, x += SUPER_LINES) {
+    prefetch_lines<false>(panel + Places<FORMAT>::CHUNK, Places<FORMAT>::CHUNK);
+    unpack_chunk<FORMAT>(panel, chunk.bytes);
+    multiply_panel<Format::UNPACKED>(chunk.bytes, x, x_stride, rows, SUPER, nullptr, sums, chunk.bytes);
+  }
+}
+
 // sums [PANEL] += the rests of a row times a panel, if the row and the panel's format have such.
 inline void add_rests(const BlockLinear& w, const RowLine* row, long panel, float* sums) {
   if (!layout_of(w.panels[panel].format).is_super || !supers_in(row)->has_rests) return;
   for_format(w.panels[panel].format, [&]<Format FORMAT>() {
-    if constexpr (layout_of(FORMAT).is_super) {
-      const uint8_t* const weights = w.panels[panel].data;
-      const RowLine* const rests = rests_in(row, w.k);
-      alignas(64) float start[PANEL];
-      std::memcpy(start, sums, sizeof(start));
-#if defined(WITH_SHORT_SUMS)
-      multiply_in_short_tiles<FORMAT>(weights, rests, 0, 1, w.k, start, sums, weights);
-#else
-      super_tile<FORMAT, 1>(weights, rests, 0, w.k, start, sums, Ahead::of(weights, weights, 0, 1, false));
-#endif
-    }
+    const uint8_t* const weights = w.panels[panel].data;
+    if constexpr (layout_of(FORMAT).is_super)
+      multiply_panel<FORMAT>(weights, rests_in(row, w.k), 0, 1, w.k, nullptr, sums, weights);
   });
 }
 
-// Multiplies as multiply_panel of gemm.h does, in tiles of nearly the same height.
+// Multiplies as multiply_panel of gemm.h does.
 inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride, long rows, long panel, float* sums,
                            long next) {
   const PanelBias bias(w.bias, w.n, panel);
-  const BlockPanel& weights = w.panels[panel];
-  const uint8_t* const next_data = w.panels[next].data;
-  for_format(weights.format, [&]<Format FORMAT>() {
-    [[maybe_unused]] const auto in_tiles = [&](auto* multiply) {
-      multiply(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
-    };
-#if defined(WITH_SHORT_SUMS)
-    if constexpr (layout_of(FORMAT).is_super)
-      return in_tiles(multiply_in_short_tiles<FORMAT>);
-#elif defined(WITH_INTEGER_TILES)
-    if constexpr (layout_of(FORMAT).is_super) {
-      if (rows >= least_tiled_rows(expansion_of(FORMAT)))
-        return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
-    } else if constexpr (layout_of(FORMAT).is_long()) {
-      if (rows >= LEAST_TILED_LONG_ROWS) return in_tiles(multiply_chunks_in_tiles<LongTiles<FORMAT>>);
-    } else if (rows >= LEAST_TILED_ROWS) {
-      return in_tiles(multiply_groups_in_tiles<FORMAT>);
-    }
-#elif defined(WITH_STRIPS)
-    if constexpr (has_strips(layout_of(FORMAT))) {
-      if (rows >= least_strip_rows(layout_of(FORMAT))) return in_tiles(multiply_in_strips<FORMAT>);
-    } else {
-#if defined(WITH_MATRIX_TILES)
-      if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
-#endif
-    }
-#endif
-    // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
-    constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));
-    const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    const long steps = w.k / BLOCK_GROUP * STEPS * tiles;
-    Ahead ahead = Ahead::of(weights.data, next_data, block_panel_bytes(FORMAT, w.k), steps, tiles == 1);
-    for (long t = 0, row = 0; t < tiles; t++) {
-      const long height = rows / tiles + (t < rows % tiles);
-      const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, TILE_ROWS>());
-      ahead = tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL, ahead);
-      row += height;
-    }
+  for_format(w.panels[panel].format, [&]<Format FORMAT>() {
+    multiply_panel<FORMAT>(w.panels[panel].data, x, x_stride, rows, w.k, bias.values, sums, w.panels[next].data);
   });
   for (long r = 0; r < rows; r++) add_rests(w, x + r * x_stride, panel, sums + r * PANEL);
 }

@@ -35,10 +35,6 @@ struct Places {
 static_assert(Places<Format::Q4_K>::CHUNK % PLANE == 0 && Places<Format::IQ4_XS>::CHUNK % PLANE == 0);
 static_assert(Places<Format::Q4_128>::HEAD % PLANE == 0);
 
-inline long block_panel_bytes(Format format, long k) {
-  return for_format(format, [k]<Format FORMAT>() { return k / layout_of(FORMAT).chunk() * Places<FORMAT>::CHUNK; });
-}
-
 struct BlockPanel {
   const uint8_t* data;
   Format format;
@@ -62,6 +58,11 @@ struct BlockLinear {
     return found;
   }
 };
+
+// Starts the sums [rows, PANEL] of a panel with its bias. If that is null, they have been started.
+inline void start_sums(float* sums, long rows, const float* bias) {
+  for (long r = 0; bias && r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
+}
 
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000) << 16, rest = uint32_t(half & 0x7fff) << 13;
@@ -129,7 +130,7 @@ constexpr int place_of(int step, int column) {
 template <Layout L>
 float float_at(const uint8_t* p) {
   if constexpr (L.is_e2m1) return to_float(bf16{half_at(p)});
-  return half_to_float(half_at(p));
+  return half_to_float(half_at(p)) * L.factor;
 }
 
 // Prefetches bytes that are read soon, or written.
@@ -236,11 +237,6 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
       }
     }
   }
-}
-
-inline void expand_row(const BlockLinear& w, long row, float* out) {
-  const BlockPanel& panel = w.panels[row / PANEL];
-  for_format(panel.format, [&]<Format FORMAT>() { expand_column<FORMAT>(panel.data, row % PANEL, w.k, out); });
 }
 
 }  // namespace oaiserve

@@ -41,7 +41,7 @@ void multiply_chunks_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
   };
   typename Of::Sums found[2][2];
   Of::configure(height);
-  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
+  start_sums(sums, rows, bias);
   for (long group = 0; group < P::GROUPS; group++) expand(panel, group);
 
   // While tiles multiply, the part before is scaled and added, and the next chunk is expanded: each quarter of it, when

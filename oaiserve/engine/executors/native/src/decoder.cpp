@@ -546,6 +546,9 @@ void oaiserve_pack(Decoder* decoder, Pool* pool) {
   decoder->unpacked.clear();
 }
 
+// Sets the points of a format of grids.h, which the caller keeps. Others do without.
+void oaiserve_set_grid(Format format, const void* points) { set_grid(format, points); }
+
 // Quantizes `weights` [n, k] to blocks of a format of encode_blocks.h, as a GGUF file has them, on the threads of `pool`.
 void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Format format, uint8_t* out) {
   encode_rows(*pool, weights, n, k, format, out);

@@ -312,7 +312,7 @@ void multiply_in_matrices(const uint8_t* panel, const RowLine* x, long x_stride,
   using P = Places<FORMAT>;
   const long groups = k / BLOCK_GROUP, x_bytes = x_stride * long(sizeof(RowLine));
   Ahead ahead = Ahead::of(panel, next, block_panel_bytes(FORMAT, k), groups, true);
-  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
+  start_sums(sums, rows, bias);
   Chunk weights;
   for (long first = 0; first < groups; first += MATRIX_GROUPS) {
     const long count = std::min(MATRIX_GROUPS, groups - first);

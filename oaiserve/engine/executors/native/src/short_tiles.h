@@ -192,7 +192,7 @@ void multiply_in_short_tiles(const uint8_t* panel, const RowLine* x, long x_stri
   using P = Places<FORMAT>;
   const long tiles = (rows + SHORT_TILE_ROWS - 1) / SHORT_TILE_ROWS, x_bytes = x_stride * long(sizeof(RowLine));
   Ahead ahead = Ahead::of(panel, next, block_panel_bytes(FORMAT, k), k / 4 * tiles, tiles == 1);
-  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
+  start_sums(sums, rows, bias);
   for (long c = 0; c < k / SUPER; c++)
     for (long column = 0; column < LANES; column += WIDTH) {
       SuperColumns<FORMAT> columns(panel + c * P::CHUNK, column);
