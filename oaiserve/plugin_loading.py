@@ -64,6 +64,7 @@ OURS = (
     "ray",
     "responses",
     "runs",
+    "speech",
     "terminal",
 )
 

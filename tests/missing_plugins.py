@@ -30,6 +30,7 @@ PATHS = {  # of the routes of each plug-in
     ),
     "responses": ("/v1/responses", "/v1/conversations"),
     "runs": ("/debug/runs", "/runs"),
+    "speech": ("/v1/audio/transcriptions", "/v1/audio/translations"),
 }
 COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "terminal": ("chat", "launch")}
 

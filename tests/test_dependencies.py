@@ -17,7 +17,7 @@ from oaiserve.plugin_loading import OURS
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LATER_MODULES = {"compression"}  # in the standard library from Python 3.14 on
-EXTRAS = ("audio", "ray", "triton")
+EXTRAS = ("audio", "ray", "speech", "triton")
 
 
 def declared() -> dict[str, SpecifierSet]:

@@ -35,6 +35,7 @@ QUESTIONS = {
     "json schema": "docs/structured-outputs.md",
     "tool calls": "docs/tools-and-reasoning.md",
     "upload an image": "docs/images.md",
+    "transcribe speech": "docs/speech.md",
     "create embeddings": "docs/embeddings.md",
     "lora adapter": "docs/adapters.md",
     "same answer every time": "docs/reproducible.md",

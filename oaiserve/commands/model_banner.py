@@ -26,6 +26,7 @@ _EXAMPLES: dict[Use, tuple[str, str]] = {
     "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
     "complete": ("/v1/completions", '"prompt": "Once upon a time", "max_tokens": 50'),
     "embed": ("/v1/embeddings", '"input": ["A cat sleeps.", "A dog barks."]'),
+    "transcribe": ("/v1/audio/transcriptions", "-F file=@speech.wav"),
     "score": ("/v1/rerank", '"query": "What sleeps?", "documents": ["A dog barks.", "A cat sleeps."]'),
 }
 
@@ -41,7 +42,10 @@ def of_server(config: Config, port: int, use: Use, facts: Mapping[str, str], *, 
         model = ""
     else:
         model = f'"model": "{config.model_name}", '
-    example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
+    if use == "transcribe":
+        example = f"curl {url}{path}{key} {body} -F model={config.model_name}"
+    else:
+        example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
     shown = places(config, url, _PAGES.get(use, "API page"), has_pages=has_pages)
     closing = "Ctrl-C stops the server."
     if use == "generate":

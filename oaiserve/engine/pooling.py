@@ -1,4 +1,6 @@
-"""A pooling model's task and prompts, for routes: it turns texts into vectors or scores. Stdlib only."""
+"""A pooling model's task and prompts, for routes: it turns texts into vectors or scores, or speech into text.
+
+Stdlib only."""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Literal
 
 from oaiserve.checkpoints.gguf import GgufHead, architecture
 
-Task = Literal["generate", "embed", "score"]  # the use of a served model
+Task = Literal["generate", "embed", "score", "transcribe"]  # the use of a served model
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """The task of a pooling model, and its settings in the files next to the weights."""
 
-    task: Literal["embed", "score"]
-    size: int  # size of its vectors; 1 for `score`
+    task: Literal["embed", "score", "transcribe"]
+    size: int  # size of its vectors; 1 for `score`, and 0 for `transcribe`, where it varies
     # Sizes to which its vectors can be cut, because it was trained for that: these, or any if there are none.
     # None: it was not.
     dimensions: tuple[int, ...] | None = None

@@ -42,6 +42,7 @@ class TokenPrompt:
 
     token_ids: Sequence[int]
     param: str = "prompt"  # see TextPrompt
+    media: tuple[MediaFile, ...] = ()  # the model's reader finds their places among the ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
-from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TokenPrompt, TooManyTokens
 from oaiserve.engine.text.template_text import by_template, is_written, joined
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
@@ -251,7 +251,7 @@ class TokenizeStage:
     def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Work[list[Prepared]]:
         """Prepare the images and sounds of a prompt, in a long turn for each."""
         prepared: list[Prepared] = []
-        if isinstance(prompt, ChatPrompt) and prompt.media:
+        if isinstance(prompt, ChatPrompt | TokenPrompt) and prompt.media:
             if self._media is None:
                 raise invalid(prompt.param, "this model reads text alone")
             yield LONG

@@ -24,8 +24,9 @@ else:  # msgspec reads the types of an account that comes from an engine process
 
 # A request keeps only its first events, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
-# Operations whose answers are vectors or scores. They generate no tokens, so nothing about tokens is measured.
-POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank"})
+# Operations whose answers are vectors or scores, or the text of whole pieces of speech. The engine generates no tokens
+# one by one for them, so nothing about tokens is measured.
+POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank", "transcription", "translation"})
 
 
 class Outcome(StrEnum):

@@ -52,7 +52,7 @@ async def version(request: Request) -> Response:
     summary="The metrics, for Prometheus.",
     group="Server",
     answer="text/plain",
-    alternative="application/openmetrics-text",
+    alternatives=("application/openmetrics-text",),
 )
 async def metrics(request: Request) -> Response:
     render = serving_of(request).telemetry.render

@@ -101,6 +101,7 @@ _GROUPS = {
     "Ollama": "/api/",
     "Conversations": "/v1/conversations",
     "Embeddings and scores": None,
+    "Speech": "/v1/audio/",
     "Batches": None,
     "Files": "/v1/files",
     "Models": None,
@@ -134,7 +135,11 @@ def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
         described["parameters"] = parameters
     if operation.form:
         fields = {part.name: {"description": part.meaning, **part.schema()} for part in operation.form}
-        form = {"type": "object", "properties": fields, "required": [*fields]}
+        form = {
+            "type": "object",
+            "properties": fields,
+            "required": [part.name for part in operation.form if not part.is_optional],
+        }
         described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     if operation.body is not None:
         content: dict[str, Any] = {"schema": _reference(operation.body)}
@@ -153,8 +158,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
         if operation.answer_of_anthropic is not None:
             schema = {"anyOf": [schema, _reference(operation.answer_of_anthropic)]}
         content["application/json"] = {"schema": schema}
-    if operation.alternative is not None:
-        content[operation.alternative] = {}
+    for media_type in operation.alternatives:
+        content[media_type] = {}
     if operation.event is not None:
         # OpenAPI 3.2 describes streams like this, and tools for 3.1 read it, too.
         kinds = (operation.event, ErrorAnswer)

@@ -39,6 +39,7 @@ class Parameter:
     allowed: tuple[str, ...] | None = None
     is_integer: bool = False
     is_file: bool = False
+    is_optional: bool = False  # whether a form may lack it
     least: int = 1
     most: int | None = None
 
@@ -85,7 +86,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | str | None = None  # type of the JSON; or else a media type, or None for no content
     answer_of_anthropic: type[msgspec.Struct] | None = None  # JSON for clients that send `anthropic-version`
-    alternative: str | None = None  # another media type, if the client prefers it
+    alternatives: tuple[str, ...] = ()  # other media types, if the client prefers one of them
     event: type[msgspec.Struct] | None = None  # data of each event, if a body may ask for a stream
     query: tuple[Parameter, ...] = ()
     form: tuple[Parameter, ...] = ()  # the fields of a multipart/form-data body
@@ -125,16 +126,18 @@ def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     return refuse
 
 
+# The tasks of models for which the routes of a group do anything; those of other groups are for all models.
+_TASKS = {"Generation": ("generate",), "Embeddings and scores": ("embed", "score"), "Speech": ("transcribe",)}
+
+
 def serves(endpoint: Callable[..., Any], task: str) -> bool:
     """Return whether a route does anything on a server with a model for this task."""
     if (operation := operation_of(endpoint)) is not None:
         group = operation.group
     else:
         group = ""
-    is_other = (group == "Generation" and task != "generate") or (
-        group == "Embeddings and scores" and task == "generate"
-    )
-    return not is_other and not getattr(endpoint, "is_closed", False)
+    tasks = _TASKS.get(group, (task,))
+    return task in tasks and not getattr(endpoint, "is_closed", False)
 
 
 class Deleted(msgspec.Struct):

@@ -25,7 +25,7 @@ class Root(msgspec.Struct):
     version: str | UnsetType = UNSET  # With --guard-all, only clients with a key see it.
 
 
-@Operation(summary="Links, or the chat page for browsers.", group="Server", answer=Root, alternative="text/html")
+@Operation(summary="Links, or the chat page for browsers.", group="Server", answer=Root, alternatives=("text/html",))
 async def root(request: Request) -> Response:
     serving = any_serving_of(request)
     has_chat = serving.task == "generate"

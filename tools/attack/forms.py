@@ -28,6 +28,7 @@ OF_TOKENS = ("/embed_sparse", "/embed_all")
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 FILES = "/v1/files"
+SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 BATCHES = "/v1/batches"
 MESSAGE_BATCHES = f"{MESSAGES}/batches"
 OLLAMA_CHAT = "/api/chat"
@@ -423,7 +424,8 @@ UPLOADS = {
 def forms() -> list[Form]:
     """Return all forms, by route."""
     all_forms = [Form(path, name, f"{{{fields}}}") for path, named in _fields() for name, fields in named.items()]
-    all_forms += [Form(FILES, name, text, MULTIPART) for name, text in UPLOADS.items()]
+    for path in (FILES, *SPEECH):
+        all_forms += [Form(path, name, text, MULTIPART) for name, text in UPLOADS.items()]
     for path in dict.fromkeys((*(form.path for form in all_forms), *BARE)):
         all_forms += [Form(path, f"any: {name}", text) for name, text in ANY.items()]
         packed = {"content-encoding": "gzip"}

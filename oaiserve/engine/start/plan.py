@@ -124,9 +124,10 @@ def _started(
         if reason is None:
             try:
                 defaults = _defaults(request)
+                started = way.start(request)
                 served = replace(
-                    way.start(request),
-                    media=media,
+                    started,
+                    media=started.media or media,
                     path=source.path,
                     default_params=defaults.values,
                     recommendation=defaults.recommendation,
@@ -264,8 +265,8 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     yield from of_plugins()
     if not is_text:
         raise StartupError(
-            f"'{source.path}' cannot be served for --task {request.task}: that needs the plug-in 'pooling', which is "
-            "not loaded."
+            f"'{source.path}' cannot be served for --task {request.task}: that needs the plug-in "
+            f"'{'speech' if request.task == 'transcribe' else 'pooling'}', which is not loaded."
         )
     with times.part("import of the native step"):
         from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu

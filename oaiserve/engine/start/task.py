@@ -1,4 +1,6 @@
-"""Finds the task of a model from its files: to generate text, to embed it, or to score pairs. Stdlib only."""
+"""Finds the task of a model from its files: to generate text, to embed it, to score pairs, or to transcribe speech.
+
+Stdlib only."""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
         architecture = ""
     if architecture.endswith("ForSequenceClassification"):
         return "score"
+    if architecture == "WhisperForConditionalGeneration":
+        return "transcribe"
     if has_modules:  # sentence-transformers writes a modules.json.
         return "embed"
     # A folder of bare layers, or of an encoder with the head that it was trained with.

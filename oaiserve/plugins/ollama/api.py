@@ -87,7 +87,7 @@ async def _read(request: Request, kind: type[Body], adapted: Adaptations) -> Bod
     group="Generation",
     body=OllamaChatBody,
     answer=OllamaChatAnswer,
-    alternative=NDJSON,
+    alternatives=(NDJSON,),
     example={"model": "demo", "messages": [{"role": "user", "content": "Good morning"}], "stream": False},
 )
 async def chat(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ async def chat(scope: Scope, receive: Receive, send: Send) -> None:
     group="Generation",
     body=GenerateBody,
     answer=GenerateAnswer,
-    alternative=NDJSON,
+    alternatives=(NDJSON,),
     example={"model": "demo", "prompt": "What is the capital of France?", "stream": False},
 )
 async def generate(scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +205,7 @@ async def show(scope: Scope, receive: Receive, send: Send) -> None:
     group="Ollama",
     body=NamedBody,
     answer=PullStatus,
-    alternative=NDJSON,
+    alternatives=(NDJSON,),
     example={"model": "demo"},
 )
 async def pull(scope: Scope, receive: Receive, send: Send) -> None:

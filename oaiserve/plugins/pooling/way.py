@@ -14,8 +14,8 @@ class ToPool:
     name = "to pool"
 
     def accepts(self, request: StartRequest) -> str | None:
-        if request.task == "generate":
-            return "it generates text"
+        if request.task not in ("embed", "score"):
+            return "it makes neither vectors nor scores"
         return None
 
     def start(self, request: StartRequest) -> ServedModel:

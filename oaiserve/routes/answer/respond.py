@@ -83,6 +83,8 @@ class Answer:
     whole: RenderWhole
     shape: Shape | None = None  # renders the answer if it is streamed, instead of `whole`
     before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited when it is complete, before its end
+    media_type: str = "application/json"  # media type of a whole answer
+    pooled: Callable[[Pooled], Iterable[bytes]] = lambda event: ()  # renders the result of a prompt in a stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         use = self.exchange.use
@@ -169,7 +171,7 @@ class Answer:
             num_bytes += len(part)
             if num_bytes > PIECE_BYTES:
                 break
-        headers = {**self._headers(), "content-type": "application/json"}
+        headers = {**self._headers(), "content-type": self.media_type}
         if num_bytes <= PIECE_BYTES:
             headers["content-length"] = str(num_bytes)
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
@@ -284,6 +286,8 @@ class Answer:
                 yield delta
             elif isinstance(event, PromptDone):
                 yield from shape.prompt(event)
+            elif isinstance(event, Pooled):
+                yield from self.pooled(event)
             elif (error := self._error_to_report(event)) is not None:
                 yield self.failed(shape, error)
             elif isinstance(event, Finished):
@@ -415,7 +419,7 @@ def _num_prompt_tokens(event: Event, request: Request) -> int | None:
 
 
 def _has_token(events: list[Event]) -> bool:
-    return any(isinstance(event, TokenChunk) for event in events)
+    return any(isinstance(event, TokenChunk | Pooled) for event in events)
 
 
 def is_over(events: list[Event]) -> bool:

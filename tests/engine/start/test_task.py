@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, LlamaConfig, PreTrainedConfig, T5Config
+from transformers import BertConfig, LlamaConfig, PreTrainedConfig, T5Config, WhisperConfig
 
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions, OptionError
@@ -26,6 +26,7 @@ from tests.models.encoder_files import write_encoder
         (BertConfig(architectures=["BertLMHeadModel"]), False, "generate"),
         (BertConfig(architectures=["BertForSequenceClassification"]), True, "score"),
         (T5Config(architectures=["T5Model"]), False, "generate"),
+        (WhisperConfig(architectures=["WhisperForConditionalGeneration"]), False, "transcribe"),
     ],
 )
 def test_the_task_of_a_folder(config: PreTrainedConfig, has_modules: bool, task: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
@@ -26,6 +27,7 @@ from oaiserve.plugins.gateway.several.loaded import LoadedModel, answer_by
 from oaiserve.plugins.gateway.several.models import Models
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.routes.intake.bodies import Bodies
+from oaiserve.routes.intake.forms import read_form
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
@@ -147,6 +149,11 @@ class Front:
             if path not in ADAPTER_PATHS:
                 return query
         named = _Named()
+        content_type = Headers(scope=scope).get("content-type", "")
+        if content_type.startswith("multipart/form-data"):
+            with suppress(APIError):  # The route refuses it.
+                form = await asyncio.to_thread(read_form, content_type, body)
+                return form.fields.get("model", [""])[0]
         with suppress(*UNREADABLE):  # The route refuses it.
             named = await asyncio.to_thread(_decode, body) if len(body) > LARGE_BYTES else _decode(body)
         if path not in ADAPTER_PATHS:

@@ -187,6 +187,13 @@ def test_a_model_that_is_not_served_is_told_to_be_unknown(front: Front) -> None:
     assert "'other' does not exist. This server serves 'demo'" in answer.json()["error"]["message"]
 
 
+def test_a_form_names_its_model(front: Front) -> None:
+    client = front(ServerOptions())
+    answer = client.post("/v1/audio/transcriptions", data={"model": "other"}, files={"file": ("a.wav", b"RIFF")})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'other' does not exist" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["../two", "%00", "%ff", "ü", "a" * 5000])
 def test_requests_of_an_unknown_model_are_not_found(front: Front, name: str) -> None:
     client = front(ServerOptions())

@@ -1,0 +1,75 @@
+"""Computes steps of whole windows of sound, each of which becomes a text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+
+import torch
+
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.plugins.speech.model.decoder import SpeechDecoder, Window
+
+NO_NUMBERS = "The model produced no usable numbers (NaN or infinity) for this request."
+_MOST_REQUESTS = 4096  # requests whose language is remembered
+
+
+class SpeechRunner:
+    """Runs steps on a decoder. Windows of a request are in the language of its first one, unless it names one."""
+
+    is_exact = False
+    is_asynchronous = False
+
+    def __init__(self, decoder: SpeechDecoder) -> None:
+        self._decoder = decoder
+        self._languages: OrderedDict[str, int] = OrderedDict()  # keyed by request
+        self._start_id: int = decoder.model.config.decoder_start_token_id
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        raise AssertionError("a model of speech has no KV cache")
+
+    def launch(self, step: Step) -> StepResult:
+        """Decode the windows of a step. Those whose prompts are equally long are computed together."""
+        results = [ChunkResult(error=NO_NUMBERS)] * len(step.chunks)
+        groups: defaultdict[int, dict[int, Window]] = defaultdict(dict)
+        try:
+            for index, chunk in sorted(enumerate(step.chunks), key=lambda each: each[1].sequence.index):
+                vectors = chunk.sequence.encoded[0].vectors
+                if vectors.isfinite().all():
+                    window = self._window(chunk.sequence)
+                    groups[len(window.prompt)][index] = window
+            for windows in groups.values():
+                texts = self._decoder.decode(list(windows.values()), self._start_id)
+                for index, text in zip(windows, texts, strict=True):
+                    results[index] = ChunkResult(vector=text.as_floats())
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(str(error)) from None
+        return StepResult(results)
+
+    def _window(self, sequence: Sequence) -> Window:
+        assert sequence.media is not None
+        num_rows = sequence.media.media[0].num_rows
+        prompt = sequence.token_ids[: sequence.prompt_len - num_rows]
+        at = prompt.index(self._start_id) + 1
+        languages = self._decoder.languages
+        if not languages:  # The model is for English alone, and has neither languages nor tasks.
+            prompt = prompt[:at]
+        elif prompt[at] not in languages:
+            prompt.insert(at, self._language_of(sequence))
+        vectors = sequence.encoded[0].vectors
+        return Window(vectors, (*prompt,), sequence.params.temperature, sequence.draw_key % 2**63, num_rows)
+
+    def _language_of(self, sequence: Sequence) -> int:
+        known = self._languages.get(sequence.request_id)
+        if known is None:
+            known = self._decoder.language_of(sequence.encoded[0].vectors, self._start_id)
+            self._languages[sequence.request_id] = known
+            if len(self._languages) > _MOST_REQUESTS:
+                self._languages.popitem(last=False)
+        return known
+
+    def draw(self, launched: StepResult, masks: Masks | None) -> None:
+        """Do nothing: a window is decoded as a whole."""
+
+    def collect(self, launched: StepResult) -> StepResult:
+        return launched

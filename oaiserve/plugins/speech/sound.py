@@ -1,0 +1,62 @@
+"""Clients' sounds: decoded by another process, and cut into the windows that the model reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oaiserve.errors import InternalError
+from oaiserve.plugins.speech.tokens import RATE, REFUSED, WINDOW_SECONDS
+from oaiserve.routes.intake.invalid import invalid
+
+Samples = NDArray[np.int16]
+MOST_SECONDS = 1800.0  # limit for one sound
+LEAST_SECONDS = 0.1  # as in OpenAI's API
+NOT_INSTALLED = (
+    "This server decodes no sounds: that needs the package 'av'. Install it with: pip install 'oaiserve[speech]'"
+)
+# A window ends in the quietest part of its last seconds.
+_SEARCHED_SECONDS = 5
+_PART = RATE // 20
+
+
+def decoded(content: bytes) -> Samples:
+    """Return the samples of a sound file, of all its channels together. This blocks. Raises InvalidRequest.
+
+    A separate process decodes it, since a decoder may crash, or take any time and memory.
+    """
+    if find_spec("av") is None:
+        raise InternalError(NOT_INSTALLED)
+    command = (sys.executable, "-m", f"{__package__}.model.sound_process", str(MOST_SECONDS))
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as its memory.
+    done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
+    if done.returncode == REFUSED:
+        raise invalid("file", f"the sound {done.stdout.decode()}")
+    if done.returncode:
+        raise invalid("file", "the sound takes too much time or memory to decode")
+    samples = np.frombuffer(done.stdout, "<i2")
+    if len(samples) < LEAST_SECONDS * RATE:
+        raise invalid("file", f"the sound must last at least {LEAST_SECONDS:g} seconds")
+    return samples
+
+
+def windows_of(samples: Samples) -> list[tuple[int, Samples]]:
+    """Return the windows of a sound, each with its first sample. Longer sounds are cut where they are quiet."""
+    windows: list[tuple[int, Samples]] = []
+    start = 0
+    while len(samples) - start > WINDOW_SECONDS * RATE:
+        end = start + WINDOW_SECONDS * RATE
+        searched = samples[end - _SEARCHED_SECONDS * RATE : end]
+        loudness: NDArray[Any] = np.square(searched.reshape(-1, _PART).astype(np.float32)).mean(axis=1)
+        quietest = len(loudness) - 1 - int(loudness[::-1].argmin())  # the last one if there are several
+        end -= (len(loudness) - quietest) * _PART - _PART // 2
+        windows.append((start, samples[start:end]))
+        start = end
+    windows.append((start, samples[start:]))
+    return windows
