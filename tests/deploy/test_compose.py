@@ -116,6 +116,21 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
+def test_an_image_has_the_labels_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', STAGES[1]))
+    assert labels == {
+        "title": project["name"],
+        "description": project["description"],
+        "licenses": project["license"],
+        "source": project["urls"]["Source"],
+        "documentation": project["urls"]["Documentation"],
+        "version": "$VERSION",
+        "revision": "$REVISION",
+    }
+    assert {"VERSION", "REVISION"} <= {*re.findall(r"^ARG (\w+)=", STAGES[1], re.MULTILINE)}
+
+
 def runs(stage: str) -> list[str]:
     """Return the scripts of the RUN instructions, without docker's own options."""
     lines = re.findall(r"^RUN ((?:.*\\\n)*.*)$", stage, re.MULTILINE)

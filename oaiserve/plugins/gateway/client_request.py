@@ -13,6 +13,7 @@ from starlette.types import Scope
 from oaiserve.errors import MODELS_PATH
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.plugins.gateway.sent_pieces import SentPieces
+from oaiserve.routes.intake.forms import model_in_form
 from oaiserve.routes.models import name_in
 from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
@@ -44,6 +45,7 @@ ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 INSIDE = ("/admin", "/debug", "/dashboard")
 OF_ONE_REPLICA = (*INSIDE, *ADAPTER_PATHS)
 _OF_ONE_MODEL = "/tokenizer_info"
+FORM_PATHS = ("/v1/audio/",)  # Their bodies are forms, which name the model.
 
 
 @dataclass(slots=True)
@@ -99,6 +101,9 @@ async def client_request_of(
     if path.startswith(f"{MODELS_PATH}/"):
         prompt = prompt._replace(model=name_in(scope))
         path = f"{MODELS_PATH}/{quote(prompt.model, safe='')}"  # The name may be a path that begins with a slash.
+    if path.startswith(FORM_PATHS):
+        content_type = Headers(scope=scope).get("content-type", "")
+        prompt = prompt._replace(model=await asyncio.to_thread(model_in_form, content_type, body))
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query = scope["query_string"]
     state = scope["state"]

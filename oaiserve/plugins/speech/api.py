@@ -129,6 +129,7 @@ def _answer(
     body = read_body(read_form(content_type, content), task, exchange.adaptations.note)
     content.clear()
     exchange.is_streaming = body.stream
+    exchange.ids = None  # A gateway cannot continue the stream on another server.
     exchange.requested_model = body.model
     exchange.adapter = serving.check_model(body.model)
     names = serving.accepted_names_of(exchange.adapter)

@@ -56,6 +56,14 @@ def read_form(content_type: str, content: bytes | bytearray) -> Form:
     return Form(fields, files)
 
 
+def model_in_form(content_type: str, content: bytes | bytearray) -> str:
+    """Return the model that a form names; "" if it names none or cannot be read, which its route reports."""
+    try:
+        return read_form(content_type, content).fields.get("model", [""])[-1].strip()
+    except InvalidRequest:
+        return ""
+
+
 class _Bytes:
     """A body that a parser reads, without a copy of all of it."""
 

@@ -31,6 +31,7 @@ from tests.engine.doubles import SimulatedEngine
 from tests.plugins.speech.spoken import IDS, write_whisper
 
 NUMBERS = count()
+OPTIONS = EngineOptions(device="cpu", cpu_threads=1)
 SOUNDS = [
     (np.random.default_rng(number).standard_normal(RATE * seconds) * 3000).astype("<i2")
     for number, seconds in enumerate((4, 7, 3))
@@ -49,8 +50,7 @@ def reference(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Any:
-    options = EngineOptions(device="cpu", cpu_threads=1)
-    with SimulatedEngine.from_pretrained(str(folder), options, ways=lambda: ways_of(own_plugins())) as engine:
+    with SimulatedEngine.from_pretrained(str(folder), OPTIONS, ways=lambda: ways_of(own_plugins())) as engine:
         yield engine
 
 
@@ -131,6 +131,16 @@ def test_a_text_before_the_speech_is_read(engine: Any) -> None:
     plain = transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
     before = ("<|startofprev|>", "<|nospeech|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
     assert [ids_of(text) for text in transcribed(engine, *before)] != [ids_of(text) for text in plain]
+
+
+@pytest.mark.usefixtures("one_try")
+def test_a_model_for_english_alone_has_neither_languages_nor_tasks(tmp_path: Path) -> None:
+    folder = write_whisper(tmp_path, has_languages=False)
+    model = WhisperForConditionalGeneration.from_pretrained(folder)
+    with SimulatedEngine.from_pretrained(str(folder), OPTIONS, ways=lambda: ways_of(own_plugins())) as engine:
+        (text,) = transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|translate|>", sounds=SOUNDS[:1])
+    assert ids_of(text) == own_ids(model, folder, SOUNDS[0], "<|startoftranscript|>")
+    assert text.language_id == -1
 
 
 @pytest.mark.usefixtures("one_try")

@@ -22,12 +22,12 @@ from oaiserve.errors import APIError, Unavailable
 from oaiserve.http.fair_turns import TurnWorkers, Work
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS, INSIDE, LARGE_BYTES
+from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS, FORM_PATHS, INSIDE, LARGE_BYTES
 from oaiserve.plugins.gateway.several.loaded import LoadedModel, answer_by
 from oaiserve.plugins.gateway.several.models import Models
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.routes.intake.bodies import Bodies
-from oaiserve.routes.intake.forms import read_form
+from oaiserve.routes.intake.forms import model_in_form
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
@@ -149,11 +149,8 @@ class Front:
             if path not in ADAPTER_PATHS:
                 return query
         named = _Named()
-        content_type = Headers(scope=scope).get("content-type", "")
-        if content_type.startswith("multipart/form-data"):
-            with suppress(APIError):  # The route refuses it.
-                form = await asyncio.to_thread(read_form, content_type, body)
-                return form.fields.get("model", [""])[0]
+        if path.startswith(FORM_PATHS):
+            return await asyncio.to_thread(model_in_form, Headers(scope=scope).get("content-type", ""), body)
         with suppress(*UNREADABLE):  # The route refuses it.
             named = await asyncio.to_thread(_decode, body) if len(body) > LARGE_BYTES else _decode(body)
         if path not in ADAPTER_PATHS:

@@ -174,14 +174,14 @@ class SpeechDecoder:
     # -- the time of each token ----------------------------------------------------------------------------------------
 
     def _timed(self, window: Window, text: _Text, start_id: int) -> WindowText:
-        prompt = window.prompt
-        language = prompt[prompt.index(start_id) + 1]
+        at = window.prompt.index(start_id) + 1
+        language_id = next((each for each in window.prompt[at : at + 1] if each in self.languages), -1)
         if is_silent(text.no_speech, text.average_logprob):
             tokens: list[SpokenToken] = []
         else:
             tokens = self._aligned(window, text.ids, start_id)
         return WindowText(
-            language if language in self.languages else -1,
+            language_id,
             text.temperature,
             text.average_logprob,
             text.no_speech,
