@@ -21,7 +21,7 @@ class Progress:
     num_sent: int = 0
     num_ended: int = 0
     num_failed: int = 0
-    num_missed: int = 0  # those that failed or missed a limit
+    num_missed: int = 0  # requests that failed or missed a limit
 
     def __add__(self, other: Progress) -> Progress:
         return Progress(*map(add, astuple(self), astuple(other)))

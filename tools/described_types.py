@@ -75,7 +75,7 @@ class File(NamedTuple):
 
     path: Path
     expected: Tensor
-    is_rounded: tuple[str, ...] = ()  # by these executors
+    is_rounded: tuple[str, ...] = ()  # names of the executors that round
 
 
 def safetensors(original: Original, _: Path) -> File:

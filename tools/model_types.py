@@ -108,7 +108,7 @@ def check(name: str) -> str:
 
 def check_encoder(name: str) -> str:
     """Compare the vectors of an encoder with transformers', and say whether texts are packed."""
-    from oaiserve.plugins.pooling.model.files import PoolingFiles  # of a plug-in, which may be missing
+    from oaiserve.plugins.pooling.model.files import PoolingFiles  # The plug-in may be missing.
     from oaiserve.plugins.pooling.model.load import prepare_pooler
     from oaiserve.plugins.pooling.model.pooler import PackedForward
 

@@ -52,7 +52,7 @@ class AlreadyRead:
 
     texts: list[ReadText] = field(default_factory=list)
     _lines: set[str] = field(default_factory=set)
-    _latest: dict[int, ReadText] = field(default_factory=dict)  # by agent
+    _latest: dict[int, ReadText] = field(default_factory=dict)  # keyed by agent
 
     def needed(self, text: str, prompt_tokens: int) -> Needed:
         """Return how many tokens of this prompt a server with the best cache has to read."""

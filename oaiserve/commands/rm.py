@@ -50,7 +50,7 @@ def command(name: str, /, *, yes: bool = False) -> int:
             f"Not all files of '{name}' could be removed: {error.strerror} ({error.filename})."
         ) from error
     for record in model.records:
-        with suppress(FileNotFoundError):  # A start has just forgotten the lost model.
+        with suppress(FileNotFoundError):  # A start that ran meanwhile has removed the record.
             freed += record.path.stat().st_size
             record.path.unlink()
     print(f"Removed {name}: {size(freed)} are free again.")

@@ -68,7 +68,7 @@ def running() -> list[RunningServer]:
                 if server.host == socket.gethostname():
                     servers.append(server)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # none has run yet
+        pass  # No server has run yet.
     except NotPrivate as error:
         raise StartupError(f"The list of servers cannot be trusted: {error}.") from error
     return sorted(servers, key=lambda server: -server.since)

@@ -40,7 +40,7 @@ class AdapterTable:
         self._size = size
         self._add = add
         self._drop = drop
-        self._lock = Lock()  # one is loaded at a time
+        self._lock = Lock()  # One adapter is loaded at a time.
         self._last_number = 0
         self._by_name: dict[str, ServedAdapter] = {}  # replaced as a whole
         self._held: dict[int, int] = {}  # the bytes of those that the runner has, by number

@@ -20,7 +20,7 @@ class Pooling:
     task: Literal["embed", "score", "transcribe"]
     size: int  # size of its vectors; 1 for `score`, and 0 for `transcribe`, where it varies
     # Sizes to which its vectors can be cut, because it was trained for that: these, or any if there are none.
-    # None: it was not.
+    # None: it was not trained for smaller sizes.
     dimensions: tuple[int, ...] | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)  # keyed by name: prefixes of a client's text
     default_prompt: str = ""  # the text of the one that is used if a request names none

@@ -34,7 +34,7 @@ class ServedModel:
     counts_tokens: bool = False  # its device counts tokens for penalties, see `Sequence.is_counted`
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
-    grammars: Grammars | None = None  # None: those of the tokenizer
+    grammars: Grammars | None = None  # None: the tokenizer's grammars
     default_params: Mapping[str, Any] = field(default_factory=dict)  # the defaults of requests that it brings
     recommendation: Recommendation | None = None  # the publisher's recommendation, if the defaults contain it
     pooling: Pooling | None = None  # None: the model generates text

@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 NOTHING = Parts()
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
 _MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.STANDSTILL, Cause.NOT_KNOWN_YET)
-# Share of the time of a phase's steps. If more of it was unknown, the expected times of the rest don't describe it.
+# If the causes of more than this share of a phase's time are unknown, the expected times don't explain the rest.
 MOST_UNKNOWN = 0.15
 
 
@@ -48,7 +48,7 @@ class RequestCauses:
     # Its shares, as `oaiserve.engine.accounts.shares` divides them, since it began:
     core_ns: float = 0.0
     machine_ns: float = 0.0
-    weight_reads: float = 0.0  # by steps, each divided by its rows
+    weight_reads: float = 0.0  # reads of the weights by steps, each divided by the step's rows
     _since: Parts = NOTHING  # the totals when its phase began
     _num_preempted: int = 0  # sequences
     may_have_missed: bool = False  # steps, because it was preempted. If so:

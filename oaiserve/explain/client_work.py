@@ -46,7 +46,7 @@ class ClientWork:
     """The work for a client so far, and its requests."""
 
     client: str  # as in its requests: the name of its key, or its address
-    name: str | None  # that of its key, which may be shown
+    name: str | None  # name of the client's key, which may be shown
     num_opened: int = 0  # requests so far
     num_open: int = 0
     last_step: int = 0  # the last one that had work for it

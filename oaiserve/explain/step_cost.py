@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
     num_prompts: int
     prompt_tokens: int  # tokens of all prompts
-    cached_tokens: int  # those of them that were cached
+    cached_tokens: int  # tokens of all prompts that were cached
     num_choices: int
     completion_tokens: int  # tokens of all choices
     longest_choice_tokens: int

@@ -63,7 +63,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
     waits_for: str | None = None
     prompt_left_ns: int | None = None
     answer_left_ns: int | None = None
-    replica: str | None = None  # one of --replicas, which has it
+    replica: str | None = None  # the one of --replicas that has the request
 
     @classmethod
     def of(

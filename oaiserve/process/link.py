@@ -49,7 +49,7 @@ class SocketLink:
         self._frames = Frames()
         self._received: Callable[[Any], None] = lambda message: None
         self._closed: Callable[[], None] = lambda: None
-        self._lock = Lock()  # of the next three
+        self._lock = Lock()  # guards the next three attributes
         self._unsent: list[bytes] = []
         self._is_writing = False  # The second thread writes.
         self._is_closing = False

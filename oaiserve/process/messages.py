@@ -70,21 +70,21 @@ def _prompt(named: tuple[str, Any]) -> Prompt:
 class Start(msgspec.Struct, tag=True, kw_only=True):
     """Load a model. This is the first message to an engine process."""
 
-    model: str  # as the user gave it
+    model: str  # the name or path that the user gave
     options: EngineOptions
     plugins: tuple[str, ...]  # modules and files of plug-ins, as the user gave them
     settings: Path | None  # the file of settings, with those of plug-ins
     log_level: LogLevel
     log_format: LogFormat
     replica: str | None = None  # its name in log lines, if there are several
-    cpus: tuple[int, ...] = ()  # those that it may run on; (): all
+    cpus: tuple[int, ...] = ()  # CPUs that it may run on; (): all
 
 
 class Submit(msgspec.Struct, tag=True):
     """A request, which the front has accepted at a time."""
 
     fields: _RequestFields  # type: ignore[valid-type]
-    prompts: tuple[tuple[str, Any], ...]  # each with the name of its kind
+    prompts: tuple[tuple[str, Any], ...]  # prompts, each with the name of its kind
     submitted_ns: int
 
     @classmethod
@@ -184,7 +184,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     recommendation: Recommendation | None
     pooling: Pooling | None
     media: frozenset[MediaKind]
-    adapters: list[ServedAdapter]  # those that were loaded at the start
+    adapters: list[ServedAdapter]  # adapters that were loaded at the start
     model_info: dict[str, str]
     capacity: dict[str, Any]
     features: dict[str, str]

@@ -93,7 +93,7 @@ class Replica:
         self.is_up = False  # The process has reported that it is ready, and it has not ended.
         self.adapter_numbers: dict[int, int] = {}  # those of the process, by those of requests
         self.suspects = Suspects()
-        self.choices: Counter[str] = Counter()  # by the reason
+        self.choices: Counter[str] = Counter()  # counts by reason
         self._asked: dict[int, Future[Any]] = {}
 
         self.room: PassedRoom  # under the lock, too; set by the front

@@ -38,7 +38,7 @@ def compare(expected: Sequence[Position], actual: Sequence[Position]) -> Compari
         if ours.token_id != theirs.token_id:
             break
         difference = abs(ours.logprobs[ours.token_id] - theirs.logprobs[ours.token_id])
-        if not difference <= MAX_DIFFERENCE:  # also for NaN
+        if not difference <= MAX_DIFFERENCE:  # true for NaN, too
             fault = f"token {num_equal} has a log-probability that differs by {difference:.3f}"
             return Comparison(num_equal, len(expected), difference, fault=fault)
         max_difference = max(max_difference, difference)

@@ -51,7 +51,7 @@ BARE = (
 BOUNDARY = "growing"
 MULTIPART = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 
-Forms = Mapping[str, str]  # by their names
+Forms = Mapping[str, str]  # keyed by name
 
 
 class Form(NamedTuple):

@@ -133,7 +133,7 @@ def _runs(key: str, model: Model, arguments: argparse.Namespace) -> Iterator[dic
 
 
 def _counts(model: Model, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield what the hand-overs of streams take, from a process whose locks are counted."""
+    """Count the locks that handing over streams takes, in a process of its own, and yield the counts."""
     print(f"{model.name}: hand-overs, counted", file=sys.stderr)
     command = [sys.executable, "-m", "tools.bench.articles", "--device", arguments.device, "--count", model.path]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

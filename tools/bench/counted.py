@@ -127,7 +127,7 @@ class HandOvers:
 
 
 def count_hand_overs(make_engine: Callable[[], Engine], requests: Sequence[Request]) -> HandOvers:
-    """Count what an engine that has started does up to the end of all streams. One event loop reads them."""
+    """Count the hand-overs of an engine from its start to the end of all streams, which one event loop reads."""
     with counting() as counts, make_engine() as engine:
         counts.clear()
         num_tokens = asyncio.run(_read_all(engine, requests))

@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> None:
     add_publishing(parser, "host-step")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    switch_often()  # as a server does, and `end_load`, too
+    switch_often()  # A server does so, and so does `end_load`.
     end_load()
     publish(arguments, "host-step", results := results_of(arguments, measure), report(results))
 

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and all below it. Linux."""
+"""CPU time and memory of a process and its descendants, on Linux."""
 
 from __future__ import annotations
 

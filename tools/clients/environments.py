@@ -129,7 +129,7 @@ def _install_python(folder: Path, client: Client | Agent, *requirements: str) ->
     if uv := shutil.which("uv"):
         run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     else:
-        run(sys.executable, "-m", "venv", "--without-pip", folder)  # this one's pip serves all
+        run(sys.executable, "-m", "venv", "--without-pip", folder)  # The pip of this environment serves all.
     run(*_pip(folder, "install"), "--quiet", *requirements)
 
 

@@ -20,7 +20,7 @@ from tools.gpu.sections import Target
 from tools.gpu.timing import median_seconds
 from tools.gpu.workload import BLOCK_SIZE, blocks_for, ids, running_engine
 
-LAYERS = 32  # those of an 8B, with 8 heads of 128
+LAYERS = 32  # layers of a model of 8B, with 8 heads of 128
 NUMBERS = 8 * 128
 BLOCKS = (1, 4, 32, 128)  # copied at once
 SMALL = Bytes("64MiB")

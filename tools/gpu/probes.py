@@ -144,7 +144,7 @@ CASES = {
     "GPT-2 124M: positions, biases": Case("gpt2", {"bos_token_id": 1, "eos_token_id": 2}),
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-# For a run on a CPU.
+# Cases that are small enough for a run on a CPU
 TINY_CASES = {
     "Gemma 2": Case("gemma2"),
     "Llama, AWQ": Case("llama", {"intermediate_size": 128}, Packing("awq")),

@@ -139,7 +139,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class Answers:
-    choices: dict[tuple[str, int], Choice]  # by request and number
+    choices: dict[tuple[str, int], Choice]  # keyed by request and number of the choice
     prompt_logprobs: dict[str, list[float]]
     ended: dict[str, Terminal]
     happened: dict[str, int]

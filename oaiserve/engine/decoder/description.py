@@ -390,7 +390,7 @@ class Layer:
     is_parallel: bool = False  # The MLP reads the same hidden state as attention does.
     input_gate: InputGate | None = None  # applied last
     factor: float = 1.0  # factor of the hidden state after the layer
-    scales: Scales | None = None  # None: all are 1
+    scales: Scales | None = None  # None: every scale is 1
     laurel: Laurel | None = None
     altup: AltUp | None = None  # set in every layer, if the decoder has several hidden states
 
@@ -411,7 +411,7 @@ class Decoder:
     vector_scale: float = 1.0
     padding_id: int = 0
     num_deep: int = 0  # first layers to whose outputs vectors are added
-    hidden_states: HiddenStates | None = None  # None: a token has one
+    hidden_states: HiddenStates | None = None  # None: each token has one hidden state
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer for adapters, by the name of its module."""

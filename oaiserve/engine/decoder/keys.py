@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = {
     ("deepseek_v2", "norm_topk_prob"),
     ("glm_ocr_text", "attention_bias"),
     ("nemotron_h", "attention_bias"),
-    ("nemotron_h", "use_bias"),  # this one is for mixers
+    ("nemotron_h", "use_bias"),  # In this family, the key is for mixers.
 }
 _WITHOUT_EFFECT_ON_MIXERS = {("nemotron_h", "mamba_proj_bias")}
 _NORMS = ("use_qk_norm", "qk_layernorm")

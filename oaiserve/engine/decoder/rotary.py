@@ -25,7 +25,7 @@ _PARTLY_ROTATED = {
 _COMPLEX = {"deepseek_v2", "llama4_text"}
 _LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
-_WITH_ALPHA = "dynamic with alpha"  # no file has this name
+_WITH_ALPHA = "dynamic with alpha"  # a name of ours, which no file has
 _HUNYUAN = {"hunyuan_v1_dense", "hunyuan_v1_moe"}
 
 

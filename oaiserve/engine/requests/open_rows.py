@@ -54,7 +54,7 @@ class OpenRows:
             others_ns[phase] = entry.notes.others_so_far(so_far, self.clock_ns())
         sequences = [*entry.outputs.copy()]
         most_tokens = 0
-        if len(sequences) == account.num_choices:  # none has ended
+        if len(sequences) == account.num_choices:  # No choice has ended.
             most_tokens = sum(each.max_len - each.prompt_len for each in sequences)
         return OpenRow.of(
             origin,

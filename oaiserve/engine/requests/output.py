@@ -50,7 +50,7 @@ class ChoiceOutput:
         else:
             self._stop_after = reasoning.closing
         self._end_of_text = ""  # end of the text, where a stop string may have begun
-        self._text: list[str] = []  # none of it empty
+        self._text: list[str] = []  # pieces, none of them empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._num_characters = 0  # characters of all tokens, even held back or removed ones; not by `push_plain`

@@ -197,8 +197,7 @@ class Relay:
 
 
 async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:
-    """Write a comment now and then, until it is cancelled or the request ends, because clients give up silent
-    streams."""
+    """Write a comment now and then, until the task is cancelled or the request ends: clients give up silent streams."""
     while not (await asyncio.wait({left}, timeout=SIGN_OF_LIFE_SECONDS))[0]:
         await send_part({"type": "http.response.body", "body": SIGN_OF_LIFE, "more_body": True})
 

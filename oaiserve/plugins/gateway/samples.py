@@ -71,7 +71,7 @@ class FleetSamples:
         """`replicas` returns the current ones by name."""
         self._replicas = replicas
         self._clock_ns = clock_ns
-        self._last: dict[str, Sample] = {}  # by replica
+        self._last: dict[str, Sample] = {}  # keyed by replica
         self._asked_ns: int | None = None
         self._number = 0
         self._asking = asyncio.Lock()

@@ -10,7 +10,7 @@ from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.continuation import Piece
 
 MOST_SENT_BYTES = 4 * 2**20  # per stream: some 300,000 tokens
-MOST_KEPT_BYTES = 256 * 2**20  # all streams together
+MOST_KEPT_BYTES = 256 * 2**20  # limit for all streams together
 
 
 class SentPieces:

@@ -167,7 +167,7 @@ class _Earlier(NamedTuple):
     request_id: str
     age_ns: int | None
     common_tokens: int | None
-    token_ids: Sequence[int] | None  # None: it is not kept
+    token_ids: Sequence[int] | None  # None: the ids are not kept
 
 
 def _earlier(serving: Serving, kept_requests: KeptRequests, kept: KeptRequest) -> _Earlier | None:

@@ -30,7 +30,7 @@ class Run:
     def __init__(self, owner: str, state: StoredResponse) -> None:
         self.owner = owner
         self.id = state.id
-        self.state: StoredResponse | None = state  # None: it is complete, and stored
+        self.state: StoredResponse | None = state  # None: the response is complete, and stored
         self.events: list[bytes] = []  # indexed by their sequence numbers
         self.num_event_bytes = 0
         self.is_cancelled = asyncio.Event()

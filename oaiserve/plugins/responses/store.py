@@ -231,7 +231,7 @@ class ResponseDatabase(Store):
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
-        with database.transaction(self._connection, "DEFERRED"):  # all numbers are from the same moment
+        with database.transaction(self._connection, "DEFERRED"):  # All numbers are from the same moment.
             while next_id is not None:
                 stored = self._get(owner, next_id)
                 if stored is None:

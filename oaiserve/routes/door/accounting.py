@@ -81,7 +81,7 @@ class Accounting:
         exchange.prompt_reuse.is_one_of_several = HOPS_HEADER in headers
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
-        if "model_load" in state:  # one of several models
+        if "model_load" in state:  # The server has several models.
             exchange.received_ns, exchange.model_load_ns = state["model_load"]
 
         async def stamped_receive() -> Message:
@@ -129,7 +129,7 @@ class Accounting:
         try:
             serving.telemetry.record(self._record_of(scope, exchange, usage))
         finally:
-            serving.exchanges.pop(exchange.unique_id, None)  # last, so that the request is found at any time
+            serving.exchanges.pop(exchange.unique_id, None)  # After the record: it is found in one of the two.
             # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
             scope.get("state", {}).pop("exchange", None)
 

@@ -202,6 +202,16 @@ class Intake(Generic[OwnBody]):
         return request
 
 
+def _taken_over(http: HTTPRequest, exchange: Exchange, content: bytearray) -> tuple[Piece, ...]:
+    """Cut off the end of a gateway's body, and return the pieces that another server has sent of this stream."""
+    try:
+        sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
+    except ValueError as error:
+        raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
+    exchange.num_signs = sent.count(SIGN)
+    return tuple(piece for piece in sent if piece != SIGN)
+
+
 async def read(
     http: HTTPRequest,
     kind: type[Body],
@@ -220,12 +230,7 @@ async def read(
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
     content = await read_body(http, serving)
-    try:
-        sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
-    except ValueError as error:
-        raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
-    exchange.num_signs = sent.count(SIGN)
-    sent = tuple(piece for piece in sent if piece != SIGN)
+    sent = () if exchange.ids is None else _taken_over(http, exchange, content)
 
     def taken() -> Work[Intake[Body]]:
         body = yield from parse(kind, content, check_given, exchange.adaptations.note)

@@ -399,8 +399,11 @@ def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
     assert first >= 5  # two tokens between two steps
 
 
+IDS = {"x-oaiserve-stream": f"{'ab' * 16} 5 7"}
+
+
 def test_only_the_peers_that_the_operator_names_choose_ids(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    given = {"x-oaiserve-stream": f"{'ab' * 16} 5 7", "x-oaiserve-route": "replica=a; reason=b"}
+    given = IDS | {"x-oaiserve-route": "replica=a; reason=b"}
     for server, is_trusted in ((BEHIND_A_GATEWAY, True), (OPTIONS, False)):
         with fleet(place, 1, server=server) as running:
             with running.straight() as replica:
@@ -413,7 +416,7 @@ def test_only_the_peers_that_the_operator_names_choose_ids(place: Place, caplog:
 def test_what_was_sent_must_be_the_begin_of_an_answer(place: Place) -> None:
     def asked(pieces: bytes, length: str = "") -> dict[str, Any]:
         body = json.dumps({"prompt": "Hi", "max_tokens": 3}).encode() + pieces
-        headers = {"x-oaiserve-sent": f"{length or len(pieces)}", "content-type": "application/json"}
+        headers = IDS | {"x-oaiserve-sent": f"{length or len(pieces)}", "content-type": "application/json"}
         answer = replica.post(COMPLETIONS, content=body, headers=headers)
         assert answer.status_code == 400
         return dict(answer.json()["error"])
@@ -430,7 +433,7 @@ def test_what_was_sent_must_be_the_begin_of_an_answer(place: Place) -> None:
 def test_a_server_counts_the_tokens_that_it_generated_itself(place: Place) -> None:
     body = json.dumps({"prompt": "Hi", "max_tokens": 5}).encode()
     pieces = b"[[0,[70]],[0,[71]]]"
-    headers = {"x-oaiserve-sent": str(len(pieces)), "content-type": "application/json"}
+    headers = IDS | {"x-oaiserve-sent": str(len(pieces)), "content-type": "application/json"}
     with fleet(place, 1) as running:
         (replica,) = running.replicas.values()
         answer = running.straight().post(COMPLETIONS, content=body + pieces, headers=headers)

@@ -20,7 +20,7 @@ def load() -> None:
     result = json.loads(path.read_text())
     assert result["request_count"]["avg"] == 6, result["request_count"]
     assert not result.get("error_request_count"), result["error_request_count"]
-    # It tokenizes the answers itself, and two tokens of an answer may be one then.
+    # AIPerf tokenizes the answers again, which may join two of their tokens.
     assert 6 < result["output_sequence_length"]["avg"] <= 8, result["output_sequence_length"]
 
 

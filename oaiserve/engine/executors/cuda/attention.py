@@ -35,7 +35,7 @@ class CudaStep:
         self.products = StepProducts(batch, dtype, kernels.multiply, adapters)
         self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
-        self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the id of the table
+        self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # keyed by the id of the table
 
     def angles(self, table: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated."""

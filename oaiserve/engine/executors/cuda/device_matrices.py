@@ -28,7 +28,7 @@ PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, 
 SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
 LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
-FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
+FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # in the order of their codes
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class StepGraphs:
         logits = torch.zeros(most_rows, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self.logits = logits[:, : spec.vocab_size]
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
-        self._graphs: dict[tuple[Size, bool], Run] = {}  # by size, and whether with adapters
+        self._graphs: dict[tuple[Size, bool], Run] = {}  # keyed by size, and by whether the step has adapters
         # The largest is captured first, because all others fit into the memory that it allocates.
         for size in reversed(sizes):
             for additions in [None, adapters] if adapters is not None else [None]:

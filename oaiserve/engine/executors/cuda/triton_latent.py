@@ -121,7 +121,7 @@ class TritonLatentAttention:
 @functools.cache
 def latent_tile(heads: int, longest_query: int, itemsize: int, card: Card) -> Tile:
     """Return the tile for sequences of up to `longest_query` tokens: of one token's heads, or of several tokens."""
-    if itemsize == 4:  # float32 serves comparisons
+    if itemsize == 4:  # Only comparisons compute in float32.
         return Tile(16, tokens=16, num_warps=8, num_stages=1)
     rows = max(16, triton.next_power_of_2(heads)) if longest_query == 1 else MOST_ROWS
     tokens = 32 if card.sm_bytes >= LARGE_SM_BYTES else 16

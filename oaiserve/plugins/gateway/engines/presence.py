@@ -38,7 +38,7 @@ class Behind(NamedTuple):
     whose: Whose
     name: str | None
     num_prompts: int  # those that had come before, and had no byte of their answer
-    num_answers: int  # those whose answer was being written
+    num_answers: int  # requests whose answer was being written
     prompts_ns: int
     answers_ns: int
 

@@ -17,7 +17,7 @@ def _lfm2(metadata: Metadata) -> Fields:
         "num_key_value_heads": max(heads),
         "layer_types": ["full_attention" if number else "conv" for number in heads],
         "conv_bias": metadata.has(r"shortconv\.in_proj\.bias$"),
-        "block_auto_adjust_ff_dim": False,  # the file has the width that the configuration would be adjusted to
+        "block_auto_adjust_ff_dim": False,  # The file's width is already adjusted.
         "use_expert_bias": metadata.has(r"exp_probs_b"),
     }
 
