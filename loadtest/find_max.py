@@ -40,7 +40,7 @@ class Plan:
     num_requests: int  # least number in a trial
     trial_seconds: float  # shortest trial
     most_trials: int
-    turns: int = 1  # of a conversation, which counts as one request in the other numbers
+    turns: int = 1  # turns of a conversation, which counts as one request in the other numbers
 
     def requests_of_trial(self, rate: float) -> int:
         return max(self.num_requests, round(rate * self.trial_seconds))

@@ -29,7 +29,7 @@ class Dialect:
     name: str
     ttft: str
     duration: str
-    tokens: tuple[str, str]  # of the prompt and of the answer
+    tokens: tuple[str, str]  # tokens of the prompt and of the answer
     phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]  # histogram and labels of each phase
     gauges: Gauges
     only: tuple[tuple[str, str], ...] = ()  # labels that select the finished requests in every histogram

@@ -36,13 +36,13 @@ from tools.bench.shares import COMPLETIONS, LIGHT_TOKENS, MOST_ID
 from tools.markdown import as_markdown, number
 from tools.server_process import QUESTION, exit_on_sigterm, running_oaiserve
 
-THREADS = 6  # of batchjob
-WINDOW = 20  # by which times of the rules are divided
+THREADS = 6  # threads of batchjob
+WINDOW = 20  # Times of the rules are divided by this.
 LEAST_REQUESTS = 5  # for an alert
 ALERT = "OaiserveSloFastBurn"
 WAIT_SECONDS = 400.0
 TARGET = 2  # the objective, in relation to the ninetieth percentile alone
-MOST_ROUNDS = 4  # of commands
+MOST_ROUNDS = 4  # rounds of commands
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 HEAD = ("alice's short prompts", "requests", "TTFT p50, ms", "p90", "max")

@@ -25,7 +25,7 @@ class Parts(NamedTuple):
     host: int = 0
     machine: int = 0
     still: int = 0  # The whole process stood still.
-    unknown: int = 0  # of steps whose time could not be expected yet
+    unknown: int = 0  # time of steps whose time could not be expected yet
     unexplained: int = 0  # the rest, below zero where a step took less than expected
 
 
@@ -41,7 +41,7 @@ class RequestCauses:
     """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
     has_several: bool  # sequences, so perhaps several chunks in a step
-    client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # who sent it
+    client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # the client that sent it
     # Whether each step has one token of its only sequence. Then the step's time alone is just added to `alone_ns`.
     is_plain: bool = field(init=False)
     has_begun: bool = False

@@ -67,7 +67,7 @@ class ClientWork:
 class WorkBefore(NamedTuple):
     """The work for each client, and the requests of a request's own client, before a phase of the request."""
 
-    number: int  # of steps
+    number: int  # number of steps
     work: Mapping[ClientWork, Work]
     num_opened: int
     num_open: int
@@ -99,7 +99,7 @@ class WorkByClient:
         self._clients: dict[str, ClientWork] = {}
         self._gone: dict[ClientWork, None] = {}  # those without open requests, the first one longest ago
         self.lone: ClientWork | None = None  # the only client with open requests
-        self._number = 0  # of steps so far
+        self._number = 0  # number of steps so far
         self._last_step = StepWork({}, {}, 0.0, 0.0)
         # The work for each client as of the last copy, and the clients that got more since then
         self._works: dict[ClientWork, Work] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oaiserve.facts.metric import Metric
     from oaiserve.routes.serving import Serving
 
-PLUGINS_CLIENT = "plug-ins"  # whose a request is that no client has caused
+PLUGINS_CLIENT = "plug-ins"  # the client of requests that no client has caused
 _DONE = b"[DONE]"
 
 

@@ -106,7 +106,7 @@ class SocketLink:
             return AT_ONCE
         self._end()
         self.close()
-        self._writer.join()  # which no longer waits
+        self._writer.join()  # The writer no longer waits.
         self._socket.close()
         self._closed()
         return ENDED

@@ -93,7 +93,7 @@ class RemoteEngine:
         self._clock_ns = runtime.clock_ns
         self._cores_ns = cores_ns
         self._options = options
-        self._lock = Lock()  # of what follows, up to the empty line
+        self._lock = Lock()  # guards the attributes up to the empty line
         self._open: dict[str, OpenAnswer] = {}
         # Those of the engine are its own. These are for requests that wait until another process is there.
         bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)

@@ -56,8 +56,8 @@ class Result:
     log_bytes: int = 0
     itl_quiet: list[float] = field(default_factory=list)
     itl_attack: list[float] = field(default_factory=list)
-    itl_harmless: list[float] = field(default_factory=list)  # beside the attack's requests without what is hostile
-    ratios_to_harmless: list[float] = field(default_factory=list)  # of the ITL p99, in each round
+    itl_harmless: list[float] = field(default_factory=list)  # times next to harmless requests like those of the attack
+    ratios_to_harmless: list[float] = field(default_factory=list)  # ratios of the ITL p99, in each round
     ttft_quiet: list[float] = field(default_factory=list)  # times of the probes that were answered
     ttft_attack: list[float] = field(default_factory=list)
     neighbour_outcomes: dict[str, int] = field(default_factory=dict)  # outcomes of its streams and probes

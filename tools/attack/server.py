@@ -122,7 +122,7 @@ def _gateway(behind: str) -> Iterator[Server]:
 
 def _save_model(folder: Path) -> None:
     """Save a model at the shape of SmolVLM-256M with random weights, in bfloat16."""
-    from tests.plugins.media.seeing import KINDS, save_whole  # of a plug-in, which may be missing
+    from tests.plugins.media.seeing import KINDS, save_whole  # The plug-in may be missing.
 
     pixels = {"size": {"longest_edge": 512}, "max_image_size": {"longest_edge": 512}}
     kind = KINDS["smolvlm"]._replace(

@@ -22,7 +22,7 @@ from tools.markdown import add_publishing, as_markdown, number, publish, results
 from tools.server_process import exit_on_sigterm
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4000)
-PROMPTS_EACH = 3  # of each length, in a round
+PROMPTS_EACH = 3  # prompts of each length, in a round
 
 
 def main() -> None:

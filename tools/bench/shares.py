@@ -39,15 +39,15 @@ from tools.server_process import CHAT, QUESTION, exit_on_sigterm, free_port, run
 
 LIGHT_TOKENS = 40
 HEAVY_TOKENS = 1535
-ANSWER_TOKENS = 16  # of a heavy request
-OWN_TOKENS = 3120  # of a long prompt of the light client
-AHEAD_SECONDS = 0.1  # for which it runs before the short one comes
-PAUSE_SECONDS = 0.5  # of the light client, on average
+ANSWER_TOKENS = 16  # answer of a heavy request
+OWN_TOKENS = 3120  # long prompt of the light client
+AHEAD_SECONDS = 0.1  # The long prompt runs for this before the short one comes.
+PAUSE_SECONDS = 0.5  # pause of the light client, on average
 MOST_ID = 40_000  # token ids that the vocabularies of real models have
 CROWDS = ((1, 6), (3, 2), (3, 6))  # heavy clients, and the threads of each
-CHOICE_TOKENS = 64  # of each of these choices
-STREAM_TOKENS = 24  # of a stream of the light client
-CHOICES = 16  # of each request for streams of the heavy client
+CHOICE_TOKENS = 64  # tokens of each of these choices
+STREAM_TOKENS = 24  # tokens of a stream of the light client
+CHOICES = 16  # choices of each request for streams of the heavy client
 STREAMS_HEAD = (
     *("streams of the heavy client", "time per token p50, ms", "p90"),
     *("tokens/s of the heavy one beside it", "and without it"),

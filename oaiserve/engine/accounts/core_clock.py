@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MOST_CORES = 16  # that are read
-NORMAL = 0.75  # of the highest frequency so far: a single busy core runs that much faster than all of them together
+MOST_CORES = 16  # cores whose clocks are read
+# Share of the highest frequency so far: a single busy core runs that much faster than all of them together.
+NORMAL = 0.75
 
 
 class CoreClock:

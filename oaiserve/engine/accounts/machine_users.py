@@ -20,9 +20,9 @@ from oaiserve.facts.record import SLOW_CLOCK
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")  # the unit of time in /proc
 WAITED_NS = 50_000_000  # A look reads the accounts if the engine has waited for so long since the look before.
-MOST_LOOKS = 300  # that are kept
-MOST_USERS = 3  # that are named
-LEAST_SHARE = 0.05  # of a core, from which a user is named
+MOST_LOOKS = 300  # looks that are stored
+MOST_USERS = 3  # users that are named
+LEAST_SHARE = 0.05  # Users of a smaller share of a core are not named.
 
 # What uses cores besides the processes that can be seen
 HIDDEN = "processes that have ended, or are outside of this container"
@@ -34,7 +34,7 @@ DISK = "reading from disk"
 class _Accounts(NamedTuple):
     """Times in ticks, from the machine's start."""
 
-    busy: int  # of all cores
+    busy: int  # busy time of all cores
     stolen: int
     by_process: dict[int, tuple[str, int]]  # by its number: its name and its time of cores
     throttled_ns: int

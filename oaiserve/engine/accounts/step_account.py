@@ -25,7 +25,8 @@ from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
 _MASKS = HostPart.MASKS
-MACHINE_SHARE = 0.1  # of a request's time in steps, from which it is asked who used the machine, or slowed it
+# From this share of a request's time in steps on, the account asks who used the machine, or slowed it.
+MACHINE_SHARE = 0.1
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -44,7 +45,7 @@ class RequestNotes:
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
     # The work for each client, and its own tokens and rows, when its current phase began
     _work_before: WorkBefore | None = None
-    _computed_tokens: int = 0  # of its prompts, so far
+    _computed_tokens: int = 0  # computed tokens of its prompts, so far
     _own_before: tuple[int, int] = (0, 0)
 
     def media_encoded(self, now_ns: int) -> None:

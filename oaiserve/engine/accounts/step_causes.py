@@ -43,7 +43,7 @@ HELD_UP_WEIGHT = 0.5
 # held up, the more its threads ran by turns, which takes less of that time. On two cores, one thread used 0.63 s of
 # cores for a request, two threads 0.83 s, and two threads beside two to eight busy processes 0.72 s.
 TOGETHER = 0.4
-SLOWDOWN_STEPS = 50  # by which the slowdown of the last steps changes
+SLOWDOWN_STEPS = 50  # time constant of the slowdown of the last steps
 # The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
 ASK_NS = 200_000
 ASK_EVERY_NS = 200_000_000

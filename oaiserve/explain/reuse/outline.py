@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
     digest: bytes
     size: int  # in bytes of text
-    role: str = ""  # of a message
+    role: str = ""  # role of a message
 
 
 def part_of(content: bytes, role: str = "") -> Part:
@@ -32,7 +32,7 @@ class Change(NamedTuple):
     """The first part in which a prompt differs from an earlier one."""
 
     reason: ReadAgain
-    place: int | None = None  # of a tool, message or image
+    place: int | None = None  # place of a tool, message or image
     option: str = ""  # the name of the variable of the template, or OPENING
 
 

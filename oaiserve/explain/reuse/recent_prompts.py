@@ -22,8 +22,8 @@ from oaiserve.facts.turn import AgentRun
 Key = TypeVar("Key")
 
 MAX_PROMPTS = 1024
-MAX_TOKENS = 2**22  # of all prompts, each of which takes 4 bytes
-MAX_PARTS = 2**17  # of all prompts, each of which takes about 200 bytes
+MAX_TOKENS = 2**22  # tokens of all prompts, 4 bytes each
+MAX_PARTS = 2**17  # parts of all prompts, about 200 bytes each
 MAX_PART_KEYS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
 FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
 # With these reasons, only the beginning that both prompts have in common is read again, and nothing after it.

@@ -137,7 +137,7 @@ def product_kernel(
     zeros += weight_row
     acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
     DTYPE: tl.constexpr = x.dtype.element_ty
-    GROUPS: tl.constexpr = 1 if GROUP_COLUMNS == 0 else max(1, TILE_COLUMNS // GROUP_COLUMNS)  # of a tile
+    GROUPS: tl.constexpr = 1 if GROUP_COLUMNS == 0 else max(1, TILE_COLUMNS // GROUP_COLUMNS)  # groups of a tile
     IS_SCALED_FIRST: tl.constexpr = (GROUPS > 1) | (KIND == "mxfp4")
     IS_SCALED_LAST: tl.constexpr = (KIND != "dense") & (GROUP_COLUMNS == 0)
     WIDTH: tl.constexpr = TILE_COLUMNS // PARTS

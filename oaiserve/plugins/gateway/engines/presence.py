@@ -28,7 +28,7 @@ class Presence:
     """A request at an engine."""
 
     client: str  # the name of its key, or its address if it has none
-    name: str | None  # that of its key, which operators may see
+    name: str | None  # name of the client's key, which operators may see
     times: PassedTimes = field(default_factory=PassedTimes)
 
 
