@@ -137,8 +137,8 @@ def try_tiles(matrix: PackedMatrix) -> None:
             triton_products.multiply(x, matrix, None, ProductWays(None, tiles=(tiles,)))
 
 
-def round_rows(width: int) -> None:
-    triton_products.rounded_rows(torch.empty(64, width, dtype=torch.bfloat16))
+def round_rows(width: int, group: int = 0) -> None:
+    triton_products.rounded_rows(torch.empty(64, width, dtype=torch.bfloat16), group)
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
@@ -239,6 +239,7 @@ def shapes() -> dict[str, Callable[[], None]]:
         "4 bits with zeros, tiles to choose from": lambda: try_tiles(packed("int4", 4096, 6144)),
         "FP8, tiles to choose from": lambda: try_tiles(packed("float8", 4096, 6144)),
         "FP8, rows of 4,096": lambda: round_rows(4096),
+        "FP8, rows of 12,288 in groups": lambda: round_rows(12_288, 128),
         "FP8, rows of 28,672": lambda: round_rows(28_672),
         "32 experts in MXFP4": lambda: compute_experts("mxfp4", 32, 2880, 2880),
         "128 experts": lambda: compute_experts("dense", 128, 2048, 768),

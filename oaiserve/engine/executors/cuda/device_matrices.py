@@ -25,6 +25,8 @@ Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are o
 TILE_COLUMNS = 128  # columns that are unpacked at a time
 UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are multiples of it
 PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, "float8": 1, "dense": 1})
+SCALED_BLOCK = 128  # rows and columns that share a scale in published checkpoints
+BLOCKS_ALIGNMENT = 4  # torch reads scales of this many blocks at a time
 SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
 LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
@@ -46,6 +48,9 @@ class PackedMatrix:
     scales: Tensor  # [groups, n]; not read for a dense matrix
     zeros: Tensor | None  # uint8 [groups, n]; if None, half of the range of integers, or 0
     order: Tensor | None = None  # int64 [columns], the column of x for each column; if None, the same
+    # float32 [n / 128, blocks] for torch, with zeros after the last block of columns, if blocks of 128 rows and columns
+    # share the scales above
+    block_scales: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,7 +71,8 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
-        tensors = {id(one): one for one in (self.codes, self.scales, self.zeros) if one is not None}
+        parts = self.codes, self.scales, self.zeros, self.block_scales
+        tensors = {id(one): one for one in parts if one is not None}
         return sum(tensor.nbytes for tensor in tensors.values())
 
     @property
@@ -91,8 +97,16 @@ class PackedMatrix:
         return min(DENSE_TILE, columns & -columns)
 
     @property
-    def has_row_scales(self) -> bool:
-        """Return whether torch can multiply with this matrix in floats of 8 bits, with a scale for each row."""
+    def rounded_columns(self) -> int:
+        """Return how many columns of x share a scale, where x is rounded to floats of 8 bits for torch's product; 0 if
+        the whole row does."""
+        return 0 if self.block_scales is None else SCALED_BLOCK
+
+    @property
+    def is_for_torch(self) -> bool:
+        """Return whether torch can multiply with this matrix in floats of 8 bits: with scales of rows or blocks."""
+        if self.block_scales is not None:
+            return True
         is_whole = self.kind == "float8" and self.codes.dim() == 2 and len(self.scales) == 1 and self.order is None
         return is_whole and all(size % SCALED_ALIGNMENT == 0 for size in self.shape)
 
@@ -152,10 +166,23 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     if isinstance(matrix, Floats):
         # Kernels read a code of NaN as a number, so its row gets a scale that is NaN.
         has_nan = (matrix.codes.view(torch.uint8) & 0x7F == 0x7F).any(1)
-        return PackedMatrix("float8", matrix.codes, scales.masked_fill(has_nan, math.nan), None)
+        stored = scales.masked_fill(has_nan, math.nan)
+        return PackedMatrix("float8", matrix.codes, stored, None, block_scales=block_scales_of(matrix))
     zeros = None if matrix.zeros is None else matrix.zeros.T.repeat_interleave(repeats, 0).contiguous()
     kind: Kind = "int8" if matrix.bits == 8 else "int4"
     return PackedMatrix(kind, in_parts(matrix.codes, PARTS[kind]), scales, zeros, matrix.columns)
+
+
+def block_scales_of(matrix: Floats) -> Tensor | None:
+    """Return the scales of blocks of 128 rows and columns as torch reads them, or None for other scales."""
+    n, columns = matrix.codes.shape
+    if n % SCALED_BLOCK or matrix.scales.shape[1] * SCALED_BLOCK != columns:
+        return None
+    of_blocks = matrix.scales.unflatten(0, (-1, SCALED_BLOCK))
+    first = of_blocks[:, 0]
+    if not torch.equal(of_blocks, first[:, None].expand_as(of_blocks)):
+        return None
+    return torch.nn.functional.pad(first, (0, -first.shape[1] % BLOCKS_ALIGNMENT))
 
 
 def in_parts(codes: Tensor, parts: int) -> Tensor:
@@ -166,14 +193,15 @@ def in_parts(codes: Tensor, parts: int) -> Tensor:
     return torch.stack(units, dim=-1).flatten(1)
 
 
-def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers [rows, columns] as floats of 8 bits, and the scales float32 [rows, 1] of their rows.
+def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Return numbers [rows, columns] as floats of 8 bits, and the scales float32 [rows, groups] of `group` columns of
+    their rows, or of whole rows for 0.
 
-    The largest number of a row becomes the largest float. Rows that are not finite become NaN.
+    The largest number of a group becomes the largest float. Groups that are not finite become NaN.
     """
-    x = x.float()
-    scales = x.abs().amax(1, keepdim=True).clamp(min=LEAST_LARGEST) / FP8_MAX
-    return (x / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
+    groups = x.float().unflatten(1, (-1, group or x.shape[1]))
+    scales = groups.abs().amax(2, keepdim=True).clamp(min=LEAST_LARGEST) / FP8_MAX
+    return (groups / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8).flatten(1), scales.squeeze(2)
 
 
 def in_float8(weights: Tensor) -> PackedMatrix | None:
@@ -195,7 +223,9 @@ def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
     if len(matrices) == 1:
         return matrices[0]
     parts = _combined(matrices, partial(torch.cat, dim=0), partial(torch.cat, dim=1))
-    return PackedMatrix(matrices[0].kind, *parts, matrices[0].order)
+    of_blocks = [one.block_scales for one in matrices if one.block_scales is not None]
+    block_scales = torch.cat(of_blocks) if len(of_blocks) == len(matrices) else None
+    return PackedMatrix(matrices[0].kind, *parts, matrices[0].order, block_scales)
 
 
 def stacked(matrices: Sequence[PackedMatrix]) -> ExpertMatrices | None:
@@ -229,15 +259,16 @@ def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Te
 def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """Return the product float32 of `x`, whose rows are rounded to floats of 8 bits, with a matrix in these.
 
-    Without the last rounding, this is what torch computes with such rows. A number x of a row whose largest one is m
+    Without the last rounding, this is what torch computes with such rows. A number x of a group whose largest one is m
     moves by at most max(|x| / 16, m / 448 / 1024), so a product moves by at most the sum of these times the weights.
     """
-    codes, scales = rounded_rows(x)
-    return linear(codes.float() * scales, matrix.expand(torch.float32), None if bias is None else bias.float())
+    codes, scales = rounded_rows(x, matrix.rounded_columns)
+    rounded = codes.float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]
+    return linear(rounded.flatten(1), matrix.expand(torch.float32), None if bias is None else bias.float())
 
 
 def plain_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays) -> Tensor:
     """Compute `rounded_product` where `ways` round rows, and `expanded_product` elsewhere."""
-    if ways.rounds(len(x)) and matrix.has_row_scales:
+    if ways.rounds(len(x)) and matrix.is_for_torch:
         return rounded_product(x, matrix, bias).to(x.dtype)
     return expanded_product(x, matrix, bias)

@@ -317,24 +317,30 @@ def unpack_kernel(
         tl.store(out_rows + PART, (second * scale).to(dtype), mask=is_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_stored"])
 def round_rows_kernel(
     x,
     codes,
     scales,
     columns,
     x_stride,
+    num_stored,  # scales of a group
     LARGEST: tl.constexpr,  # The largest float of eight bits.
     LEAST_LARGEST: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale
     TILE: tl.constexpr,
 ):
-    """Round a row to floats of eight bits, and write its scale. The program is (row)."""
+    """Round a row to floats of eight bits, and write the scales of its groups. The program is (row)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     is_inside = column < columns
     numbers = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(numbers), 0), LEAST_LARGEST) / LARGEST
-    # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a row is NaN.
-    scale += tl.sum(numbers * 0.0, 0)
-    tl.store(scales + row, scale)
-    tl.store(codes + row * columns + column, to_float8(numbers / scale, codes.dtype.element_ty), mask=is_inside)
+    GROUPS: tl.constexpr = TILE // GROUP
+    groups = tl.reshape(numbers, [GROUPS, GROUP])
+    scale = tl.maximum(tl.max(tl.abs(groups), 1), LEAST_LARGEST) / LARGEST
+    # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a group is NaN.
+    scale += tl.sum(groups * 0.0, 1)
+    group = tl.arange(0, GROUPS)
+    tl.store(scales + group * num_stored + row, scale, mask=group * GROUP < columns)
+    rounded = tl.reshape(groups / scale[:, None], [TILE])
+    tl.store(codes + row * columns + column, to_float8(rounded, codes.dtype.element_ty), mask=is_inside)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional
 
 from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.device_matrices import (
@@ -35,6 +35,7 @@ from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 MOST_SPLITS = 16
 LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
+ROUNDED_TOGETHER = 4  # rows
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
@@ -56,12 +57,12 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: Product
     """Return the product [rows, n] of `x` [rows, columns] with the matrix, or its `rounded_product` where `ways` round
     rows. Sums are in float32. Weights that are unpacked are rounded to the dtype of `x`."""
     num_rows = len(x)
-    if ways.rounds(num_rows) and matrix.has_row_scales:
+    if ways.rounds(num_rows) and matrix.is_for_torch:
         return _multiply_in_float8(x, matrix, bias, adds_fast=ways.adds_fast)
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if ways.unpacks(num_rows):
-        return linear(x, unpacked(matrix, x.dtype), bias)
+        return functional.linear(x, unpacked(matrix, x.dtype), bias)
     out = x.new_empty(num_rows, matrix.shape[0])
     tiles = ways.tiles_for(num_rows) or tiles_for(num_rows, x.device)
     _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows), programs_per_sm=ways.programs_per_sm)
@@ -69,19 +70,30 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: Product
 
 
 def _multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, *, adds_fast: bool) -> Tensor:
-    codes, scales = rounded_rows(x)
-    given = (codes, matrix.codes.T, scales, matrix.scales, bias)
-    return torch._scaled_mm(*given, out_dtype=x.dtype, use_fast_accum=adds_fast)
+    codes, scales = rounded_rows(x, matrix.rounded_columns)
+    if matrix.block_scales is None:
+        given = (codes, matrix.codes.T, scales, matrix.scales, bias)
+        return torch._scaled_mm(*given, out_dtype=x.dtype, use_fast_accum=adds_fast)
+    recipes = functional.ScalingType
+    of_x = codes, matrix.codes.T, scales, recipes.BlockWise1x128
+    of_matrix = matrix.block_scales.T, recipes.BlockWise128x128
+    out = functional.scaled_mm(*of_x, *of_matrix, output_dtype=x.dtype, use_fast_accum=adds_fast)[: len(x)]
+    return out if bias is None else out.add_(bias)
 
 
-def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `device_matrices.rounded_rows` in one launch."""
+def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Compute `device_matrices.rounded_rows` in one launch. With groups, there are more rows, up to a multiple of 4,
+    which mean nothing, and the scales of a group are adjacent: torch reads four at a time."""
     rows, columns = x.shape
-    codes = torch.empty(rows, columns, dtype=FP8, device=x.device)
-    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    num_stored = -(-rows // ROUNDED_TOGETHER) * ROUNDED_TOGETHER if group else rows
+    codes = torch.empty(num_stored, columns, dtype=FP8, device=x.device)
+    num_groups = columns // (group or columns)
+    scales = torch.empty(num_groups * num_stored, dtype=torch.float32, device=x.device)
+    scales = scales.view(num_groups, num_stored).T if group else scales.view(rows, 1)
     tile = triton.next_power_of_2(columns)
     round_rows_kernel[(rows,)](
-        *(x, codes, scales, columns, x.stride(0)),
+        *(x, codes, scales, columns, x.stride(0), num_stored),
+        GROUP=group or tile,
         LARGEST=FP8_MAX,
         LEAST_LARGEST=LEAST_LARGEST,
         TILE=tile,

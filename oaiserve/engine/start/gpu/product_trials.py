@@ -30,7 +30,7 @@ ROUNDED_FAST = ProductWays(rounded_from=0, adds_fast=True)
 # Both ways to round multiply the same floats of 8 bits as plain torch. They differ in the last rounding, and in how
 # precisely tensor cores add.
 TOLERANCE = 2**-6
-NO_MATRICES = "the model has no matrices in FP8 with one scale for each row"
+NO_MATRICES = "the model has no matrices in FP8 with a scale for each row, or for each block of 128 by 128"
 # The tiles that are tried for a number of rows besides those without a measurement. Each is compiled, in one or two
 # variants.
 TILES: Mapping[int, tuple[MatrixTiles, ...]] = MappingProxyType(
@@ -64,7 +64,7 @@ def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> 
     times[KERNEL] = times.pop(kernel)
     why_not = ""
     try:
-        ways, in_fp8 = with_fp8(ways, [one for one in matrices if one.has_row_scales], weights, seconds)
+        ways, in_fp8 = with_fp8(ways, [one for one in matrices if one.is_for_torch], weights, seconds)
         times |= in_fp8
     except NotUsed as not_used:
         why_not = str(not_used)

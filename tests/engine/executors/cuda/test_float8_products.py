@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import ScalingType
 
 from oaiserve.engine.executors.cuda import device_matrices
 from oaiserve.engine.executors.cuda.device_matrices import in_float8, plain_product, rounded_product
@@ -87,21 +88,89 @@ def test_products_of_torch_are_those_of_rounded_rows(dtype: torch.dtype, limit: 
     assert relative(out.float(), rounded_product(x, MATRIX, bias)) < limit
 
 
-@pytest.mark.parametrize("name", ["few rows", "scales of blocks", "a height of 70"])
+@pytest.mark.parametrize("name", ["few rows", "scales of small blocks", "a height of 70"])
 def test_other_products_are_multiplied_in_16_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = MATRIX
     if name != "few rows":
-        shape = (64, 256, (64, 128)) if name == "scales of blocks" else (70, 96, None)
+        shape = (64, 256, (64, 128)) if name == "scales of small blocks" else (70, 96, None)
         matrix = device_matrices.of_integers(floats_in_blocks(*shape))
     monkeypatch.setattr(torch, "_scaled_mm", None)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", None)
     x = numbers(ROWS - (name == "few rows"), matrix.shape[1]).bfloat16()
     assert torch.equal(triton_products.multiply(x, matrix, None, ROUNDED), triton_products.multiply(x, matrix, None))
+
+
+def scaled_mm_of_hopper(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    recipe_a: ScalingType,
+    scale_b: torch.Tensor,
+    recipe_b: ScalingType,
+    *,
+    output_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """Compute torch's product with scales of blocks, which CPUs don't have. It takes the layouts that torch takes on
+    Hopper cards."""
+    assert (recipe_a, recipe_b) == (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
+    m, k = a.shape
+    n = b.shape[1]
+    assert m % 4 == 0
+    assert (a.stride(), b.stride()) == ((k, 1), (1, k))
+    groups = -(-k // 128)
+    in_fours = -(-groups // 4) * 4
+    assert (scale_a.shape, scale_a.stride()) == ((m, groups), (1, m))
+    assert (scale_b.shape, scale_b.stride()) == ((in_fours, -(-n // 128)), (1, in_fours))
+    whole_a = a.float() * scale_a.repeat_interleave(128, 1)[:, :k]
+    whole_b = b.float() * scale_b[:groups].repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :n]
+    return (whole_a @ whole_b).to(output_dtype)
+
+
+BLOCKS = device_matrices.of_integers(floats_in_blocks(256, 640, (128, 128)))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_with_blocks_of_scales_are_those_of_rounded_groups(
+    has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm_of_hopper)
+    x = uneven(ROWS, 640).bfloat16()
+    bias = numbers(256, seed=2).bfloat16() if has_bias else None
+    out = triton_products.multiply(x, BLOCKS, bias, ROUNDED)
+    assert (out.shape, out.dtype) == ((ROWS, 256), torch.bfloat16)
+    assert relative(out.float(), rounded_product(x, BLOCKS, bias)) < 4e-3
+    assert 0.01 < relative(out.float(), device_matrices.expanded_product(x, BLOCKS, bias).float()) < 0.1
+
+
+def test_the_kernel_rounds_groups_as_plain_torch_does() -> None:
+    x = uneven(20, 384).clamp(-60_000, 60_000).bfloat16()
+    x[3] = 0
+    x[5, 130] = torch.nan
+    codes, scales = triton_products.rounded_rows(x[:19], 128)
+    assert (codes.shape, scales.shape, scales.stride()) == ((20, 384), (20, 3), (1, 20))
+    expected, expected_scales = device_matrices.rounded_rows(x[:19], 128)
+    torch.testing.assert_close(scales[:19], expected_scales, rtol=1e-6, atol=0, equal_nan=True)
+    is_number = ~expected.float().isnan()
+    assert torch.equal(codes[:19].float()[is_number], expected.float()[is_number])
+    assert scales.isnan().nonzero().tolist() == [[5, 1]]
+
+
+def test_joined_matrices_keep_their_blocks() -> None:
+    both = device_matrices.joined([BLOCKS, BLOCKS])
+    assert both is not None
+    assert both.block_scales is not None
+    assert both.block_scales.shape == (4, 8)
+    other = device_matrices.of_integers(floats_in_blocks(200, 640, (128, 128)))
+    assert other.block_scales is None
+    assert device_matrices.joined([BLOCKS, other]).block_scales is None
 
 
 def test_weights_become_floats_with_a_scale_for_each_row() -> None:
     weights = uneven(48, 64)
     matrix = in_float8(weights.T.contiguous().T)  # as families with transposed matrices have them
-    assert matrix.has_row_scales
+    assert matrix.is_for_torch
+    assert matrix.rounded_columns == 0
     assert (matrix.codes.dtype, matrix.codes.is_contiguous(), matrix.scales.shape) == (FP8, True, (1, 48))
     assert bool(((matrix.expand(torch.float32) - weights).abs() <= most_rounding(weights)).all())
     assert in_float8(numbers(48, 80)) is None  # kernels read 32 columns at a time

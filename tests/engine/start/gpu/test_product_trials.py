@@ -24,6 +24,7 @@ from triton.runtime.errors import OutOfResources
 
 from oaiserve.engine.executors.cuda import triton_products
 from tests.engine.executors import fake_gpu
+from tests.engine.executors.cuda.test_float8_products import BLOCKS, scaled_mm_of_hopper
 from tests.engine.start.gpu.test_fitting import Unfit
 
 pytestmark = pytest.mark.kernels
@@ -128,6 +129,16 @@ def test_an_error_of_torch_leaves_the_other_ways(weights: CudaWeights, monkeypat
     found = product_ways(weights, clock(unpacked=0.5))
     assert found.ways == FROM_1
     assert found.verdict["fp8_products"].startswith("RuntimeError: torch._scaled_mm is only supported on CUDA devices")
+
+
+@pytest.mark.parametrize("is_hopper", [True, False])
+def test_matrices_with_scales_of_blocks_are_tried(is_hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_hopper:
+        monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm_of_hopper)
+    stored: Any = SimpleNamespace(packed=[BLOCKS], dtype=torch.bfloat16, device=CPU)
+    found = product_ways(stored, clock(unpacked=10.0, rounded=2.0, fast=3.0))
+    assert found.ways == ProductWays(16, rounded_from=16 if is_hopper else None)
+    assert found.verdict["fp8_products"].startswith("" if is_hopper else "ValueError: Invalid scaling configuration")
 
 
 SMALL = MatrixTiles(16, 32, 4, 2)
@@ -246,4 +257,4 @@ def test_a_model_without_packed_matrices_has_nothing_to_time() -> None:
     plain = CudaWeights(model_of(config_of("llama")).decoder, dtype=torch.bfloat16, device=CPU)
     found = product_ways(plain, clock())
     assert (found.ways, found.seconds) == (UNMEASURED, {})
-    assert found.verdict == {"fp8_products": "the model has no matrices in FP8 with one scale for each row"}
+    assert found.verdict == {"fp8_products": product_trials.NO_MATRICES}
