@@ -17,7 +17,7 @@ from oaiserve.engine.executors.cuda import (
     triton_states,
 )
 from oaiserve.engine.executors.cuda import triton_attention as attention
-from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix, new_rounded
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCache, Scoring
@@ -110,6 +110,15 @@ def activate(inner: int) -> None:
     products = torch.empty(64, 2 * inner, dtype=torch.bfloat16)
     for activation in ACTIVATIONS:
         triton_layers.activate(products, activation, is_gated=activation != "relu2")
+
+
+def round_results(width: int, group: int) -> None:
+    """Compute norms and activations that are rounded for the next product."""
+    x = torch.empty(64, width, dtype=torch.bfloat16)
+    rounded = new_rounded(64, width, group, CPU)
+    triton_layers.add_and_norm(x, (x,), None, Norm(torch.empty(width), None, 1e-5, False), 1.0, rounded)
+    if group:
+        triton_layers.activate(torch.cat([x, x], dim=1), "silu", is_gated=True, rounded=rounded)
 
 
 def packed(kind: Kind, columns: int, n: int, *, has_zeros: bool = True, group: int = 128) -> PackedMatrix:
@@ -239,6 +248,8 @@ def shapes() -> dict[str, Callable[[], None]]:
         "4 bits with zeros, tiles to choose from": lambda: try_tiles(packed("int4", 4096, 6144)),
         "FP8, tiles to choose from": lambda: try_tiles(packed("float8", 4096, 6144)),
         "FP8, rows of 4,096": lambda: round_rows(4096),
+        "FP8, results of 4,096": lambda: round_results(4096, 0),
+        "FP8, results of 4,096 in groups": lambda: round_results(4096, 128),
         "FP8, rows of 12,288 in groups": lambda: round_rows(12_288, 128),
         "FP8, rows of 28,672": lambda: round_rows(28_672),
         "32 experts in MXFP4": lambda: compute_experts("mxfp4", 32, 2880, 2880),

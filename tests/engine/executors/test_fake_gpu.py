@@ -14,6 +14,7 @@ import torch
 from oaiserve.engine.decoder.description import Decoder, DeltaNet, Experts, Layer, Mamba2
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda import place as placing
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
@@ -28,13 +29,16 @@ from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequences.step import Chunk, Step
+from tests.engine.executors.cuda.packed_matrices import in_blocks_of_128
 from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watched
+from tests.engine.executors.native.small_models import load
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.adapters import random_adapter
 from tests.models.described import described
 from tests.models.pinned import PINNED, pinned_model
+from tests.models.small_configs import config_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -52,6 +56,16 @@ DTYPE = torch.bfloat16
 PROMPTS = [(0, 0, 5), (1, 0, 17), (2, 0, 9)]  # sequence, first token, number of tokens
 DECODES = [(0, 5, 1), (1, 17, 1), (2, 9, 1)]
 MIXED = [(0, 6, 1), (1, 18, 3)]
+
+
+BLOCKS_OF_128 = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+}
 
 
 class Model(NamedTuple):
@@ -171,7 +185,8 @@ def test_weights_in_blocks_take_as_many_launches(gpu: FakeGpu, tmp_path: Path) -
     assert sum(launches.values()) == 8 * num_layers + 5, launches
 
 
-def test_prompts_in_fp8_take_one_launch_more_for_each_product(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_prompts_in_fp8_take_two_launches_more_for_each_layer(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Norms round their results."""
     found = described_for_gpu(FILES["fp8 by row"][0](tmp_path))
     model = Model(found.spec, found.decoder)
     executor = gpu.executor(model.decoder)
@@ -180,7 +195,25 @@ def test_prompts_in_fp8_take_one_launch_more_for_each_product(gpu: FakeGpu, tmp_
     for tokens, in_16_bits, in_8_bits in ((64, number, 0), (65, 0, number)):
         launches = gpu.launches(model, [(0, 0, tokens)], executor)
         assert launches["product_kernel"] == in_16_bits
-        assert launches["round_rows_kernel"] == launches["_scaled_mm"] == in_8_bits
+        assert 2 * launches["round_rows_kernel"] == launches["_scaled_mm"] == in_8_bits
+
+
+def test_prompts_in_fp8_with_scales_of_blocks_take_one_launch_more_for_each_layer(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations round their results, too."""
+    monkeypatch.setattr(placing, "in_float8", in_blocks_of_128)
+    spec = load(config_of("llama", **BLOCKS_OF_128))
+    weights = CudaWeights(spec.decoder, dtype=DTYPE, device=GPU, in_float8=True)
+    kernels = with_ways(triton_kernels(), ProductWays(rounded_from=65))
+    executor = CudaExecutor(weights, kv_shapes(spec.decoder), num_blocks=8, block_size=BLOCK_SIZE, kernels=kernels)
+    model = Model(spec, spec.decoder)
+    few, many = (gpu.launches(model, [(0, 0, tokens)], executor) for tokens in (64, 65))
+    num_layers = len(spec.decoder.layers)
+    assert few["product_kernel"] == many["_scaled_mm_v2"] == 4 * num_layers
+    assert many["round_rows_kernel"] == num_layers
+    assert many["product_kernel"] == 0
+    assert sum(many.values()) == sum(few.values()) + num_layers
 
 
 @pytest.mark.parametrize(("name", "of_state"), [("qwen3_next", 2), ("bamba", 1)])

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Norm, NotKnown, RotaryTable
+from oaiserve.engine.executors.cuda.device_matrices import Rounded, new_rounded
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainLatentAttention
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
 
@@ -26,15 +28,24 @@ class CudaStep:
     """The parts of one step that its layers share."""
 
     def __init__(
-        self, batch: Batch, dtype: torch.dtype, kernels: Kernels, adapters: CapturedAdapters | None = None
+        self,
+        batch: Batch,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        adapters: CapturedAdapters | None = None,
+        rounded_columns: int | None = None,
     ) -> None:
-        """`adapters` add to products, in place of those of the batch."""
+        """`adapters` add to products, in place of those of the batch. Inputs of products are rounded to floats of 8
+        bits for torch with a scale for each `rounded_columns`, where their number of rows is rounded, unless these are
+        None."""
         self.batch = batch
         self.dtype = dtype
         self.kernels = kernels
         self.products = StepProducts(batch, dtype, kernels.multiply, adapters)
         self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
+        does_round = kernels.operations is not layer_operations and kernels.ways.rounds(len(batch.input_ids))
+        self._rounded_columns = rounded_columns if does_round else None
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # keyed by the id of the table
 
     def angles(self, table: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,6 +57,14 @@ class CudaStep:
             rows = torch.arange(len(places), device=places.device)
             self._angles[id(table)] = rows, table.cosines.gather(0, places), table.sines.gather(0, places)
         return self._angles[id(table)]
+
+    def new_rounded(self, columns: int, *, in_groups: bool = False) -> Rounded | None:
+        """Return rows that a kernel fills beside its result, or None if that is not rounded for the next product, or
+        not by groups, where it must be."""
+        group = self._rounded_columns
+        if group is None or (in_groups and not group) or (group and columns % group):
+            return None
+        return new_rounded(len(self.batch.input_ids), columns, group, self.batch.input_ids.device)
 
     @cached_property
     def latent(self) -> LatentAttending:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8, FP8_MAX
 
-Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
+# Multiplies rows with a PackedMatrix, and adds a bias or None. Kernels also take `rounded` rows.
+Multiply = Callable[..., Tensor]
 Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are only for experts.
 TILE_COLUMNS = 128  # columns that are unpacked at a time
 UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are multiples of it
 PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, "float8": 1, "dense": 1})
 SCALED_BLOCK = 128  # rows and columns that share a scale in published checkpoints
-BLOCKS_ALIGNMENT = 4  # torch reads scales of this many blocks at a time
+BLOCKS_ALIGNMENT = 4  # torch reads scales of this many rows or blocks at a time
 SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
 LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
@@ -202,6 +203,25 @@ def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
     groups = x.float().unflatten(1, (-1, group or x.shape[1]))
     scales = groups.abs().amax(2, keepdim=True).clamp(min=LEAST_LARGEST) / FP8_MAX
     return (groups / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8).flatten(1), scales.squeeze(2)
+
+
+class Rounded(NamedTuple):
+    """Rows that are rounded to floats of 8 bits. With groups, there are more, up to a multiple of 4, which mean
+    nothing, and the scales of a group are adjacent: torch reads four at a time."""
+
+    codes: Tensor  # [rows, columns]
+    scales: Tensor  # float32 [rows, groups]
+    group: int  # columns that share a scale; 0 if the whole row does
+
+
+def new_rounded(rows: int, columns: int, group: int, device: torch.device) -> Rounded:
+    """Return rows without numbers."""
+    if group == 0:
+        scales = torch.empty(rows, 1, dtype=torch.float32, device=device)
+    else:
+        rows = -(-rows // BLOCKS_ALIGNMENT) * BLOCKS_ALIGNMENT
+        scales = torch.empty(columns // group, rows, dtype=torch.float32, device=device).T
+    return Rounded(torch.empty(rows, columns, dtype=FP8, device=device), scales, group)
 
 
 def in_float8(weights: Tensor) -> PackedMatrix | None:

@@ -85,7 +85,8 @@ class CudaExecutor:
         adapters = batch.captured_adapters
         if adapters is None and self.kernels.adapters is not None and any(batch.adapters):
             adapters = self.kernels.adapters.of_batch(batch)
-        return self._weights(CudaStep(batch, self._weights.dtype, self.kernels, adapters), self.caches)
+        own = self._weights
+        return own(CudaStep(batch, own.dtype, self.kernels, adapters, own.rounded_columns), self.caches)
 
     def prepare(self, adapter: Adapter) -> Adapter:
         """Return an adapter whose rows are in the order of the description."""
@@ -128,6 +129,8 @@ class CudaWeights:
         self.packed: list[PackedMatrix] = placing.packed  # the matrices in blocks, and those of experts in any form
         self.widest = placing.widest  # the most rows or columns of a layer's matrix
         unpacked = [matrix for matrix in self.packed if not isinstance(matrix, ExpertMatrices)]
+        groups = {matrix.rounded_columns for matrix in unpacked if matrix.is_for_torch}
+        self.rounded_columns = next(iter(groups)) if len(groups) == 1 else None  # None: each product rounds by itself
         self.largest_packed = max((math.prod(matrix.shape) for matrix in unpacked), default=0)
         self.sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
@@ -287,7 +290,12 @@ def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm 
     x = hidden
     for number, (parts, out_norm, scale) in enumerate(launches, 1):
         last_norm = norm if number == len(launches) else None
-        hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale)
+        rounded = None if last_norm is None else step.new_rounded(hidden.shape[1])
+        if rounded is None:
+            hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale)
+        else:
+            hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale, rounded)
+            step.products.keep(x, rounded)
     return hidden, x
 
 

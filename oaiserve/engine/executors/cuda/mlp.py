@@ -39,7 +39,12 @@ class MLPLayer:
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
         """Return the terms [T, width] of the output, given the hidden state [T, width] and its norm `x`."""
         both = step.products.joined(x, self._inputs)
-        inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated)
+        rounded = step.new_rounded(both.shape[1] // (1 + self._is_gated), in_groups=True)
+        if rounded is None:
+            inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated)
+        else:
+            inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated, rounded=rounded)
+            step.products.keep(inner, rounded)
         return (step.products.joined(inner, self._down),)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.description import Matrix
-from oaiserve.engine.executors.cuda.device_matrices import Multiply, PackedMatrix
+from oaiserve.engine.executors.cuda.device_matrices import Multiply, PackedMatrix, Rounded
 from oaiserve.engine.executors.cuda.place import JoinedMatrix
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.adapters import AdapterPart
@@ -25,12 +25,20 @@ class StepProducts(Products):
         super().__init__(batch)
         self._dtype = dtype  # the model's
         self._multiply = multiply
+        self._rounded: tuple[Tensor, Rounded] | None = None  # the rows that were rounded last, before and after
         self._captured = adapters
+
+    def keep(self, x: Tensor, rounded: Rounded) -> None:
+        """Use these rounded rows in the next products with `x`."""
+        self._rounded = x, rounded
 
     def joined(self, x: Tensor, matrix: JoinedMatrix) -> Tensor:
         """Return the product [T, n] of `x` [T, k], both in the model's dtype."""
         if isinstance(matrix.weight, PackedMatrix):
-            out = self._multiply(x, matrix.weight, matrix.bias)
+            if self._rounded is not None and self._rounded[0] is x:
+                out = self._multiply(x, matrix.weight, matrix.bias, rounded=self._rounded[1])
+            else:
+                out = self._multiply(x, matrix.weight, matrix.bias)
         else:
             out = linear(x, matrix.weight, matrix.bias)
         if not self._rows and self._captured is None:

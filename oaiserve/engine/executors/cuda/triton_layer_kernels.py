@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from oaiserve.engine.executors.cuda.triton_tiles import rounded_groups
+
 
 @triton.jit
 def _normed(x, is_inside, weight, bias, epsilon, width, HAS_MEAN: tl.constexpr):
@@ -26,6 +28,26 @@ def _of_norm(weight, bias, column, is_inside, HAS_NORM: tl.constexpr, HAS_BIAS: 
 
 
 @triton.jit
+def _store_rounded(
+    numbers,
+    codes,  # of the row and its columns
+    scales,  # of the row
+    first_group,
+    num_stored,
+    columns,
+    is_inside,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    LEAST_LARGEST: tl.constexpr,
+):
+    """Write numbers [TILE] of a row, which has this many columns, rounded to floats of eight bits, and their scales."""
+    rounded, scale = rounded_groups(numbers.to(tl.float32), codes.dtype.element_ty, GROUP, TILE, LEAST_LARGEST)
+    group = first_group + tl.arange(0, TILE // GROUP)
+    tl.store(scales + group * num_stored, scale, mask=group * GROUP < columns)
+    tl.store(codes + tl.arange(0, TILE), rounded, mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_stored"])
 def add_and_norm_kernel(
     hidden,
     first,
@@ -42,6 +64,11 @@ def add_and_norm_kernel(
     hidden_stride,
     first_stride,
     second_stride,
+    codes,  # The norm, rounded to floats of eight bits.
+    scales,
+    num_stored,  # scales of a group
+    ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
+    LEAST_LARGEST: tl.constexpr,
     NUM_ADDED: tl.constexpr,
     HAS_OUT_NORM: tl.constexpr,
     HAS_OUT_BIAS: tl.constexpr,
@@ -74,7 +101,11 @@ def add_and_norm_kernel(
         x = x.to(tl.float32)
     if HAS_NORM:
         x = _normed(x, is_inside, own_weight, own_bias, epsilon, width, HAS_MEAN)
-        tl.store(out + row * width + column, x.to(out.dtype.element_ty), mask=is_inside)
+        x = x.to(out.dtype.element_ty)
+        tl.store(out + row * width + column, x, mask=is_inside)
+        if ROUNDED_GROUP > 0:
+            of_row = codes + row * width
+            _store_rounded(x, of_row, scales + row, 0, num_stored, width, is_inside, ROUNDED_GROUP, TILE, LEAST_LARGEST)
 
 
 @triton.jit
@@ -94,7 +125,7 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return x * x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_stored"])
 def activate_kernel(
     products,
     out,
@@ -102,6 +133,11 @@ def activate_kernel(
     stride,
     alpha,
     limit,
+    codes,  # The result, rounded to floats of eight bits.
+    scales,
+    num_stored,  # scales of a group
+    ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
+    LEAST_LARGEST: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "clamped": (up + 1) * gate * sigmoid(alpha * gate), of gates and ups up to the limit
     IS_GATED: tl.constexpr,  # gates come first, then ups
     TILE: tl.constexpr,
@@ -120,4 +156,10 @@ def activate_kernel(
             x = _activated(x, ACTIVATION) * up
     else:
         x = _activated(x, ACTIVATION)
-    tl.store(out + row * inner + column, x.to(out.dtype.element_ty), mask=is_inside)
+    x = x.to(out.dtype.element_ty)
+    tl.store(out + row * inner + column, x, mask=is_inside)
+    if ROUNDED_GROUP > 0:
+        begin = tl.program_id(1) * TILE
+        of_row = codes + row * inner + begin
+        group = begin // ROUNDED_GROUP
+        _store_rounded(x, of_row, scales + row, group, num_stored, inner, is_inside, ROUNDED_GROUP, TILE, LEAST_LARGEST)

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Norm
+from oaiserve.engine.executors.cuda.device_matrices import LEAST_LARGEST, Rounded
 from oaiserve.engine.executors.cuda.launches import present
 from oaiserve.engine.executors.cuda.triton_layer_kernels import activate_kernel, add_and_norm_kernel
 
@@ -16,9 +17,15 @@ ACTIVATED_AT_A_TIME = 1024  # numbers
 
 
 def add_and_norm(
-    hidden: Tensor, added: tuple[Tensor, ...], out_norm: Norm | None, norm: Norm | None, scale: float = 1.0
+    hidden: Tensor,
+    added: tuple[Tensor, ...],
+    out_norm: Norm | None,
+    norm: Norm | None,
+    scale: float = 1.0,
+    rounded: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32."""
+    """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32. The norm is also written to
+    `rounded`, if there are such rows."""
     rows, width = hidden.shape
     out = hidden
     if norm is not None:
@@ -32,6 +39,9 @@ def add_and_norm(
         *(present(out_weight, hidden), present(out_bias, hidden), present(weight, hidden), present(bias, hidden)),
         *(out_epsilon, epsilon),
         *(scale, width, hidden.stride(0), first.stride(0), second.stride(0)),
+        *_rounded_arguments(rounded, hidden),
+        ROUNDED_GROUP=_rounded_group(rounded, tile),
+        LEAST_LARGEST=LEAST_LARGEST,
         NUM_ADDED=len(added),
         HAS_OUT_NORM=out_norm is not None,
         HAS_OUT_BIAS=out_bias is not None,
@@ -52,19 +62,38 @@ def activate(
     is_gated: bool,
     alpha: float = 0.0,
     limit: float = 0.0,
+    rounded: Rounded | None = None,
 ) -> Tensor:
-    """Compute `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`."""
+    """Compute `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`. The result is
+    also written to `rounded`, if there are such rows in groups."""
     rows, columns = products.shape
     inner = columns // (1 + is_gated)
     out = products.new_empty(rows, inner)
     activate_kernel[rows, -(-inner // ACTIVATED_AT_A_TIME)](
         *(products, out, inner, products.stride(0), alpha, limit),
+        *_rounded_arguments(rounded, products),
+        ROUNDED_GROUP=_rounded_group(rounded, ACTIVATED_AT_A_TIME),
+        LEAST_LARGEST=LEAST_LARGEST,
         ACTIVATION=activation,
         IS_GATED=is_gated,
         TILE=ACTIVATED_AT_A_TIME,
         num_warps=4,
     )
     return out
+
+
+def _rounded_arguments(rounded: Rounded | None, unread: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the codes and scales that a kernel writes, and the number of scales of a group."""
+    if rounded is None:
+        return unread, unread, 0
+    return rounded.codes, rounded.scales, len(rounded.codes)
+
+
+def _rounded_group(rounded: Rounded | None, tile: int) -> int:
+    """Return the columns of a tile that share a scale, or 0 if nothing is rounded."""
+    if rounded is None:
+        return 0
+    return rounded.group or tile
 
 
 def _arguments(norm: Norm | None) -> tuple[Tensor | None, Tensor | None, float, bool]:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from oaiserve.engine.executors.cuda.triton_tiles import dot, to_float8
+from oaiserve.engine.executors.cuda.triton_tiles import dot, rounded_groups
 from oaiserve.engine.executors.cuda.triton_unpacking import (
     by_column,
     factor_of,
@@ -325,7 +325,6 @@ def round_rows_kernel(
     columns,
     x_stride,
     num_stored,  # scales of a group
-    LARGEST: tl.constexpr,  # The largest float of eight bits.
     LEAST_LARGEST: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale
     TILE: tl.constexpr,
@@ -335,12 +334,7 @@ def round_rows_kernel(
     column = tl.arange(0, TILE)
     is_inside = column < columns
     numbers = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    GROUPS: tl.constexpr = TILE // GROUP
-    groups = tl.reshape(numbers, [GROUPS, GROUP])
-    scale = tl.maximum(tl.max(tl.abs(groups), 1), LEAST_LARGEST) / LARGEST
-    # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a group is NaN.
-    scale += tl.sum(groups * 0.0, 1)
-    group = tl.arange(0, GROUPS)
+    rounded, scale = rounded_groups(numbers, codes.dtype.element_ty, GROUP, TILE, LEAST_LARGEST)
+    group = tl.arange(0, TILE // GROUP)
     tl.store(scales + group * num_stored + row, scale, mask=group * GROUP < columns)
-    rounded = tl.reshape(groups / scale[:, None], [TILE])
-    tl.store(codes + row * columns + column, to_float8(rounded, codes.dtype.element_ty), mask=is_inside)
+    tl.store(codes + row * columns + column, rounded, mask=is_inside)

@@ -22,6 +22,8 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     TILE_COLUMNS,
     ExpertMatrices,
     PackedMatrix,
+    Rounded,
+    new_rounded,
 )
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
 from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles, ProductWays
@@ -31,11 +33,9 @@ from oaiserve.engine.executors.cuda.triton_product_kernels import (
     round_rows_kernel,
     unpack_kernel,
 )
-from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 MOST_SPLITS = 16
 LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
-ROUNDED_TOGETHER = 4  # rows
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
@@ -53,12 +53,21 @@ class Plan(NamedTuple):
     tiles: MatrixTiles
 
 
-def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays = UNMEASURED) -> Tensor:
+def multiply(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    ways: ProductWays = UNMEASURED,
+    rounded: Rounded | None = None,
+) -> Tensor:
     """Return the product [rows, n] of `x` [rows, columns] with the matrix, or its `rounded_product` where `ways` round
-    rows. Sums are in float32. Weights that are unpacked are rounded to the dtype of `x`."""
+    rows. `rounded` may have these rows already. Sums are in float32. Weights that are unpacked are rounded to the
+    dtype of `x`."""
     num_rows = len(x)
     if ways.rounds(num_rows) and matrix.is_for_torch:
-        return _multiply_in_float8(x, matrix, bias, adds_fast=ways.adds_fast)
+        if rounded is None or rounded.group != matrix.rounded_columns:
+            rounded = rounded_rows(x, matrix.rounded_columns)
+        return _multiply_in_float8(x, rounded, matrix, bias, adds_fast=ways.adds_fast)
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if ways.unpacks(num_rows):
@@ -69,8 +78,10 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: Product
     return out
 
 
-def _multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, *, adds_fast: bool) -> Tensor:
-    codes, scales = rounded_rows(x, matrix.rounded_columns)
+def _multiply_in_float8(
+    x: Tensor, rounded: Rounded, matrix: PackedMatrix, bias: Tensor | None, *, adds_fast: bool
+) -> Tensor:
+    codes, scales, _ = rounded
     if matrix.block_scales is None:
         given = (codes, matrix.codes.T, scales, matrix.scales, bias)
         return torch._scaled_mm(*given, out_dtype=x.dtype, use_fast_accum=adds_fast)
@@ -81,25 +92,19 @@ def _multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, *,
     return out if bias is None else out.add_(bias)
 
 
-def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
-    """Compute `device_matrices.rounded_rows` in one launch. With groups, there are more rows, up to a multiple of 4,
-    which mean nothing, and the scales of a group are adjacent: torch reads four at a time."""
+def rounded_rows(x: Tensor, group: int = 0) -> Rounded:
+    """Compute `device_matrices.rounded_rows` in one launch."""
     rows, columns = x.shape
-    num_stored = -(-rows // ROUNDED_TOGETHER) * ROUNDED_TOGETHER if group else rows
-    codes = torch.empty(num_stored, columns, dtype=FP8, device=x.device)
-    num_groups = columns // (group or columns)
-    scales = torch.empty(num_groups * num_stored, dtype=torch.float32, device=x.device)
-    scales = scales.view(num_groups, num_stored).T if group else scales.view(rows, 1)
+    rounded = new_rounded(rows, columns, group, x.device)
     tile = triton.next_power_of_2(columns)
     round_rows_kernel[(rows,)](
-        *(x, codes, scales, columns, x.stride(0), num_stored),
+        *(x, rounded.codes, rounded.scales, columns, x.stride(0), len(rounded.codes)),
         GROUP=group or tile,
-        LARGEST=FP8_MAX,
         LEAST_LARGEST=LEAST_LARGEST,
         TILE=tile,
         num_warps=min(16, max(1, tile // 512)),
     )
-    return codes, scales
+    return rounded
 
 
 def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:

@@ -25,3 +25,14 @@ def to_float8(numbers, dtype: tl.constexpr):
         small = (numbers + 24576.0) - 24576.0  # This rounds to multiples of 2^-9.
         numbers = tl.where(tl.abs(numbers) < 0.015625, small, normal)
     return numbers.to(dtype)
+
+
+@triton.jit
+def rounded_groups(numbers, dtype: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr):
+    """Return float32 numbers [TILE] as floats of eight bits, and the scales [groups] of each GROUP of them. The largest
+    one of a group counts as LEAST at least."""
+    groups = tl.reshape(numbers, [TILE // GROUP, GROUP])
+    scale = tl.maximum(tl.max(tl.abs(groups), 1), LEAST) / 448.0
+    # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a group is NaN.
+    scale += tl.sum(groups * 0.0, 1)
+    return to_float8(tl.reshape(groups / scale[:, None], [TILE]), dtype), scale

@@ -10,6 +10,7 @@ from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, floats
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
+from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix
 
 
 def numbers(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -31,6 +32,17 @@ def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Flo
     if block is None:
         return floats(codes, numbers(n).abs(), None)
     return floats(codes, numbers(-(-n // block[0]), columns // block[1]).abs(), block)
+
+
+def in_blocks_of_128(weights: torch.Tensor) -> PackedMatrix:
+    """Return weights as floats of 8 bits with a scale for each block of 128 rows and columns, on their device."""
+    columns = weights.shape[1]
+    blocks = weights.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+    scales = blocks.abs().amax((1, 3)) / 448
+    of_rows = scales.repeat_interleave(128, 0)
+    codes = (weights / of_rows.repeat_interleave(128, 1)).to(torch.float8_e4m3fn)
+    padded = torch.nn.functional.pad(scales, (0, -(columns // 128) % 4))
+    return PackedMatrix("float8", codes, of_rows.T.contiguous(), None, block_scales=padded)
 
 
 def weights_in(folder: Path, **arguments: Any) -> PackedWeights:

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch.nn.functional import ScalingType
 
-from oaiserve.engine.executors.cuda import device_matrices
+from oaiserve.engine.decoder.description import Norm
+from oaiserve.engine.executors.cuda import device_matrices, place
 from oaiserve.engine.executors.cuda.device_matrices import in_float8, plain_product, rounded_product
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.start.compare import FLOAT8_TOLERANCE, difference
-from tests.engine.executors.cuda.packed_matrices import floats_in_blocks, numbers, relative
+from tests.engine.executors.cuda.packed_matrices import floats_in_blocks, in_blocks_of_128, numbers, relative
 from tests.engine.executors.cuda.step_runs import model_of
 from tests.engine.executors.test_cuda import batch_with, on_cpu, on_weights
 from tests.engine.executors.test_cuda_packed import FILES, described, prompt_of
@@ -23,7 +24,7 @@ from tests.models.small_configs import config_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.executors.cuda import triton_products
+from oaiserve.engine.executors.cuda import triton_layers, triton_products
 
 pytestmark = pytest.mark.kernels
 
@@ -48,7 +49,7 @@ def uneven(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
 def test_the_kernel_rounds_rows_as_plain_torch_does(dtype: torch.dtype) -> None:
     x = uneven(20, 70).clamp(-60_000, 60_000).to(dtype)
     x[3] = 0
-    codes, scales = triton_products.rounded_rows(x)
+    codes, scales, _ = triton_products.rounded_rows(x)
     expected, expected_scales = device_matrices.rounded_rows(x)
     torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
     assert torch.equal(codes.float(), expected.float())
@@ -147,13 +148,60 @@ def test_the_kernel_rounds_groups_as_plain_torch_does() -> None:
     x = uneven(20, 384).clamp(-60_000, 60_000).bfloat16()
     x[3] = 0
     x[5, 130] = torch.nan
-    codes, scales = triton_products.rounded_rows(x[:19], 128)
+    codes, scales, _ = triton_products.rounded_rows(x[:19], 128)
     assert (codes.shape, scales.shape, scales.stride()) == ((20, 384), (20, 3), (1, 20))
     expected, expected_scales = device_matrices.rounded_rows(x[:19], 128)
     torch.testing.assert_close(scales[:19], expected_scales, rtol=1e-6, atol=0, equal_nan=True)
     is_number = ~expected.float().isnan()
     assert torch.equal(codes[:19].float()[is_number], expected.float()[is_number])
     assert scales.isnan().nonzero().tolist() == [[5, 1]]
+
+
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("columns", [384, 1024])
+def test_norms_round_their_results_as_rows_are_rounded(group: int, columns: int) -> None:
+    hidden = uneven(5, columns).bfloat16()
+    norm = Norm(numbers(columns, seed=1), None, 1e-6, False)
+    rounded = device_matrices.new_rounded(5, columns, group, CPU)
+    _, x = triton_layers.add_and_norm(hidden, (), None, norm, 1.0, rounded)
+    assert torch.equal(x, triton_layers.add_and_norm(hidden, (), None, norm)[1])
+    assert_rounded(rounded, x)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # infinity times 0
+def test_activations_round_their_results_as_rows_are_rounded() -> None:
+    products = numbers(5, 2 * 1280).bfloat16()
+    products[2, 7] = torch.inf
+    rounded = device_matrices.new_rounded(5, 1280, 128, CPU)
+    inner = triton_layers.activate(products, "silu", is_gated=True, rounded=rounded)
+    assert_rounded(rounded, inner)
+    assert rounded.scales[:5].isnan().nonzero().tolist() == [[2, 0]]
+
+
+def assert_rounded(rounded: device_matrices.Rounded, x: torch.Tensor) -> None:
+    expected = triton_products.rounded_rows(x, rounded.group)
+    assert torch.equal(rounded.codes[: len(x)].view(torch.uint8), expected.codes[: len(x)].view(torch.uint8))
+    torch.testing.assert_close(rounded.scales[: len(x)], expected.scales[: len(x)], rtol=0, atol=0, equal_nan=True)
+
+
+@torch.inference_mode()
+def test_layers_round_their_inputs_for_products_with_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm_of_hopper)
+    monkeypatch.setattr(place, "in_float8", in_blocks_of_128)
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 2}
+    model = model_of(config_of("llama", hidden_size=128, intermediate_size=256, **sizes))
+    weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU, in_float8=True)
+    ways = ProductWays(rounded_from=20)
+    batches = (batch_with(model.spec, [([*range(5, 26)], 0)]) for _ in range(2))
+    of_kernels, rounded = (
+        on_weights(weights, model.decoder, kernels=kernels).forward(batch)
+        for kernels, batch in zip(
+            (with_ways(triton_kernels(), ways), Kernels(multiply=partial(plain_product, ways=ways))),
+            batches,
+            strict=True,
+        )
+    )
+    assert difference(of_kernels, rounded) < 0.03  # Few numbers round to the other neighbour.
 
 
 def test_joined_matrices_keep_their_blocks() -> None:
