@@ -47,7 +47,13 @@ def measured() -> dict[str, dict[str, Any]]:
     }
     ceilings = {"bytes_per_second": 4e12, "operations_per_second": 1e15, "bandwidth": {"read": 4e12}}
     load = {"requests": 256, "output_tokens_per_second": 50_000.0, "submit_p99": 3e-6, "ttft_p99": 0.04}
-    few = {"weight_bytes": 4e9, "decode": [{**decode, "device_ms": 1.5}], "profile": profile}
+    seconds = {"by a kernel": {"16": 1.2e-5, "2048": 3e-3}, "in tiles of 16 by 64": {"16": 1.3e-5}}
+    few = {
+        "products": {"seconds": seconds, "ways": {"unpacked_from": None}},
+        "weight_bytes": 4e9,
+        "decode": [{**decode, "device_ms": 1.5}],
+        "profile": profile,
+    }
     found: dict[str, dict[str, Any]] = {
         "environment": {"device": "G", "python": "3.12", "versions": {"torch": "2"}, "ceilings": ceilings},
         **{name: {"llama": {"equal": True}} for name in CHECKS},
@@ -224,3 +230,12 @@ def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     assert len(summary.compared(checked, equal=True)) == 2
     sections = {**measured(), "families": {"status": "done", "llama": {"problem": NOT_ON_CPU}}}
     assert f"- families: 0 equal\n    - llama: {NOT_ON_CPU}" in summary.as_text(report(sections))
+
+
+def test_products_are_listed_by_the_ways_that_a_start_tried() -> None:
+    assert tables.products(measured()) == [
+        ["a layer's products: µs with rows", "16", "2048"],
+        ["AWQ, by a kernel", "12.0", "3,000"],
+        ["AWQ, in tiles of 16 by 64", "13.0", ""],
+    ]
+    assert "AWQ, by a kernel" in tables.page(measured(), "today", [])

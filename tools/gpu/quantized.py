@@ -22,7 +22,7 @@ from tools.gpu.parts import Found, in_turn
 from tools.gpu.profiles import needed, profiled
 from tools.gpu.sections import Target
 from tools.gpu.steps import UTILIZATION, timed_steps
-from tools.gpu.workload import BLOCK_SIZE, blocks_for, release, started
+from tools.gpu.workload import BLOCK_SIZE, PRODUCTS, blocks_for, release, started
 
 VOCAB = 16_384  # few, so that layers take most of a step
 LAYERS = 8
@@ -55,7 +55,7 @@ _OF_32 = Packing("awq")  # the tiny model has 64 columns
 CASES = {
     "BF16": Case("llama"),
     "AWQ": Case("llama", _AWQ),
-    "FP8": Case("llama", "fp8"),
+    "FP8": Case("llama", "fp8"),  # with scales of blocks
     "FP8 by row": Case("llama", None, {"quantize": "fp8"}),
     "MXFP4, 32 experts": Case("gpt-oss", "mxfp4"),
     "BF16, cache in FP8": Case("llama", None, {"kv_cache_dtype": "fp8"}),
@@ -84,6 +84,7 @@ def measured(name: str, case: Case, target: Target) -> Iterator[Found]:
     made = started(described, options, target)
     rows = []
     result: Found = {"weight_bytes": made.weight_bytes, "kv_bytes_per_token": made.spec.kv_bytes_per_token}
+    result["products"] = dict(PRODUCTS)
     for batch in batches:
         step = random_step([(context - 1, 1)] * batch, BLOCK_SIZE, made.spec.vocab_size)
         with target.turn():

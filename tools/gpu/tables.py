@@ -51,6 +51,7 @@ def figures(sections: Sections) -> list[str]:
     tables = [
         *(table for name, title in MODELS.items() if name in sections for table in _of_model(sections, name, title)),
         quantized(sections),
+        products(sections),
         gpt2(sections),
     ]
     lines = [line for table in tables if len(table) > 1 for line in (*as_markdown(table), "")]
@@ -168,6 +169,26 @@ def quantized(sections: Sections) -> Rows:
     return rows
 
 
+def products(sections: Sections) -> Rows:
+    """Return the times of products by the way that the start tried, and by the number of rows."""
+    section = sections.get("quantized", {})
+    times = {
+        f"{name}, {way}": seconds
+        for name, one in section.items()
+        if isinstance(one, dict)
+        for way, seconds in one.get("products", {}).get("seconds", {}).items()
+    }
+    numbers = sorted({int(rows) for seconds in times.values() for rows in seconds})
+    rows = [["a layer's products: µs with rows", *map(str, numbers)]]
+    for name, seconds in times.items():
+        rows.append([name, *(_cell(_in_us(seconds.get(str(one)))) for one in numbers)])
+    return rows
+
+
+def _in_us(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
+
+
 def _with_floor(sections: Sections, row: dict[str, Any]) -> str:
     floor, times = _to_floor(sections, row, "device_ms")
     return f"{number(row['device_ms'])} ({floor}; {times})"
@@ -255,7 +276,7 @@ def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     names = list(dict.fromkeys(name for column in found for name in column))
     table = [head, *([name, *(column.get(name, "") for column in found)] for name in names)]
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
-    for more in (quantized(sections), gpt2(sections)):
+    for more in (quantized(sections), products(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
     for sentence in (*streams(sections), *offload(sections), *long_contexts(sections), *peers(sections), *checked):
         lines += ["", *_wrapped(sentence)]

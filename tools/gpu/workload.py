@@ -38,6 +38,7 @@ IN_MEMORY = "/dev/shm"  # where files of 16 GB are written in seconds
 # The features that should have been on in this process and were not, each with its reason: the section is wrong then.
 OFF: dict[str, str] = {}
 ALWAYS_ON = ("kernels",)
+PRODUCTS: dict[str, Any] = {}  # how long products of the model that was started last take, and in which ways
 # Small models with packed weights, and what they are asked.
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
@@ -101,6 +102,8 @@ def started(model: Described | Files, options: EngineOptions, target: Target | N
         found = Probed(possible)
         if options.compile and target is not None and not target.is_dry:
             found = product_ways(placed.weights)
+            PRODUCTS.clear()
+            PRODUCTS.update(seconds=found.seconds, ways=msgspec.to_builtins(found.ways))
             found = msgspec.structs.replace(found, verdict={**possible, **found.verdict})
         made = start_on_gpu(placed, options, found)
     if options.compile:
