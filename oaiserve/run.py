@@ -25,7 +25,7 @@ from oaiserve.commands.banner import Banner
 from oaiserve.commands.file_checks import warn_of_exposed_keys
 from oaiserve.commands.listening import end_at_once_on_interrupt, page_of_request, run_until_signal
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config, EngineOptions
+from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import DeviceLost, StartupError
@@ -134,17 +134,13 @@ def _remote_engine(
     """Start an engine process in each place, and wait until all have loaded the model. Raises StartupError."""
     from oaiserve.engine.accounts.energy import Energy
     from oaiserve.process.child import ChildProcess
-    from oaiserve.process.placement import options_of
     from oaiserve.process.remote_engine import RemoteEngine
 
     # A download shows its progress, and Ctrl-C removes what is not complete.
     if config.model == "demo":
         times.run("files of the demo", demo.fetched)
     end_at_once_on_interrupt()  # holds until the server handles signals
-    starts = [
-        _start(config, options_of(config.engine, places, index), f"replica {index}" if len(places) > 1 else None, place)
-        for index, place in enumerate(places)
-    ]
+    starts = _starts(config, places)
     started = [[ChildProcess(start, THREADS, place.gpu)] for start, place in zip(starts, places, strict=True)]
 
     def launch(index: int) -> ChildProcess:
@@ -158,11 +154,11 @@ def _remote_engine(
             THREADS,
             Energy.found(THREADS.clock_ns, gpus=[place.gpu for place in places if place.gpu]),
         )
-    if engine.is_on_cpu and places[0].gpu:
+    try:
+        _check_gpus(engine, places)
+    except StartupError:
         engine.stop()
-        raise StartupError(
-            f"--replicas found {len(places)} GPUs, but the model runs on the CPU. Use --device cpu, or torch for GPUs."
-        )
+        raise
     return engine
 
 
@@ -174,18 +170,19 @@ def app_without_engine(config: Config, plugins: Sequence[Plugin]) -> App:
 
 
 def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], None]) -> tuple[App, AnyEngine]:
-    """Load one of several models in an engine process, and return the app with its routes, which the app in `front`
+    """Load one of several models in its engine processes, and return the app with its routes, which the app in `front`
     calls. `launched` gets each process that is started for it, now or later. Any thread may call this. Raises
     StartupError."""
     from oaiserve.app import create_app, server_telemetry
     from oaiserve.process.child import ChildProcess
-    from oaiserve.process.placement import Placement
+    from oaiserve.process.placement import placements
     from oaiserve.process.remote_engine import RemoteEngine
 
-    start = _start(config, config.engine, config.model_name, Placement())
+    places = placements(config.server.replicas, config.engine.device)
+    starts = _starts(config, places, of=config.model_name)
 
-    def launch() -> ChildProcess:
-        process = ChildProcess(start, THREADS)
+    def launch(index: int) -> ChildProcess:
+        process = ChildProcess(starts[index], THREADS, places[index].gpu)
         launched(process)
         return process
 
@@ -195,13 +192,14 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
     found.log()
     plugins = [plugin for plugin in found.plugins if not plugin.inner.is_in_front]
     engine = RemoteEngine(
-        [launch],
+        [partial(launch, index) for index in range(len(places))],
         config.engine,
         THREADS,
         cores_ns=lambda: 0,  # The CPU time of this process is that of all models.
         of=f" of the model {config.model_name}",
     )
     try:
+        _check_gpus(engine, places)
         telemetry = server_telemetry(config, engine, None, plugins=plugins, runtime=THREADS)
         app = create_app(config, engine, telemetry, plugins=plugins, front=front)
         _warn_of_defaults(config, engine)
@@ -219,17 +217,33 @@ def _warn_of_defaults(config: Config, engine: AnyEngine) -> None:
             logger.warning("A default in the model's files is not used. %s", problem)
 
 
-def _start(config: Config, options: EngineOptions, name: str | None, place: Placement) -> Start:
-    """Return the first message to an engine process, which has this name in the log."""
-    from oaiserve.process.messages import Start
+def _check_gpus(engine: AnyEngine, places: list[Placement]) -> None:
+    """Raise StartupError if the model doesn't run on the GPUs that its replicas have."""
+    if engine.is_on_cpu and places[0].gpu:
+        raise StartupError(
+            f"--replicas found {len(places)} GPUs, but the model runs on the CPU. Use --device cpu, or torch for GPUs."
+        )
 
-    return Start(
-        model=config.model,
-        options=replace(options, exit_on_hang=True),  # Another process is started after a hang.
-        plugins=config.server.plugin,
-        settings=config.file,
-        log_level=config.server.log_level,
-        log_format=config.server.log_format,
-        replica=name,
-        cpus=place.cpus,
-    )
+
+def _starts(config: Config, places: list[Placement], of: str = "") -> list[Start]:
+    """Return the first message to the engine process in each place. In the log, it has the name of its replica, after
+    that `of` its model."""
+    from oaiserve.process.messages import Start
+    from oaiserve.process.placement import options_of
+
+    starts = []
+    for index, place in enumerate(places):
+        names = [of, f"replica {index}" if len(places) > 1 else ""]
+        start = Start(
+            model=config.model,
+            # Another process is started after a hang.
+            options=replace(options_of(config.engine, places, index), exit_on_hang=True),
+            plugins=config.server.plugin,
+            settings=config.file,
+            log_level=config.server.log_level,
+            log_format=config.server.log_format,
+            replica=" ".join(filter(None, names)) or None,
+            cpus=place.cpus,
+        )
+        starts.append(start)
+    return starts

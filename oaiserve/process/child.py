@@ -42,6 +42,10 @@ class ChildProcess:
         self.link = SocketLink(ours, decoder(ToFront), "engine", runtime)
         self.link.send(start)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         self._process.kill()
 

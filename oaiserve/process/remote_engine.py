@@ -110,7 +110,7 @@ class RemoteEngine:
         self._replicas: dict[str, Replica] = {}
         for number, launch in enumerate(launches):
             name = str(number)
-            title = f"The engine process{of}" if self._is_alone else f"The engine process of replica {name}"
+            title = f"The engine process{of}" if self._is_alone else f"The engine process of replica {name}{of}"
             limits = (options.watchdog_seconds, options.load_timeout_seconds)
             replica = Replica(name, title, launch, self, self._lock, *limits, runtime)
             self._replicas[name] = replica

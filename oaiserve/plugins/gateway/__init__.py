@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> Callable[[socket.socket], int] | None:
     from oaiserve.commands.file_checks import check_files, check_tls
-    from oaiserve.config import OptionError
     from oaiserve.explain.commands import settings_in
     from oaiserve.plugins.gateway.several.settings import holds_models, models_of
 
@@ -31,8 +30,6 @@ def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> 
         return None
     config = replace(config, model="models")
     configs = models_of(models, tables, config, plugins)
-    if any(each.server.replicas != 1 for each in configs.values()):
-        raise OptionError("--replicas is for a server with one model. With several models, each has one engine.")
     check_tls(config.server.tls_certificate, config.server.tls_key)
     for each in configs.values():
         check_files(each.server, each.engine, each.telemetry, plugins)

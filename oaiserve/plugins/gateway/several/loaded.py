@@ -35,6 +35,8 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def is_alive(self) -> bool: ...
     def kill(self) -> None: ...
 
 
@@ -42,7 +44,7 @@ class LoadedModel:
     """A model that can take requests, until `end`."""
 
     def __init__(self, app: Starlette, engine: AnyEngine, num_bytes: Callable[[], int]) -> None:
-        """`num_bytes` measures the memory of the engine process, and raises OSError if it has just ended."""
+        """`num_bytes` measures the memory of the engine processes, and raises OSError if one has just ended."""
         self.app = app
         self.engine = engine
         self._num_bytes = num_bytes
@@ -162,6 +164,10 @@ async def load(config: Config, front: Starlette, runtime: Runtime) -> LoadedMode
 
 
 def _num_bytes(processes: list[Process]) -> int:
-    """Return the memory of the last process: its private memory, and its share of memory that others use, too."""
-    lines = Path(f"/proc/{processes[-1].pid}/smaps_rollup").read_text().splitlines()
+    """Return the memory of the processes: their private memory, and their shares of memory that others use, too."""
+    pids = [process.pid for process in processes if process.is_alive]
+    if not pids:
+        raise ProcessLookupError("Another engine process is being started.")
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    lines = [line for text in texts for line in text.splitlines()]
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -1,6 +1,7 @@
 """The load of a model: what becomes of its process if it fails or is cancelled. The processes are doubles."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from oaiserve.config import Config
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.plugins.gateway.several import loaded
-from oaiserve.plugins.gateway.several.loaded import load
+from oaiserve.plugins.gateway.several.loaded import _num_bytes, load
+from oaiserve.run import load_behind
 from tests.world.loop import World
 
 FRONT = Starlette()
@@ -19,6 +21,7 @@ FRONT = Starlette()
 
 class Process:
     pid = 0
+    is_alive = True
 
     def __init__(self) -> None:
         self.is_killed = False
@@ -52,6 +55,33 @@ async def test_error_of_a_library_is_a_failed_load(
     with pytest.raises(StartupError, match="ValueError: no such tensor"):
         await load(Config("a"), FRONT, world)
     assert "The model a cannot be loaded" in caplog.text
+
+
+def test_model_with_replicas_has_an_engine_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(launches: list[Callable[[], Any]], *_: Any, **__: Any) -> Any:
+        for launch in launches:
+            launch()
+        raise StartupError("This is a double.")
+
+    monkeypatch.setattr("oaiserve.process.remote_engine.RemoteEngine", engine)
+    monkeypatch.setattr("oaiserve.process.child.ChildProcess", lambda start, *_: start)
+    config = Config("demo", ServerOptions(replicas=2), EngineOptions(device="cpu", cpu_threads=4))
+    started: list[Any] = []
+    with pytest.raises(StartupError, match="a double"):
+        load_behind(config, FRONT, started.append)
+    names = [start.replica for start in started]
+    assert names == [f"{config.model_name} replica 0", f"{config.model_name} replica 1"]
+    assert [start.options.cpu_threads for start in started] == [2, 2]
+
+
+def test_memory_is_that_of_all_processes_that_have_not_ended() -> None:
+    processes = [Process(), Process(), Process()]
+    processes[0].is_alive = False
+    processes[1].pid = processes[2].pid = os.getpid()
+    both = _num_bytes([*processes])
+    assert both > 1.5 * _num_bytes([*processes[:2]]) > 0
+    with pytest.raises(ProcessLookupError):
+        _num_bytes([*processes[:1]])
 
 
 async def test_cancelled_load_kills_its_process_and_stops_an_engine_that_is_there_already(
