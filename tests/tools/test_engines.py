@@ -26,7 +26,7 @@ def test_each_other_difference_is_found_and_shown() -> None:
 
 
 def test_requests_are_mixed_and_differ() -> None:
-    found = [case for _, case in zip(range(36), cases("m"), strict=False)]
+    found = [case for _, case in zip(range(36), cases("m", {}), strict=False)]
     assert len({path for _, path, _ in found}) > 5
     assert {method for method, _, _ in found} == {"POST", "GET"}
     assert sum(path == CHAT for _, path, _ in found) > 12

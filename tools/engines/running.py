@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -63,11 +64,17 @@ def transformers_serve(model: Path) -> ServerSpec:
     return ServerSpec("transformers", installed_version(venv, "transformers"), command, (model,), environment)
 
 
+def vllm_eager(model: Path) -> ServerSpec:
+    """Return vLLM without its compilation, which takes minutes."""
+    spec = vllm(model, max_running=SLOTS)
+    return replace(spec, arguments=(*spec.arguments, "--enforce-eager"))
+
+
 ENGINES: Mapping[str, Callable[[Path], ServerSpec]] = {
     "llama-cpp": lambda model: llama_cpp(
         as_gguf(model), "--metrics", "--threads", THREADS, slots=SLOTS, slot_tokens=SLOT_TOKENS
     ),
-    "vllm-cpu": lambda model: vllm(model, max_running=32),
+    "vllm-cpu": vllm_eager,
     "transformers": transformers_serve,
 }
 
