@@ -125,6 +125,7 @@ def test_paths_without_an_account_pass_too(place: Place) -> None:
         assert front.http.head("/props").headers["content-length"] == "18"
         assert front.http.request("POST", "/slots/0?action=erase", content=b"x").text == "erased"
         assert front.http.get("/nothing").text == "no such path"
+        assert front.http.get("/docs").text == "no such path"  # It would describe an API of ours.
         assert front.http.get("/v1/models").content == engine.answers["/v1/models"][0].split(b"\r\n\r\n")[1]
 
 
