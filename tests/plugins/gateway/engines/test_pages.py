@@ -50,6 +50,7 @@ def test_pages_show_a_request_to_another_engine(open_page: OpenPage) -> None:  #
             page.locator("[aria-label=Phases] li", has_text="first byte").wait_for()
             assert page.locator("[aria-label=Phases] li", has_text="prefill").is_hidden()
             assert page.locator("#tiles div", has_text="KV cache").is_hidden()
+            assert page.locator(".legend li", has_text="computed in steps").is_hidden()
             assert page.locator("#tiles div", has_text="First token").is_visible()
             page.goto(server.url)
             page.get_by_role("textbox", name="Message").fill("Hi")
