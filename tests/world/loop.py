@@ -224,7 +224,10 @@ class World(asyncio.BaseEventLoop):
 
     def settle(self, seconds: float = MOMENT_SECONDS) -> None:
         """Let happen what can happen now, or within some seconds."""
-        self.run_until(most_seconds=seconds)
+        if self.worker_now is None:
+            self.run_until(most_seconds=seconds)
+        else:
+            self.wait_for(lambda: False, seconds)
 
     def leave(self) -> None:
         """Give up the turns that still wait for something."""

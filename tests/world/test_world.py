@@ -7,7 +7,7 @@ import pytest
 from oaiserve.wire.continuation import Piece, StreamSplitter
 from tests.world.client import WorldSocket
 from tests.world.hour import live
-from tests.world.loop import Process, World
+from tests.world.loop import START_SECONDS, Process, World
 from tests.world.network import Network
 
 
@@ -61,3 +61,16 @@ def test_garbage_with_an_open_connection_does_not_interrupt_the_task_that_collec
 async def test_a_callback_cannot_run_the_world_a_second_time(world: World) -> None:
     with pytest.raises(AssertionError, match="within <WorldTask.*test_a_callback_cannot_run"):
         world.settle()
+
+
+def test_others_run_while_a_worker_lets_time_pass(world: World) -> None:
+    lines: list[str] = []
+
+    def settling() -> None:
+        world.settle(1.0)
+        lines.append(f"settled after {world.now - START_SECONDS:.1f} s")
+
+    world.later("other", 0.5, lambda: lines.append("other"))
+    worker = world.begin(settling)
+    world.wait_for(lambda: not worker.is_alive)
+    assert lines == ["other", "settled after 1.0 s"]
