@@ -1,7 +1,8 @@
 // The native code's operations, for another CPU's emulator: it has no Python.
 //
-// The program reads requests from a file and writes their results to another one. test_aarch64.py makes the first and
-// reads the second. A request is an operation, whole numbers, and arrays; each array begins with its length in bytes.
+// The program reads requests from its input and writes a reply to each, until the input ends: test_aarch64.py keeps it
+// running, because an emulator translates code when it first runs. A request is an operation, whole numbers, and arrays;
+// each array begins with its length in bytes.
 
 #include "aarch64_requests.h"
 #include "activation.h"
@@ -136,10 +137,9 @@ void functions() {
 
 }  // namespace
 
-int main(int, char** paths) {
-  input = std::fopen(paths[1], "rb");
-  output = std::fopen(paths[2], "wb");
-  if (!input || !output) return 3;
+int main() {
+  input = stdin;
+  output = stdout;
   for (int next; (next = std::fgetc(input)) != EOF;) {
     const Array<int64_t> numbers = read<int64_t>();
     switch (next) {
@@ -158,6 +158,7 @@ int main(int, char** paths) {
       case 'r': numbers[0] ? adapters<bf16>(numbers) : adapters<float>(numbers); break;
       default: return 4;
     }
+    write_length(END);
+    std::fflush(output);
   }
-  return std::fclose(output);
 }

@@ -35,7 +35,14 @@ Array<T> read() {
   read_bytes(found.data.get(), size_t(bytes));
   return found;
 }
-inline void write(const Array<float>& numbers) { std::fwrite(numbers.data.get(), sizeof(float), size_t(numbers.count), output); }
+// Replies are arrays, each after its length in bytes. END comes after the last one.
+constexpr int64_t END = -1;
+
+inline void write_length(int64_t bytes) { std::fwrite(&bytes, sizeof(bytes), 1, output); }
+inline void write(const Array<float>& numbers) {
+  write_length(numbers.count * int64_t(sizeof(float)));
+  std::fwrite(numbers.data.get(), sizeof(float), size_t(numbers.count), output);
+}
 
 template <class T>
 Array<T> converted(const Array<float>& numbers) {

@@ -3,11 +3,14 @@
 A program without Python has the products, attention, functions, states, experts and adapters.
 """
 
+import shlex
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import gguf
 import numpy as np
@@ -42,6 +45,7 @@ ROWS = 21
 RANGES = [(0, ROWS), (3, 4), (0, 2), (1, 4), (5, 9), (2, 7), (0, 6), (4, 11), (3, 11), (0, 13)]
 LENGTHS = [40, 300, 17]
 QUERIES = [3, 5, 17]
+END = -1  # as in aarch64_requests.h
 Floats = NDArray[np.float32]
 
 
@@ -57,25 +61,49 @@ def program(variant_name: str) -> Path:
 
 
 class Machine:
-    """A CPU whose emulator answers requests."""
+    """A CPU whose emulator answers requests in one process, until a request ends it."""
 
-    def __init__(self, cpu: str, variant: str, scratch: Path) -> None:
+    def __init__(self, cpu: str, variant: str) -> None:
         # pointer authentication, which libraries use, takes most of an emulator's time unless it is simplified
         options = ",pauth-impdef=on" if cpu == "max" else ""
         self._command = [EMULATOR, "-cpu", cpu + options, str(program(variant))]
-        self._scratch = scratch
+        self._process: subprocess.Popen[bytes] | None = None
         self.variant = variant
 
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        if self._process is None:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return process.stdin, process.stdout
+
+    def end(self) -> int:
+        """Let the program end, and return its exit code."""
+        process = self._process
+        self._process = None
+        if process is None:
+            return 0
+        with process:
+            pass
+        return process.returncode
+
     def answer(self, operation: str, numbers: list[int], *arrays: NDArray[np.generic]) -> Floats:
+        """Return the arrays of the reply, one after another."""
         request = b""
         for array in (np.array(numbers, np.int64), *arrays):
             content = np.ascontiguousarray(array).tobytes()
             request += struct.pack("<q", len(content)) + content
-        question = self._scratch / "question"
-        reply = self._scratch / "reply"
-        question.write_bytes(operation.encode() + request)
-        subprocess.run([*self._command, str(question), str(reply)], check=True)
-        return np.fromfile(reply, np.float32)
+        question, reply = self._streams()
+        parts = []
+        try:
+            question.write(operation.encode() + request)
+            question.flush()
+            while (length := struct.unpack("<q", reply.read(8))[0]) != END:
+                parts.append(reply.read(length))
+        except (BrokenPipeError, struct.error) as error:
+            raise AssertionError(f"{shlex.join(self._command)} ended with {self.end()}") from error
+        return np.frombuffer(bytearray().join(parts), np.float32)
 
     def products(self, operation: str, numbers: list[int], *arrays: NDArray[np.generic]) -> Floats:
         """Return the products of all rows, after comparing them with those of the rows in other company."""
@@ -94,10 +122,12 @@ class Machine:
         return self.products("b", [kind, N, k, rests], points, *arrays)
 
 
-@pytest.fixture(params=MACHINES, ids=" for ".join)
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+@pytest.fixture(params=MACHINES, ids=" for ".join, scope="module")
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     cpu, variant = request.param
-    return Machine(cpu, variant, tmp_path)
+    machine = Machine(cpu, variant)
+    yield machine
+    assert machine.end() == 0
 
 
 def bytes_of(matrix: Blocks) -> NDArray[np.uint8]:
@@ -366,6 +396,12 @@ def test_an_adapter_adds_what_the_reference_does_to_its_own_rows(
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
     alone = machine.answer("r", [is_bf16, k, n, rank], x[2], a, b, scales, of_tokens[2:3])
     assert (alone == found[2]).all()
+
+
+def test_a_program_that_ends_fails_only_its_own_request(machine: Machine) -> None:
+    with pytest.raises(AssertionError, match="qemu-aarch64 .* ended with 4$"):
+        machine.answer("?", [])
+    assert machine.answer("f", [], np.ones(256, np.float32), np.ones(256, np.float32)).size
 
 
 def test_each_variant_has_the_instructions_that_it_is_for(machine: Machine) -> None:
