@@ -76,7 +76,7 @@ def test_speech_is_written_down(engine: Any, language: str, tmp_path: Path) -> N
     params = SamplingParams(max_tokens=0, temperature=0.0)
     (window,) = [each for each in engine.stream(Request(language, (prompt,), params)) if isinstance(each, Pooled)]
     seconds = len(samples) / 16_000
-    transcript = Transcript(Vocabulary(engine.tokenizer), "transcribe", seconds)
+    transcript = Transcript(Vocabulary(engine.tokenizer.special_token_ids), "transcribe", seconds)
     transcript.add(WindowText.read(window.vector), 0.0, seconds)
     assert word_errors(words(text), words(transcript.text)) <= most_errors, transcript.text
     assert transcript.language == language

@@ -160,9 +160,9 @@ def _answer(
     }
     intake = Intake(serving, exchange, b"", body, names[0], "transcript-")
     intake.num_bytes = samples.nbytes
-    request = intake.pooling_request(prompts)
+    request = intake.pooling_request(prompts, "text")
     params = SamplingParams(max_tokens=0, temperature=body.temperature, seed=body.seed)
-    transcript = Transcript(Vocabulary(tokenizer), task, sound_seconds)
+    transcript = Transcript(Vocabulary(tokenizer.special_token_ids), task, sound_seconds)
     places = [(start / RATE, (start + len(each)) / RATE) for start, each in windows]
     shape = SpeechShape(body, transcript, places, len(before))
     answer = SpeechAnswer(

@@ -1,13 +1,15 @@
 """What the route, the model and the decoding process agree on: how sound counts in tokens, and how the result of a
 window is written as numbers.
 
-The engine carries results as vectors of 32-bit floats. That of a window has a head, and a row for each token.
+The engine carries results as vectors of 32-bit floats. That of a window has a head, and a row for each token, which
+ends with the bytes of its text.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class SpokenToken(NamedTuple):
     token_id: int
     start: float = NO_TIME  # when the token is spoken; NO_TIME: unknown, or a timestamp
     end: float = NO_TIME
+    text: bytes = b""  # maybe a part of a character; empty for a timestamp
 
 
 class WindowText(NamedTuple):
@@ -42,11 +45,17 @@ class WindowText(NamedTuple):
 
     def as_floats(self) -> Floats:
         head = (self.language_id, self.temperature, self.average_logprob, self.no_speech_probability)
-        return array("f", [*head, *(number for token in self.tokens for number in token)])
+        rows = ((token.token_id, token.start, token.end, len(token.text), *token.text) for token in self.tokens)
+        return array("f", [*head, *chain.from_iterable(rows)])
 
     @classmethod
     def read(cls, vector: Floats) -> WindowText:
-        language_id, temperature, logprob, no_speech, *rest = vector
-        rows = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-        tokens = [SpokenToken(int(token_id), start, end) for token_id, start, end in rows]
+        language_id, temperature, logprob, no_speech = vector[:4]
+        tokens = []
+        place = 4
+        while place < len(vector):
+            token_id, start, end, num_bytes = vector[place : place + 4]
+            place += 4 + int(num_bytes)
+            text = bytes(map(int, vector[place - int(num_bytes) : place]))
+            tokens.append(SpokenToken(int(token_id), start, end, text))
         return cls(int(language_id), temperature, logprob, no_speech, tokens)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.plugins.speech.tokens import TOKENS_PER_SECOND, SpokenToken, WindowText
 
 END = "<|endoftext|>"
@@ -62,12 +61,9 @@ class SpeechText(msgspec.Struct):
 
 
 class Vocabulary:
-    """The tokens of a model's vocabulary that are no text."""
+    """The tokens of a model's vocabulary that are no text, from the ids of its special ones."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        ids = tokenizer.special_token_ids
-        self._end_id = ids[END]
+    def __init__(self, ids: Mapping[str, int]) -> None:
         self._first_time_id = ids[NO_TIMESTAMPS] + 1
         self._names: dict[int, str] = {token_id: name for name, token_id in ids.items()}
 
@@ -80,9 +76,9 @@ class Vocabulary:
             return None
         return (token.token_id - self._first_time_id) / TOKENS_PER_SECOND
 
-    def text_of(self, tokens: Sequence[SpokenToken]) -> str:
-        text: str = self.tokenizer.decode([token.token_id for token in tokens if token.token_id < self._end_id])
-        return text
+
+def text_of(tokens: Sequence[SpokenToken]) -> str:
+    return b"".join(token.text for token in tokens).decode(errors="replace")
 
 
 class Transcript:
@@ -136,7 +132,7 @@ class Transcript:
         until: float | None,
         tokens: Sequence[SpokenToken],
     ) -> Segment:
-        text = self._vocabulary.text_of(tokens)
+        text = text_of(tokens)
         content = text.encode()
         return Segment(
             id=len(self.segments),
@@ -152,19 +148,17 @@ class Transcript:
         )
 
     def _words(self, tokens: Sequence[SpokenToken], start: float, end: float) -> Iterator[Word]:
-        tokenizer = self._vocabulary.tokenizer
         words: list[list[SpokenToken]] = []
         is_complete = True
         for token in tokens:
-            text = tokenizer.token_text(token.token_id)
-            begins = text.startswith(" ") or (self.language in _WITHOUT_BLANKS and is_complete)
+            begins = token.text.startswith(b" ") or (self.language in _WITHOUT_BLANKS and is_complete)
             if begins or not words:
                 words.append([token])
             else:
                 words[-1].append(token)
-            is_complete = "\N{REPLACEMENT CHARACTER}" not in self._vocabulary.text_of(words[-1])
+            is_complete = "\N{REPLACEMENT CHARACTER}" not in text_of(words[-1])
         for word in words:
-            if text := self._vocabulary.text_of(word).strip():
+            if text := text_of(word).strip():
                 since = round(min(start + word[0].start, end), 2)
                 yield Word(text, since, round(max(since, min(start + word[-1].end, end)), 2))
 

@@ -44,7 +44,8 @@ def timed(text: str, start: float, end: float) -> list[SpokenToken]:
     """Return the tokens of a segment, whose characters are spoken one after the other."""
     step = (end - start) / len(text)
     spoken = [
-        SpokenToken(ord(each), start + step * index, start + step * (index + 1)) for index, each in enumerate(text)
+        SpokenToken(ord(each), start + step * index, start + step * (index + 1), each.encode())
+        for index, each in enumerate(text)
     ]
     return [at(start), *spoken, at(end)]
 

@@ -107,7 +107,9 @@ def test_words_of_a_language_without_blanks_are_tokens(speech: Served) -> None:
 
 
 def test_times_stay_within_the_sound(speech: Served) -> None:
-    speech.engine.script = pools(window(at(1.0), SpokenToken(ord("a"), 1.0, 9.0), SpokenToken(ord("b"), 9.0, 9.5)))
+    speech.engine.script = pools(
+        window(at(1.0), SpokenToken(ord("a"), 1.0, 9.0, b"a"), SpokenToken(ord("b"), 9.0, 9.5, b"b"))
+    )
     fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     answer = answered(send(speech, **fields))
     assert (answer["segments"][0]["end"], answer["words"][0]["end"]) == (2.0, 2.0)

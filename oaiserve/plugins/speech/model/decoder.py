@@ -208,7 +208,9 @@ class SpeechDecoder:
         starts = path_starts(-smooth.double().cpu().numpy()) / TOKENS_PER_SECOND
         times = pairwise(starts)
         return [
-            SpokenToken(token_id, *next(times)) if token_id < self._end_id else SpokenToken(token_id)
+            SpokenToken(token_id, *next(times), self._tokenizer.bytes_alone(token_id))
+            if token_id < self._end_id
+            else SpokenToken(token_id)
             for token_id in ids
         ]
 
