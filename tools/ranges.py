@@ -52,6 +52,7 @@ OF_OPENAI = (
     *("tests/http/test_media.py", "tests/routes/test_protocol.py", "tests/routes/test_tools.py"),
     *("tests/plugins/batches/test_batches.py", "tests/plugins/responses/test_background.py"),
     *("tests/plugins/responses/test_compact.py", "tests/plugins/responses/test_conversations.py"),
+    "tests/plugins/speech/test_routes.py",
 )
 OF_ANTHROPIC = tuple(f"tests/plugins/batches/test_message_{name}.py" for name in ("batches", "files"))
 PACKAGES = {
@@ -59,7 +60,7 @@ PACKAGES = {
     "transformers": Tested(
         (
             *("tests/engine/decoder", *BESIDE_TRANSFORMERS, "tests/engine/model", "tests/engine/start"),
-            *("tests/engine/text", "tests/routes/dialects/test_declared.py"),
+            *("tests/engine/text", "tests/plugins/speech/test_model.py", "tests/routes/dialects/test_declared.py"),
         )
     ),
     "torch": Tested(
