@@ -42,7 +42,8 @@ class CpuSeconds:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         total = self._by_file[report.nodeid.partition("::")[0]]
-        for place, seconds in enumerate(report.cpu_seconds):  # type: ignore[attr-defined]
+        # If a worker process crashes, pytest-xdist makes the report.
+        for place, seconds in enumerate(getattr(report, "cpu_seconds", ())):
             total[place] += seconds
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -25,19 +25,32 @@ def test_busy_child():
 """
 
 
+def run(folder: Path, *flags: str) -> str:
+    """Run the tests of a folder with the plug-in, and return the output."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.cpu", *flags, "--config-file", os.devnull]
+    done = subprocess.run(
+        [*command, "--rootdir", str(folder), "-p", "no:cacheprovider", str(folder)],
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def test_a_crashed_worker_process_is_an_ordinary_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_crash.py").write_text("import os\n\n\ndef test_crash():\n    os._exit(3)\n")
+    said = run(tmp_path, "-p", "xdist", "-n", "1", "--max-worker-restart", "0")
+    assert "crashed while running" in said
+    assert "INTERNALERROR" not in said
+
+
 @pytest.mark.parametrize("flags", [(), ("-p", "xdist", "-n", "1")], ids=" ".join)
 def test_seconds_are_those_of_tests_and_children(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "test_busy.py").write_text(BUSY)
     (tmp_path / "test_idle.py").write_text("def test_idle():\n    pass\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.cpu", *flags, "--config-file", os.devnull]
-    done = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path)],
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = re.findall(r"^ +([\d.]+) +([\d.]+)  (\S+)$", done.stdout, re.MULTILINE)
+    said = run(tmp_path, *flags)
+    rows = re.findall(r"^ +([\d.]+) +([\d.]+)  (\S+)$", said, re.MULTILINE)
     found = {name: (float(own), float(of_children)) for own, of_children, name in rows}
     assert [*found] == ["all", "test_busy.py", "test_idle.py"]
     own, of_children = found["test_busy.py"]
