@@ -41,8 +41,10 @@ from tools.server_process import CHAT, ServerProcess, exit_on_sigterm, free_port
 
 KEYS = {name: f"key-of-{name}" for name in ("anna", "batchjob", "operator")}
 STREAMS = 32
+TRIES = 8  # of two equal requests: on a busy machine, vLLM puts two tokens into one event now and then
 HOGS = 40  # requests of the client that makes others wait
 BEGIN_SECONDS = 15.0  # after which the engine is killed, even if it answers fewer streams at once
+SILENT = "transformers"  # the engine that reports nothing of itself
 WAIT_SECONDS = 60.0
 LISTED = 50  # accounts to check at a time: the gateway lists the last 100
 TEXT = "Tell me about the old river and the seven hills. "
@@ -169,21 +171,26 @@ def masked(answer: httpx.Response) -> tuple[int, str, bytes]:
 def check_bytes(check: Check) -> str:
     """Compare answers through the gateway with those past it."""
     statuses: Counter[int] = Counter()
-    num_uneven = 0
+    num_uneven = num_again = 0
     http = check.clients["anna"]
     for number, (method, path, body) in zip(range(check.requests), cases(check.model, check.more), strict=False):
         headers = {"content-type": "application/json", "x-request-id": f"mixed-{number}"}
-        direct = check.direct.request(method, path, content=body, headers=headers)
-        through = http.request(method, path, content=body, headers=headers)
-        statuses[direct.status_code] += 1
-        if masked(direct) != masked(through):
+        for _ in range(TRIES):
+            direct = check.direct.request(method, path, content=body, headers=headers)
+            through = http.request(method, path, content=body, headers=headers)
+            if masked(direct) == masked(through):
+                break
+            num_again += 1
+        else:
             raise CheckFailed(f"{method} {path} {body[:200]!r}: {difference(masked(direct), masked(through))}")
+        statuses[direct.status_code] += 1
         if number % LISTED == LISTED - 1:
             num_uneven += sum(not adds_up(account) for account in check.accounts())
     if num_uneven:
         raise CheckFailed(f"the phases of {num_uneven} accounts do not add up")
     listed = ", ".join(f"{count:,} with {status}" for status, count in sorted(statuses.items()))
-    return f"{sum(statuses.values()):,} answers are alike ({listed}), and all phases add up"
+    again = f" after {num_again:,} further tries" if num_again else ""
+    return f"{sum(statuses.values()):,} answers are alike{again} ({listed}), and all phases add up"
 
 
 def difference(one: tuple[int, str, bytes], other: tuple[int, str, bytes]) -> str:
@@ -201,6 +208,8 @@ def adds_up(account: dict[str, Any]) -> bool:
 
 def check_hog(check: Check) -> str:
     """Let a short prompt wait beside many long ones of another client."""
+    if check.spec.name == SILENT:
+        return "not known: it sends an event at once, so that waits are part of its stream"
     for number in range(6):  # By these, the gateway knows what a prompt takes alone.
         check.ask("anna", f"alone-{number}", f"{number} {TEXT}")
     with ThreadPoolExecutor(HOGS) as threads:
@@ -219,6 +228,8 @@ def check_hog(check: Check) -> str:
 
 def check_clock(check: Check) -> str:
     """Let the system prompt begin with a clock."""
+    if check.spec.name == SILENT:
+        return "not known: it reports no cached tokens"
     for number in (1, 2):
         check.ask("anna", f"clock-{number}", "Hi", system=f"It is 10:0{number}. {TEXT * 30}")
     found = check.account("clock-2")
@@ -233,7 +244,7 @@ def check_killed(check: Check) -> str:
     has_begun = Counter[int]()
 
     def stream(number: int) -> str:
-        body = {"model": check.model, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        body = {"model": check.model, "max_tokens": 1500, "stream": True}
         body |= {"messages": [{"role": "user", "content": f"{number} {TEXT}"}]}
         content = b""
         with check.clients["anna"].stream("POST", CHAT, json=body) as answer:
