@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -90,7 +90,8 @@ def stored(tokenizer: Any) -> StoredTokenizer:
 def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer, warnings: Sequence[Warned]) -> None:
     """Write a tokenizer to the start cache, with the warnings of loading it, if the cache can be written."""
     definition = tokenizer.backend_tokenizer.to_str().encode()
+    parts = asdict(tokenizer.parts)
     try:
-        remember(subject, lambda: {"parts": tokenizer.parts, "bytes": len(definition)}, definition, warnings)
+        remember(subject, lambda: {"parts": parts, "bytes": len(definition)}, definition, warnings)
     except (NotPrivate, OSError, TypeError) as error:
         log.debug("The next start will make the tokenizer again: %s", error)
