@@ -47,6 +47,7 @@ TOGETHER = {
     "plugins/gateway/test_runs.py": ("runs",),
     "plugins/gateway/test_sockets.py": ("responses",),
     "plugins/ollama/test_gateway.py": ("gateway",),
+    "real/test_speech.py": ("speech",),
     "plugins/responses/test_ways_in.py": ("batches", "gateway", "messages"),
 }
 

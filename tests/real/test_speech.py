@@ -13,16 +13,15 @@ import pytest
 
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import Pooled, Request, SamplingParams, TokenPrompt
+from oaiserve.plugins.speech import plugin
+from oaiserve.plugins.speech.sound import decoded
+from oaiserve.plugins.speech.tokens import SAMPLES_PER_TOKEN, WindowText
+from oaiserve.plugins.speech.transcript import Transcript, Vocabulary
 from tests.engine.doubles import SimulatedEngine
 from tests.real.artefacts import WHISPER_BASE, fetched
 from tests.real.whisper_base import write_whisper_base
 
-plugins = pytest.importorskip("oaiserve.plugins.speech")
 pytest.importorskip("av")
-
-from oaiserve.plugins.speech.sound import decoded  # noqa: E402 - needs the plug-in
-from oaiserve.plugins.speech.tokens import SAMPLES_PER_TOKEN, WindowText  # noqa: E402
-from oaiserve.plugins.speech.transcript import Transcript, Vocabulary  # noqa: E402
 
 pytestmark = [
     pytest.mark.real,
@@ -44,7 +43,7 @@ SPOKEN = {
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = write_whisper_base([fetched(part) for part in WHISPER_BASE], tmp_path_factory.mktemp("whisper"))
-    with SimulatedEngine.from_pretrained(folder, ways=plugins.plugin.inner.starts) as started:
+    with SimulatedEngine.from_pretrained(folder, ways=plugin.inner.starts) as started:
         yield started
 
 
