@@ -7,7 +7,7 @@ REASONS = {
     "oaiserve_finished_choices_total": "How choices end depends on clients and models, and asks for no action.",
     **dict.fromkeys(
         ("oaiserve_speech_sound_seconds_total", "oaiserve_speech_decode_seconds_total"),
-        "Only servers of speech have them, whose phases are in the panels of all requests.",
+        "They are 0 but on servers of speech, whose phases are in the panels of all requests.",
     ),
     **dict.fromkeys(
         ("oaiserve_run_turns", "oaiserve_run_tool_seconds", "oaiserve_run_reused_ratio"),

@@ -39,10 +39,9 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     from oaiserve.plugins.speech.metrics import DECODE_SECONDS, SOUND_SECONDS, Sounds
 
     app.state.sounds = sounds = Sounds()
-    serving = app.state.serving
-    if serving.task == "transcribe":
-        serving.telemetry.show(SOUND_SECONDS, lambda: {(): sounds.sound_seconds})
-        serving.telemetry.show(DECODE_SECONDS, lambda: {(): sounds.decode_seconds})
+    show = app.state.serving.telemetry.show
+    show(SOUND_SECONDS, lambda: {(): sounds.sound_seconds})
+    show(DECODE_SECONDS, lambda: {(): sounds.decode_seconds})
     yield
 
 
