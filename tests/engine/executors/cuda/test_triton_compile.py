@@ -74,6 +74,12 @@ def test_a_kernel_within_its_bounds_has_no_problem() -> None:
     assert kernels.problems([A_ROW]) == []
 
 
+def test_tiles_that_a_start_times_may_take_more_instructions() -> None:
+    tried = {**A_ROW, **OF_A_PRODUCT, "shape": "4 bits, tiles to choose from"}
+    assert kernels.problems([tried]) == []
+    assert len(kernels.problems([{**tried, "spilled_bytes": 328}])) == 1
+
+
 def test_bounds_are_a_tenth_wider_for_another_triton() -> None:
     product = {**A_ROW, **OF_A_PRODUCT}
     spilling = {**A_ROW, "kernel": "prefill_kernel", "instructions": ["HGMMA", "LDGSTS"]}
