@@ -307,17 +307,17 @@ def test_the_tokenizer_is_made_while_native_code_for_a_gguf_file_is_compiled(
     world = new_world()
     made: list[Tokenizer] = []
     seen: list[bool] = []
-    from_pretrained = Tokenizer.from_pretrained
+    load = Tokenizer.of
 
     def compile_until_made() -> None:
         seen.append(world.wait_for(lambda: made, 10))
 
     def make(*arguments: Any, **options: Any) -> Tokenizer:
-        made.append(from_pretrained(*arguments, **options))
+        made.append(load(*arguments, **options))
         return made[0]
 
     monkeypatch.setattr(build, "build_beside", lambda dtype: world.begin(compile_until_made))
-    monkeypatch.setattr(Tokenizer, "from_pretrained", make)
+    monkeypatch.setattr(Tokenizer, "of", make)
     path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
     start_model(path, EngineOptions(**OPTIONS), StartTimes(), lambda: None, world)
     assert seen == [True]

@@ -22,7 +22,7 @@ def test_the_main_thread_leaves_pythons_lock_to_a_load_until_it_packs_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(Tokenizer, "from_pretrained", lambda *_, **__: order.append("tokenizer"))
+    monkeypatch.setattr(Tokenizer, "of", lambda *_, **__: order.append("tokenizer"))
     request = request_of(tmp_path)
 
     def load() -> None:
