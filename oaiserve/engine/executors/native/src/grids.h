@@ -270,36 +270,26 @@ struct CopiedPoints {
 #pragma GCC unroll 16
     for (long i = 0; i < COUNT * PANEL; i++) to[i] = from[size_t(places[i])];
   }
-  // codes = the quads of all columns for each step.
-  [[gnu::always_inline]] void store(uint8_t* codes) const {
-    if constexpr (G.weights == 4) {
-      std::memcpy(codes, points, sizeof(points));
-    } else {
-      for (long i = 0; i < COUNT; i++, codes += 2 * PANEL * 4) {
-        uint32_t quads[2][PANEL];
-        for (long column = 0; column < PANEL; column++) {
-          quads[0][column] = uint32_t(points[i][column]);
-          quads[1][column] = uint32_t(points[i][column] >> 32);
+  // codes = the quads of all columns for each step, with these signs.
+  [[gnu::always_inline]] void store(const uint8_t* signs, uint8_t* codes) const {
+    constexpr int QUADS_EACH = G.weights / 4;
+    for (long column = 0; column < PANEL; column += WIDTH) {
+      const auto of_columns = G.has_signs ? load_vector<VectorBits>(signs + column * 4) : VectorBits{};
+#pragma GCC unroll 8
+      for (int step = 0; step < STEPS; step++) {
+        const Point* const from = points[step / QUADS_EACH] + column;
+        uint32_t quads[WIDTH];
+        for (int i = 0; i < WIDTH; i++) quads[i] = uint32_t(from[i] >> step % QUADS_EACH * 32);
+        auto values = load_vector<QuadBytes>((const uint8_t*)quads);
+        if constexpr (G.has_signs) {
+          const QuadBytes is_negative = (QuadBytes)(of_columns << (7 - step)) < 0;
+          values = (values ^ is_negative) - is_negative;
         }
-        std::memcpy(codes, quads, sizeof(quads));
+        std::memcpy(codes + (step * PANEL + column) * 4, &values, sizeof(values));
       }
     }
   }
 };
-
-// Changes the signs of bytes: those of a group's quads, where `codes` has the quads of all columns for each step.
-inline void apply_signs(const uint8_t* signs, uint8_t* codes) {
-  for (long column = 0; column < PANEL; column += WIDTH) {
-    const VectorBits of_columns = load_vector<VectorBits>(signs + column * 4);
-#pragma GCC unroll 8
-    for (int step = 0; step < STEPS; step++) {
-      uint8_t* const quads = codes + (step * PANEL + column) * 4;
-      const QuadBytes is_negative = (QuadBytes)(of_columns << (7 - step)) < 0;
-      const QuadBytes values = (load_vector<QuadBytes>(quads) ^ is_negative) - is_negative;
-      std::memcpy(quads, &values, sizeof(values));
-    }
-  }
-}
 
 // Subtracts two from the points of a group whose bit in `words` says so.
 template <Format FORMAT>
@@ -327,7 +317,8 @@ void unpack_planes(const uint8_t* planes, uint8_t* codes) {
       const auto bits = load_vector<VectorBits>(planes + (plane * PANEL + column) * 4);
       [[maybe_unused]] Shorts even = (Shorts)bits & 255, odd = (Shorts)bits >> 8;
 #pragma GCC unroll 5
-      for (long i = 0; i < STEPS_EACH && plane * STEPS_EACH + i < SUPER / 4; i++) {
+      for (int i = 0; i < STEPS_EACH; i++) {
+        if (plane * STEPS_EACH + i >= SUPER / 4) break;  // The last byte has fewer codes.
         VectorBits found;
         if constexpr (STEPS_EACH == 4) {
           found = bits >> 2 * i & in_each_byte(3);
@@ -371,8 +362,7 @@ void unpack_chunk(const uint8_t* chunk, uint8_t* out) {
     for (long group = 0; group < GROUPS; group++) {
       uint8_t* const codes = out + Unpacked::codes(group);
       if (group + 1 < GROUPS) copied[(group + 1) % 2].copy(chunk, group + 1);
-      copied[group % 2].store(codes);
-      if constexpr (G.has_signs) apply_signs(chunk + P::SIGNS + group * PANEL * 4, codes);
+      copied[group % 2].store(chunk + P::SIGNS + group * PANEL * 4, codes);
       if constexpr (G.has_minus) subtract_twos<FORMAT>(chunk + P::HIGH + group * PANEL * 2, codes);
     }
   }
