@@ -257,7 +257,8 @@ def read_head(path: Path) -> GgufHead:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
             tensors[tensor.name] = tensor._replace(shard=shard)
-    check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in paths))
+    if tensors:  # A file of a vocabulary alone also has the sizes of its model.
+        check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in paths))
     return GgufHead(tuple(paths), values, tensors, first.long_values)
 
 

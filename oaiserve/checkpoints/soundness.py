@@ -76,6 +76,8 @@ def refuse_unless_sound(source: ModelSource) -> None:
             if isinstance(kind, str) and kind in _NO_MODELS:
                 raise BadFile(_NO_MODELS[kind])
             _refuse_unless_of_text(values)
+            if not checkpoint.head.tensors:
+                raise BadFile("it has a vocabulary, and no weights")
             return
         config = checkpoint.config
         read_quantization(config)

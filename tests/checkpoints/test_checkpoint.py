@@ -441,6 +441,17 @@ def test_a_gguf_file_that_is_no_model_is_refused_with_what_to_do(kind: str, says
         refuse_unless_sound(find_model(tmp_path / "model.gguf"))
 
 
+def test_a_gguf_file_of_a_vocabulary_alone_has_a_tokenizer_and_serves_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "bert")
+    writer.add_block_count(12)
+    writer.add_tokenizer_model("bert")
+    finish(writer)
+    assert read_head(path).read_tokenizer()["tokenizer.ggml.model"] == "bert"
+    with pytest.raises(StartupError, match="it has a vocabulary, and no weights"):
+        refuse_unless_sound(find_model(path))
+
+
 @pytest.mark.parametrize(
     ("architecture", "values", "says"),
     [
