@@ -3,7 +3,6 @@
 REASONS = {
     "oaiserve_build_info": "It never changes. Queries join it for the version.",
     "oaiserve_engine_feature": "It never changes after the start.",
-    "oaiserve_replica_restarts_total": "The log and OaiserveEngineRestarted say more about each.",
     "oaiserve_finished_choices_total": "How choices end depends on clients and models, and asks for no action.",
     **dict.fromkeys(
         ("oaiserve_speech_sound_seconds_total", "oaiserve_speech_decode_seconds_total"),
