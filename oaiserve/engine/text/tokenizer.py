@@ -449,13 +449,17 @@ class Tokenizer:
         """Yield the text that each token adds to the text before it, and the names of special tokens."""
         return text_parts(self._table, token_ids, None, lambda: iter(()))
 
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token on its own, see `lone_texts`."""
+        return text_of(self._table.bytes_alone(token_id))
+
     def bytes_alone(self, token_id: int) -> bytes:
         """Return the bytes of a token on its own, which may be a part of a character."""
         return self._table.bytes_alone(token_id)
 
     def lone_texts(self, token_ids: Iterable[int]) -> list[str]:
         """Return the text of each token on its own: with its leading space, and U+FFFD for part of a character."""
-        return [text_of(self._table.bytes_alone(token_id)) for token_id in token_ids]
+        return [*map(self.token_text, token_ids)]
 
 
 def _refuse_long(added: Iterable[AddedToken]) -> None:
