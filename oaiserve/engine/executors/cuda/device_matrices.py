@@ -175,13 +175,14 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
 
 
 def block_scales_of(matrix: Floats) -> Tensor | None:
-    """Return the scales of blocks of 128 rows and columns as torch reads them, or None for other scales."""
+    """Return the scales of blocks of 128 rows and columns as torch reads them, or None for other scales, and for
+    tensors without numbers."""
     n, columns = matrix.codes.shape
     if n % SCALED_BLOCK or matrix.scales.shape[1] * SCALED_BLOCK != columns:
         return None
     of_blocks = matrix.scales.unflatten(0, (-1, SCALED_BLOCK))
     first = of_blocks[:, 0]
-    if not torch.equal(of_blocks, first[:, None].expand_as(of_blocks)):
+    if of_blocks.is_meta or not torch.equal(of_blocks, first[:, None].expand_as(of_blocks)):
         return None
     return torch.nn.functional.pad(first, (0, -first.shape[1] % BLOCKS_ALIGNMENT))
 
