@@ -46,7 +46,9 @@ class NativeCode(BuildHookInterface):
             sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
             began = time.monotonic()
             subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
-            print(f"Compiled {kind} for {variant.name} in {time.monotonic() - began:.0f} s", flush=True)
+            # In one piece with the end of its line, because other threads print, too.
+            sys.stdout.write(f"Compiled {kind} for {variant.name} in {time.monotonic() - began:.0f} s\n")
+            sys.stdout.flush()
             variants.seal(path, variants.origin(kind, variant))
             return path
 
