@@ -93,6 +93,7 @@ class SlowTokenizer(BlockedTokenizer):
         super().__init__()
         self._delays = delays
         self._slow_prompt = slow_prompt
+        self.special_ids: frozenset[int] = frozenset()
 
     def encode(self, prompt: Prompt) -> list[int]:
         token_ids = super().encode(prompt)

@@ -30,9 +30,9 @@ def test_a_flag_names_a_module_or_a_file(packages: Path) -> None:
 
 
 def test_a_file_may_have_the_name_of_another_module_and_commands(packages: Path) -> None:
-    (packages / "wave.py").write_text(GREETING)
-    (plugin,) = (each.plugin for each in load([str(packages / "wave.py")]) if each.plugin.name == "greeting")
-    assert "wave" not in sys.modules
+    (packages / "antigravity.py").write_text(GREETING)
+    (plugin,) = (each.plugin for each in load([str(packages / "antigravity.py")]) if each.plugin.name == "greeting")
+    assert "antigravity" not in sys.modules
     assert cli.small_command("greet", plugin.commands["greet"])(["Ada"], result_action="return_value") == 3
 
 

@@ -202,7 +202,7 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
                 example |= {"model": "org/demo"} if "model" in example else {}
                 example |= {"input_file_id": file_id} if "input_file_id" in example else {}
                 is_pooled = described["tags"] == ["Embeddings and scores"] or path.startswith("/api/embed")
-                served.engine.pooling = Pooling("embed", 2) if is_pooled else None
+                served.engine.pooling = Pooling("embed", 2, has_token_weights=True, token_size=2) if is_pooled else None
                 served.engine.script = pools(*[[0.6, 0.8]] * 3) if is_pooled else generates
                 assert served.http.request(method, path, json=example).status_code == 200, path
 
