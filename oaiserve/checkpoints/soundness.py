@@ -32,7 +32,8 @@ _OF_MEDIA = dict.fromkeys(
     "which makes pictures",
 ) | {
     **dict.fromkeys(("wan", "hyvid", "hunyuan_video", "ltxv", "cosmos", "mochi", "cogvideo"), "which makes videos"),
-    **dict.fromkeys(("whisper", "parakeet", "canary", "moonshine"), "which writes down speech"),
+    "whisper": "which writes down speech (serve such a model as safetensors)",
+    **dict.fromkeys(("parakeet", "canary", "moonshine"), "which writes down speech"),
     **dict.fromkeys(("kokoro", "parler", "outetts", "dia", "bark", "chatterbox"), "which speaks"),
 }
 # With an example of each.

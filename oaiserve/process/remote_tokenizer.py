@@ -58,9 +58,7 @@ class RemoteTokenizer:
         if parts.chat_template:
             self.chat_template = ChatTemplate(parts.chat_template, parts.special_tokens_map, parts.response_template)
 
-    def encode_in_pieces(
-        self, prompt: Prompt, most_tokens: int | None = None, expand: object = None
-    ) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
         """As of `Tokenizer`."""
         yield from ()
         return self._encode(prompt, most_tokens)

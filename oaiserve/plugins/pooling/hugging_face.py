@@ -52,13 +52,17 @@ class TokenWeight(msgspec.Struct):
     value: float
 
 
-@Operation(
-    summary="The vectors of texts, as Hugging Face's clients want them.",
-    group="Embeddings and scores",
-    body=FeaturesBody,
-    answer="application/json",
-    example={"inputs": ["What is the capital of France?", "Paris"]},
-)
+def _operation(summary: str, body: type[TextsBody]) -> Operation:
+    return Operation(
+        summary=summary,
+        group="Embeddings and scores",
+        body=body,
+        answer="application/json",
+        example={"inputs": ["What is the capital of France?", "Paris"]},
+    )
+
+
+@_operation("The vectors of texts, as Hugging Face's clients want them.", FeaturesBody)
 async def embed(http: HTTPRequest) -> Answer:
     return await read(http, FeaturesBody, _answer, tasks=("embed",), id_prefix="embd-")
 
@@ -80,13 +84,7 @@ def _answer(intake: Intake[FeaturesBody]) -> Answer:
     return pooled_answer_to(intake, _prompts(intake), whole, params)
 
 
-@Operation(
-    summary="The weights of the tokens of texts, as Hugging Face's clients want them.",
-    group="Embeddings and scores",
-    body=TextsBody,
-    answer="application/json",
-    example={"inputs": ["What is the capital of France?", "Paris"]},
-)
+@_operation("The weights of the tokens of texts, as Hugging Face's clients want them.", TextsBody)
 async def embed_sparse(http: HTTPRequest) -> Answer:
     return await read(http, TextsBody, _sparse_answer, tasks=("embed",), id_prefix="embd-")
 
@@ -109,13 +107,7 @@ def _sparse_answer(intake: Intake[TextsBody]) -> Answer:
     return pooled_answer_to(intake, _prompts(intake), whole, _params(intake.body), "token_weights")
 
 
-@Operation(
-    summary="The vectors of the tokens of texts, as Hugging Face's clients want them.",
-    group="Embeddings and scores",
-    body=TextsBody,
-    answer="application/json",
-    example={"inputs": ["What is the capital of France?", "Paris"]},
-)
+@_operation("The vectors of the tokens of texts, as Hugging Face's clients want them.", TextsBody)
 async def embed_all(http: HTTPRequest) -> Answer:
     return await read(http, TextsBody, _answer_of_all, tasks=("embed",), id_prefix="embd-")
 

@@ -82,28 +82,24 @@ class SpeechEvent(msgspec.Struct):
     usage: StreamUsage | UnsetType = UNSET
 
 
-@Operation(
-    summary="The text of a sound, in its own language.",
-    group="Speech",
-    form=parameters("transcribe"),
-    answer=SpeechText,
-    event=SpeechEvent,
-    alternatives=tuple(_MEDIA_TYPES[name].partition(";")[0] for name in ("text", "srt", "vtt")),
-    errors=ERRORS_OF_BODIES,
-)
+def _operation(task: Task, summary: str) -> Operation:
+    return Operation(
+        summary=summary,
+        group="Speech",
+        form=parameters(task),
+        answer=SpeechText,
+        event=SpeechEvent,
+        alternatives=tuple(_MEDIA_TYPES[name].partition(";")[0] for name in ("text", "srt", "vtt")),
+        errors=ERRORS_OF_BODIES,
+    )
+
+
+@_operation("transcribe", "The text of a sound, in its own language.")
 async def transcriptions(http: HTTPRequest) -> Answer:
     return await _read(http, "transcribe")
 
 
-@Operation(
-    summary="The text of a sound, in English.",
-    group="Speech",
-    form=parameters("translate"),
-    answer=SpeechText,
-    event=SpeechEvent,
-    alternatives=tuple(_MEDIA_TYPES[name].partition(";")[0] for name in ("text", "srt", "vtt")),
-    errors=ERRORS_OF_BODIES,
-)
+@_operation("translate", "The text of a sound, in English.")
 async def translations(http: HTTPRequest) -> Answer:
     return await _read(http, "translate")
 

@@ -147,13 +147,7 @@ class StepGraphs:
         began: torch.cuda.Event | None = None,
         adapters: Sequenced[Adapter | None] = (),
     ) -> tuple[torch.Tensor, Replayed | None]:
-        """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
-
-        `size` is the one that `find` returned, and `draws` are the chunks, each cut after a token that a draw follows.
-        If no draw needs edits of logits or log-probabilities, the results of the draws are returned, too.
-        `table_rows` are the step's rows of `tables`. `drawn_ids` int64 [R] are the ids of the previous step. For
-        `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
-        """
+        """Launch a step without waiting, as `Replays` says. `table_rows` are the step's rows of `tables`."""
         has_adapters = any(adapters)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)

@@ -33,13 +33,13 @@ LENGTHS = (9, 40, 17, 600)
 CHUNK_TOKENS = 5  # tokens of the last one, in a step in which the others decode
 # The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
-# By sequence: how tokens are drawn, and the numbers of adapters.
 # Penalties that devices apply, by sequence. They are negative, or factors far below 1: without them, other tokens are
 # drawn.
 _PENALTIES: Mapping[int, Mapping[str, Any]] = {
     1: {"frequency_penalty": -20.0, "presence_penalty": -20.0},
     2: {"repetition_penalty": 0.01},
 }
+# By sequence: how tokens are drawn, and the numbers of adapters.
 _PARAMS = (
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
     SamplingParams(temperature=0.0),

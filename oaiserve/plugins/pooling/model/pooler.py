@@ -79,10 +79,9 @@ class OwnForward:
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        outputs = self._outputs(ids, types, lengths)
         if self.head is None:
-            return torch.cat([output.float() for output in outputs])
-        return torch.cat([self.head(output, [length]) for output, length in zip(outputs, lengths, strict=True)])
+            return torch.cat([output.float() for output in self._outputs(ids, types, lengths)])
+        return self.pooled(self.hidden(ids, types, lengths), lengths)
 
     def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         assert self.head is not None

@@ -6,6 +6,7 @@ import logging
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.errors import StartupError
 from oaiserve.plugins.speech.model.decoder import SpeechDecoder
 from oaiserve.plugins.speech.model.runner import SpeechRunner
+from oaiserve.plugins.speech.sound import NOT_INSTALLED
 from oaiserve.plugins.speech.tokens import RATE, SAMPLES_PER_TOKEN
 from oaiserve.system_cpus import default_threads
 
@@ -36,6 +38,8 @@ def start(request: StartRequest) -> ServedModel:
     flag = options.adapters_flag if options.has_adapters else needing_native(options)
     if flag is not None:
         raise StartupError(f"{flag} is for models that generate text, and '{name}' transcribes speech.")
+    if find_spec("av") is None:
+        log.warning("Requests for '%s' will fail. %s", name, NOT_INSTALLED)
     model = request.load("weights", lambda: load(request))
     if model.device.type == "cpu":
         torch.set_num_threads(options.cpu_threads or default_threads())
