@@ -257,6 +257,9 @@ class Stepper:
         step = launched.step
         ended_ns = self._host.enter(HostPart.PROCESS, step)
         self._scheduler.pool.at(ended_ns)
+        for left in step.left:
+            if self._requests.of_choice(left.sequence):
+                self._scheduler.of(left.sequence).memory.charge_last_step(left)
         for opened in launched.newcomers:
             opened.notes.first_step_ended(self._account.numbers)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from oaiserve.engine.scheduling.prefixes import Prefixes
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Left
 from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.facts.record import WaitReason
 
@@ -123,6 +124,15 @@ class SequenceMemory:
         sequence.blocks[index] = new_block
         sequence.held_ns += self._pool.release([shared])
         return shared, new_block
+
+    def leaving(self, sequence: Sequence) -> Left:
+        """Return the blocks of a sequence that is about to give them back, although its last step still reads them."""
+        num_blocks = sum(self._pool.references(block) == 1 for block in sequence.blocks)
+        return Left(sequence, num_blocks, self._pool.now_ns)
+
+    def charge_last_step(self, left: Left) -> None:
+        """Charge a sequence for the blocks that its last step, which has just ended, still read."""
+        left.sequence.held_ns += self._pool.charge(left.num_blocks, left.since_ns)
 
     def release(self, sequence: Sequence) -> None:
         """Take back all blocks and the state of a sequence. Cached blocks of background work are reused first."""

@@ -41,6 +41,7 @@ def advance(step: Step, lane_of: Callable[[Sequence], Lane], memory: SequenceMem
             if end < sequence.max_len:
                 sequence.num_tokens = end + max_draws
             if end + 1 >= sequence.max_len and max_draws == 1:
+                step.left.append(memory.leaving(sequence))
                 lane_of(sequence).remove(sequence)
 
 

@@ -60,16 +60,25 @@ class BlockPool:
         self.num_evicted = 0  # cached blocks whose content was forgotten, so far
         self.evicted_unused_ns = 0  # the time since the last use of each, added up
         self.num_reusable = 0  # free blocks that can still be found by their hash
-        self._now_ns = 0
+        self.now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
         self._held_ns = [0.0] * num_blocks  # time for which a sequence has held the block since its first reference
         self._since_ns = [0] * num_blocks  # the last change of its references
 
     def at(self, now_ns: int) -> None:
         """Set the time of the changes that follow. It never goes back."""
-        if now_ns > self._now_ns:
-            self.used_ns += (now_ns - self._now_ns) * self.num_used
-            self._now_ns = now_ns
+        if now_ns > self.now_ns:
+            self.used_ns += (now_ns - self.now_ns) * self.num_used
+            self.now_ns = now_ns
+
+    def charge(self, num_blocks: int, since_ns: int) -> int:
+        """Count blocks that became free at some time as used until now. Return that time, added up.
+
+        The next step may have them already, and then they count for both.
+        """
+        used_ns = num_blocks * (self.now_ns - since_ns)
+        self.used_ns += used_ns
+        return used_ns
 
     def held_ns(self, blocks: Sequence[int]) -> float:
         """Return how long these blocks were held so far, so that a new sharer isn't charged for that time."""
@@ -77,10 +86,10 @@ class BlockPool:
 
     def _settle(self, block: int) -> None:
         if references := self._references[block]:
-            self._held_ns[block] += (self._now_ns - self._since_ns[block]) / references
+            self._held_ns[block] += (self.now_ns - self._since_ns[block]) / references
         else:
             self._held_ns[block] = 0.0
-        self._since_ns[block] = self._now_ns
+        self._since_ns[block] = self.now_ns
 
     @property
     def num_used(self) -> int:
@@ -122,9 +131,9 @@ class BlockPool:
             if (block_hash := self._hashes[block]) is not None:  # The cached content is evicted.
                 del self._published[block_hash]
                 self._hashes[block] = None
-                self.evictions.note(block_hash, Eviction(self._now_ns, taker))
+                self.evictions.note(block_hash, Eviction(self.now_ns, taker))
                 self.num_evicted += 1
-                self.evicted_unused_ns += self._now_ns - self._since_ns[block]
+                self.evicted_unused_ns += self.now_ns - self._since_ns[block]
                 if self.on_eviction is not None:
                     self.on_eviction(block, block_hash)
                 self.num_reusable -= 1

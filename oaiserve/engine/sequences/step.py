@@ -106,6 +106,14 @@ class Masks(NamedTuple):
     words: np.ndarray  # uint32 [number of rows, ceil(vocab / 32)]
 
 
+class Left(NamedTuple):
+    """A sequence that gave back its blocks when its last step was launched, which still reads them."""
+
+    sequence: Sequence
+    num_blocks: int  # blocks that no other sequence used
+    since_ns: int
+
+
 @dataclass(slots=True)
 class Step:
     """One run of the model. Chunks of one token come first: attention treats them as one batch.
@@ -119,6 +127,7 @@ class Step:
     state_copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # they waited, and now run
     preempted: list[Sequence] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)  # noted at the launch
 
     @property
     def num_tokens(self) -> int:

@@ -15,7 +15,7 @@ from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from tests.engine.accounts.pictures import media_of, picture
-from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
+from tests.engine.doubles import Clock, Inbox, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
 
 COST = StepCost(tuple(8e6 + 3e5 * rows for rows in KNOTS), 500.0, 300.0, 100.0, 5e4, 1e5, 2e4, 1e6)
 LOADS = st.builds(
@@ -149,3 +149,15 @@ def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
         assert read == pytest.approx(numbers.num_steps * 10**6, abs=len(accounts))
     assert numbers.nobody_machine_ns >= 3_000_000_000
     assert numbers.nobody_core_ns >= 777
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_a_request_is_charged_for_its_blocks_until_its_last_step_has_ended(max_tokens: int) -> None:
+    clock = Clock()
+    with make_engine(ScriptedRunner(computing=lambda _: clock.move(2)), clock_ns=clock, block_bytes=10) as engine:
+        inbox = Inbox()
+        engine.submit(request("a", prompt_len=13, max_tokens=max_tokens), inbox)
+        account = inbox.wait_terminal("a")["a"].account
+        wait_until_idle(engine)
+    assert account.kv_byte_seconds == 4 * 10 * 2 * max_tokens  # four blocks of four tokens, for each step's two seconds
+    assert engine.snapshot().kv_byte_ns == account.kv_byte_seconds * 1e9
