@@ -3,7 +3,7 @@
 The light client sends a prompt of 40 tokens, waits for its answer of one token, and then for half a second on average.
 Heavy clients send prompts of 1,535 tokens for 16 tokens, each in several threads and one request after the other. The
 clients have addresses of their own. The table has the light client's times to first token, alone and beside each of
-these, and how many prompt tokens the heavy ones got in a second, without and with the light one.
+these, and how many tokens of the heavy ones the servers computed in a second, without and with the light one.
 
 A second table has the light client's time per token of a stream, alone and beside 128 streams of another client, who
 asks for 16 choices in each of eight threads, and the tokens that these get, beside it and without it.
@@ -23,7 +23,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,6 +46,7 @@ PAUSE_SECONDS = 0.5  # pause of the light client, on average
 MOST_ID = 40_000  # token ids that the vocabularies of real models have
 CROWDS = ((1, 6), (3, 2), (3, 6))  # heavy clients, and the threads of each
 CHOICE_TOKENS = 64  # tokens of each of these choices
+TURNS = 2  # A turn is without the light client, twice beside it, and without it again.
 STREAM_TOKENS = 24  # tokens of a stream of the light client
 CHOICES = 16  # choices of each request for streams of the heavy client
 STREAMS_HEAD = (
@@ -57,7 +58,7 @@ TABLES = ("crowds", "streams", "own")
 HEAD = (
     "heavy clients x threads",
     *("TTFT p50, ms", "p90", "max"),
-    *("prompt tokens/s of the heavy ones beside it", "and without it"),
+    *("tokens/s of the heavy ones beside it", "and without it"),
 )
 COMPLETIONS = "/v1/completions"
 STEP_TOKENS = names.ENGINE_STEP_TOKENS.name
@@ -86,7 +87,9 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds.setdefault("alone", []).append({"light": light_seconds(url, seconds)})
             if "crowds" in arguments.only:
                 for crowd in CROWDS:
-                    rounds.setdefault(f"{crowd[0]} x {crowd[1]}", []).append(beside_crowd(url, crowd, seconds))
+                    rounds.setdefault(f"{crowd[0]} x {crowd[1]}", []).append(
+                        beside_crowd(url, replicas, crowd, seconds)
+                    )
             if "own" in arguments.only:
                 rounds.setdefault(f"{OWN_TOKENS} tokens before", []).append({"own": own_seconds(url, seconds)})
             if "streams" in arguments.only:
@@ -96,27 +99,41 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"model": model, "replicas": arguments.replicas, "rounds": rounds}
 
 
-def beside_crowd(url: str, crowd: tuple[int, int], seconds: float) -> dict[str, Any]:
-    with Crowd(url, *crowd) as heavy:
-        without = heavy.rate(seconds)
-        before = heavy.num_answers
-        began = time.monotonic()
-        light = light_seconds(url, seconds)
-        with_light = (heavy.num_answers - before) * HEAVY_TOKENS / (time.monotonic() - began)
-    return {"light": light, "heavy": with_light, "without": without}
+def beside_crowd(url: str, replicas: list[str], crowd: tuple[int, int], seconds: float) -> dict[str, Any]:
+    with Crowd(url, *crowd):
+        light, rates = beside(replicas, seconds, lambda seconds: light_seconds(url, seconds), LIGHT_TOKENS)
+    return {"light": light} | rates
 
 
 def beside_streams(url: str, replicas: list[str], seconds: float) -> dict[str, Any]:
     with Crowd(url, 1, 8, num_choices=CHOICES):
-        before = computed_tokens(replicas)
-        time.sleep(seconds)
-        without = (computed_tokens(replicas) - before) / seconds
+        gaps, rates = beside(replicas, seconds, lambda seconds: light_gaps(url, seconds), LIGHT_TOKENS + STREAM_TOKENS)
+    return {"gaps": gaps} | rates
+
+
+def beside(
+    replicas: list[str], seconds: float, ask_lightly: Callable[[float], list[float]], light_tokens: int
+) -> tuple[list[float], dict[str, float]]:
+    """Return what the light client measured, and the tokens per second of heavy ones beside it and without it.
+
+    Both take turns of a few seconds, since the pace of a shared machine changes within minutes. The tokens are those of
+    the servers' steps: a client may get only a handful of whole answers in ten seconds.
+    """
+    taken: list[float] = []
+    tokens = {"heavy": 0.0, "without": 0.0}
+    spent = {"heavy": 0.0, "without": 0.0}
+    for key in ("without", "heavy", "heavy", "without") * TURNS:
         before = computed_tokens(replicas)
         began = time.monotonic()
-        gaps = light_gaps(url, seconds)
-        light_tokens = len(gaps) * (LIGHT_TOKENS + STREAM_TOKENS)
-        rate = (computed_tokens(replicas) - before - light_tokens) / (time.monotonic() - began)
-    return {"gaps": gaps, "heavy": rate, "without": without}
+        if key == "heavy":
+            asked = ask_lightly(seconds / (2 * TURNS))
+            taken += asked
+            before += len(asked) * light_tokens
+        else:
+            time.sleep(seconds / (2 * TURNS))
+        tokens[key] += computed_tokens(replicas) - before
+        spent[key] += time.monotonic() - began
+    return taken, {key: tokens[key] / spent[key] for key in tokens}
 
 
 @contextmanager
@@ -219,12 +236,6 @@ class Crowd:
         self._ends.set()
         for thread in self._threads:
             thread.join()
-
-    def rate(self, seconds: float) -> float:
-        """Return the prompt tokens per second of some time."""
-        before = self.num_answers
-        self._ends.wait(seconds)
-        return (self.num_answers - before) * HEAVY_TOKENS / seconds
 
     def _ask(self, address: str) -> None:
         with client_from(self._url, address) as client:
