@@ -33,7 +33,7 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running, streams_of
+from oaiserve.plugin_loading import dialects_of, keyring, own_plugins, pages_of, routes_of, running, streams_of
 from oaiserve.routes import chat_completions as chat
 from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
@@ -104,7 +104,7 @@ def create_app(
                 config.server.reasoning_parser,
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
-                [family for plugin in parts for family in plugin.dialects],
+                partial(dialects_of, parts),
                 None if template is None else read_response_template(template),
             ),
             sampling=sampling,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.http.keys import KeySource
     from oaiserve.plugin.parts import AskReplicas
+    from oaiserve.routes.dialects.family import CallFamily
     from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ _RAISED = (Exception, SystemExit, GeneratorExit)  # errors of a plug-in; a Keybo
 # Folders of oaiserve/plugins, each of which may be missing
 OURS = (
     "batches",
+    "dialects",
     "gateway",
     "inspector",
     "keys",
@@ -299,6 +301,15 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
     return tuple(SamplingRule(plugin.name, rule) for plugin, of_plugin in rules for rule in of_plugin)
 
 
+def dialects_of(plugins: Iterable[Plugin]) -> list[list[CallFamily]]:
+    """Return the dialects, plug-in by plug-in."""
+
+    def of_plugin(plugin: Plugin) -> list[CallFamily] | None:
+        return [*(plugin.dialects() if callable(plugin.dialects) else plugin.dialects)] or None
+
+    return [dialects for _, dialects in made(plugins, "dialects", of_plugin)]
+
+
 def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
     """Return the ways of the plug-ins to start a model."""
     ways = made(plugins, "ways to start a model", lambda plugin: plugin.inner.starts and [*plugin.inner.starts()])
@@ -326,12 +337,16 @@ def own_plugins() -> list[Plugin]:
     return [each.plugin for each in found if isinstance(each, LoadedPlugin)]
 
 
-def import_routes(plugins: Iterable[Plugin]) -> None:
-    """Import the routes of the plug-ins of oaiserve: it takes tens of milliseconds, and need not wait for the model."""
+def import_early(plugins: Iterable[Plugin], *, reads_calls: bool) -> None:
+    """Import the routes and dialects of the plug-ins of oaiserve: it takes tens of milliseconds, and need not wait for
+    the model."""
     for plugin in plugins:
-        module = f"{GROUP}.{plugin.name}.routes"
-        if plugin.name in OURS and find_spec(module) is not None:
+        if plugin.name not in OURS:
+            continue
+        if find_spec(module := f"{GROUP}.{plugin.name}.routes") is not None:
             import_module(module)
+        if reads_calls and callable(plugin.dialects):
+            plugin.dialects()
 
 
 def check(plugins: Iterable[Plugin], config: Config) -> None:

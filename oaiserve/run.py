@@ -113,7 +113,7 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_
         with times.part("import of the server"):
             import oaiserve.app  # noqa: F401
 
-            plugin_loading.import_routes(plugins)
+            plugin_loading.import_early(plugins, reads_calls=config.server.tool_call_parser != "none")
 
     try:
         if not is_child and (config.server.replicas != 1 or config.server.engine_process == "on"):

@@ -47,7 +47,9 @@ TOGETHER = {
     "plugins/gateway/test_runs.py": ("runs",),
     "plugins/gateway/test_sockets.py": ("responses",),
     "plugins/ollama/test_gateway.py": ("gateway",),
+    "real/test_histories.py": ("dialects",),
     "real/test_speech.py": ("speech",),
+    "real/test_templates.py": ("dialects",),
     "plugins/responses/test_ways_in.py": ("batches", "gateway", "messages"),
 }
 

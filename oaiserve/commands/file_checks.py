@@ -15,6 +15,7 @@ from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import dialects_of
 from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 logger = logging.getLogger(__name__)
@@ -28,9 +29,9 @@ def check_files(
 ) -> None:
     given_defaults(server.default_params)
     if server.tool_call_parser not in ("auto", "none"):
-        from oaiserve.routes.dialects.families import check_name  # Imports all parsers, which takes a while.
+        from oaiserve.routes.dialects.dialect import check_name  # It and the parsers take a while to import.
 
-        check_name(server.tool_call_parser, (family for plugin in plugins for family in plugin.dialects))
+        check_name(server.tool_call_parser, dialects_of(plugins))
     if server.response_template is not None:
         from oaiserve.engine.text.response_template import read_response_template
 

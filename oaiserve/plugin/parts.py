@@ -131,9 +131,10 @@ class Plugin:
     """Called with the record of each ended request, after its answer, on the telemetry thread. The record is shared, so
     it must not be changed."""
 
-    dialects: Sequence[CallFamily] = ()
-    """Ways in which models write tool calls. With `--tool-call-parser auto`, a chat template that has all `signs` of
-    one of these selects it, before any of oaiserve. The flag also takes their names."""
+    dialects: Sequence[CallFamily] | Callable[[], Iterable[CallFamily]] = ()
+    """Ways in which models write tool calls, or a function that returns them, which is called when a server may read
+    calls. With `--tool-call-parser auto`, a chat template that has all `signs` of one of these selects it, before those
+    of oaiserve with the same `rank`. The flag also takes their names."""
 
     sampling_rules: Callable[[Tokenizer], Iterable[Rule]] | None = None
     """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32

@@ -3,12 +3,13 @@
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from oaiserve.engine.text.chat_template import ChatTemplate
-from oaiserve.plugin_loading import load, rules_of
+from oaiserve.plugin_loading import dialects_of, load, rules_of
 from oaiserve.routes.dialects.dialect import dialect_of
 from tests.engine.doubles import TOKENIZER
 from tests.plugin_door.imports import private_imports
@@ -38,7 +39,7 @@ def test_the_dialect_of_the_page_reads_and_writes_calls(tmp_path: Path, packages
     _, _, owl, *_ = plugins_of_page(tmp_path)
     (plugin,) = (each.plugin for each in load([str(owl)]) if each.plugin.name == "owl")
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{# <owl> <tool_call> #}", {})
-    family = dialect_of("auto", "auto", template, {}, plugin.dialects).calls
+    family = dialect_of("auto", "auto", template, {}, partial(dialects_of, [plugin])).calls
     assert family is not None
     assert family.name == "owl"
     calls = [("get_time", '{"zone": "utc"}')] * 2

@@ -13,7 +13,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.families.hermes import HERMES
+from oaiserve.routes.dialects.hermes import HERMES
 from tests.real.test_templates import (
     AGAIN,
     CALL_ALONE,

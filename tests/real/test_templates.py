@@ -26,8 +26,9 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.messages import build_prompt
 from oaiserve.routes.chat.tools import requested_tools
-from oaiserve.routes.dialects.dialect import Dialect, dialect_of
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake.body_types import ChatBody
+from tests.plugins.dialects.known import dialect_of
 
 pytestmark = pytest.mark.real
 

@@ -10,8 +10,7 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.constraints import MOST_REMEMBERED, not_obeyed
-from oaiserve.routes.dialects.families.hermes import HERMES
-from oaiserve.routes.dialects.families.xml import QWEN_CODER
+from oaiserve.routes.dialects.hermes import HERMES
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import BODIES, CHAT, REQUIRED, RESPONSES, ROUTES, answered, submitted, tool
 from tests.routes.doubles import says
@@ -163,7 +162,10 @@ def test_tool_that_requires_a_property_it_lacks_may_be_forced(served: Served, mo
     Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=ends).compile(grammar)
 
 
+@pytest.mark.plugin("dialects")
 def test_all_of_many_tools_may_be_called_in_the_form_of_the_dialect() -> None:
+    from oaiserve.plugins.dialects.xml import QWEN_CODER
+
     schemas = {f"tool_{number}": {"type": "object", "properties": {"a": {"type": "string"}}} for number in range(1000)}
     grammar = json.loads(QWEN_CODER.grammar(schemas, only_one=True, special_ids={}))
     assert grammar["lark"].count("<function=tool_") == 1000

@@ -181,6 +181,7 @@ def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve
     assert prompt.messages[0]["content"].endswith("\n\nBe brief.")
 
 
+@pytest.mark.plugin("dialects")
 def test_ids_of_calls_have_nine_characters_for_mistral(serve: Serve) -> None:
     messages = chatted(serve(template="[TOOL_CALLS] {{ tools }}"), messages=[*HI, *HISTORY])[1].messages
     ids = [call["id"] for call in messages[1]["tool_calls"]]

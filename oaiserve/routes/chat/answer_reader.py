@@ -8,7 +8,7 @@ from types import MappingProxyType
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.families.harmony import HarmonyCalls
+from oaiserve.routes.dialects.channels import ChannelParser
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.dialects.segments import CallBegin, Content, Reasoning, Segment, joined
 from oaiserve.routes.exchange import AnswerFacts
@@ -29,7 +29,7 @@ class AnswerReader:
         self.thinking = thinking
         self.calls = calls
         # This parser knows where reasoning ends.
-        self._reasoning = calls if isinstance(calls, HarmonyCalls) else thinking
+        self._reasoning = calls if isinstance(calls, ChannelParser) else thinking
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper
         self._text_length = 0  # characters of the tokens so far

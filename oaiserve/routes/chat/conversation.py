@@ -16,8 +16,8 @@ from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.template_gaps import text_of
 from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.channels import ChannelParser
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.families.harmony import HarmonyCalls
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.intake.invalid import invalid
@@ -116,7 +116,7 @@ class Conversation:
         is_raw = tools.raw is not None
         calls: CallParser | None = None
         thinking = None
-        if family is not None and issubclass(family.parser, HarmonyCalls):
+        if family is not None and issubclass(family.parser, ChannelParser):
             if self.reads_reasoning or self.reads_calls:
                 in_reasoning = self._mode is not None and self._mode.is_open
                 calls = family.parser(

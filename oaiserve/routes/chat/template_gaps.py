@@ -15,8 +15,8 @@ import msgspec
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.chat.shown_tools import model_name
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.family import CallFamily, Message
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.intake.outlines import TOLD_RESULT
 from oaiserve.wire.prefix_keys import SYSTEM_ROLES, without_billing
 

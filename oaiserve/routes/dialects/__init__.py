@@ -6,7 +6,7 @@ How a call is read
 ------------------
 A Qwen model answers "Sure." and then calls a tool. Its text arrives in pieces that end anywhere:
 
->>> from oaiserve.routes.dialects.families.hermes import HERMES
+>>> from oaiserve.routes.dialects.hermes import HERMES
 >>> parser = HERMES.parser({"get_time": {}})
 >>> parser.push('Sure. <tool')
 [Content(text='Sure. ')]
@@ -32,7 +32,8 @@ grammar for calls that must be made. Its `form` (tagged_form.py) describes calls
 `sites` (sites.py) are the positions where the name of a tool occurs, each found by its `lead`, the text before it: from
 there on, the calls of strict tools obey their schemas.
 
-Files: families/ has one file for each family or several that are alike, and adding one there is enough. dialect.py
-chooses the family and the reasoning (reasoning.py) of a server's model. raw_call.py reads the input of a custom tool,
-and lark.py writes texts in grammars.
+Families come from plug-ins, and those that ship are files of oaiserve/plugins/dialects, where adding one is enough.
+Hermes (hermes.py) is here, because it stands in for families that are not known. dialect.py chooses the family and the
+reasoning (reasoning.py) of a server's model. channels.py is for answers in channels, raw_call.py reads the input of a
+custom tool, and lark.py writes texts in grammars.
 """

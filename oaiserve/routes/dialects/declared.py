@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from oaiserve.engine.text.response_template import CALLS, ResponseForm
 from oaiserve.engine.text.transformers_parser import forget_read, unread
 from oaiserve.routes.dialects.calls import MOST_HEAD, CallParser
-from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Content, Reasoning, Segment
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

@@ -9,20 +9,22 @@ If it has the signs of no family, transformers' own parser reads the declared ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from oaiserve.config import OptionError
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.response_template import CALLS, BadResponseTemplate, response_form
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.dialects.declared import REASONING_FIELDS, family_of_template
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.hermes import HERMES, HermesCalls
 from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES, HermesCalls
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningDialect
 
 log = logging.getLogger(__name__)
+# The families of each plug-in, in the order in which plug-ins were loaded
+Families: TypeAlias = "Sequence[Sequence[CallFamily]]"
 
 # The tags of reasoning. A chat template with the last one of a row uses that row.
 _REASONING_TAGS = (
@@ -33,22 +35,38 @@ _REASONING_TAGS = (
 )
 
 
-def family_of(name: str, template: str, further: Sequence[CallFamily] = ()) -> CallFamily | None:
+def family_of(name: str, template: str, plugins: Families = ()) -> CallFamily | None:
     """Return the family of `--tool-call-parser`; with "auto" the chat template's, or else Hermes.
 
-    The `further` families of plug-ins are recognised before ours.
+    `plugins` has the families of each plug-in.
     """
-    recognised = _recognised(template, further)
+    recognised = _recognised(template, plugins)
     if name == "auto":
         return recognised[0] if recognised else HERMES
     if name == "none":
         return None
-    return next(family for family in (*recognised, *further, *reversed(FAMILIES)) if family.name == name)
+    known = (family for families in _with_hermes(plugins) for family in reversed(families))
+    return next(family for family in (*recognised, *known) if family.name == name)
 
 
-def _recognised(template: str, further: Iterable[CallFamily]) -> list[CallFamily]:
+def check_name(name: str, plugins: Families = ()) -> None:
+    """Raise OptionError unless `--tool-call-parser` can have this value, with these families of plug-ins."""
+    known = sorted({family.name for families in _with_hermes(plugins) for family in families})
+    names = ("auto", "none", *known)
+    if name not in names:
+        raise OptionError(f"--tool-call-parser is '{name}', but must be one of {', '.join(names)}.")
+
+
+def _recognised(template: str, plugins: Families) -> list[CallFamily]:
     """Return the families that a chat template may belong to, the likeliest first."""
-    return [family for family in (*further, *FAMILIES) if all(sign in template for sign in family.signs)]
+    known = sorted((one for families in _with_hermes(plugins) for one in families), key=lambda one: one.rank)
+    return [family for family in known if all(sign in template for sign in family.signs)]
+
+
+def _with_hermes(plugins: Families) -> list[Sequence[CallFamily]]:
+    """Return all families. Those of a plug-in come before those of plug-ins that were loaded earlier: oaiserve's own
+    were loaded first."""
+    return [*reversed(plugins), (HERMES,)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +95,13 @@ def dialect_of(
     reasoning_parser: str,
     template: ChatTemplate | None,
     special_ids: Mapping[str, int],
-    further: Sequence[CallFamily] = (),
+    families: Callable[[], Families] = tuple,
     response_template: Mapping[str, Any] | None = None,
 ) -> Dialect:
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template.
 
-    A `response_template` of the operator's replaces the tokenizer's, and comes before the chat template.
+    `families` returns those of plug-ins, and is called only if calls are read. A `response_template` of the operator's
+    replaces the tokenizer's, and comes before the chat template.
     """
     if template is None:  # Without a template, there is no chat.
         return Dialect()
@@ -91,9 +110,10 @@ def dialect_of(
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
     fields = REASONING_FIELDS if reasoning_parser == "auto" else ()
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
-    if calls is None:
-        calls = family_of(tool_call_parser, source, further)
-        if tool_call_parser == "auto" and (response_template is not None or not _recognised(source, further)):
+    if calls is None and tool_call_parser != "none":
+        plugins = families()
+        calls = family_of(tool_call_parser, source, plugins)
+        if tool_call_parser == "auto" and (response_template is not None or not _recognised(source, plugins)):
             # Reasoning between plain tags is read before the calls.
             keeps_tags = reasoning_parser == "none"
             without = [name for name in REASONING_FIELDS if keeps_tags or _tags(_declared(declared, name))]

@@ -8,7 +8,6 @@ import pytest
 from oaiserve.engine.text.plain_tools import plain_tool
 from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.families import FAMILIES
 from tests.routes.dialects.reading import read, segments_of
 
 ROOT: dict[str, Any] = {
@@ -88,9 +87,12 @@ def test_a_plain_tool_has_the_type_that_an_optional_value_has_otherwise(optional
     assert plain(optional) == expected
 
 
+@pytest.mark.plugin("dialects")
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
 def test_a_call_between_tags_has_the_types_of_its_schema(name: str) -> None:
-    family = next(family for family in FAMILIES if family.name == name)
+    from oaiserve.plugins.dialects import families
+
+    family = next(family for family in families() if family.name == name)
     properties = {
         "n": {"allOf": [{"$ref": "#/$defs/Maybe"}]},
         "text": {"const": "12"},

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from oaiserve.errors import StartupError
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.declared import family_of_template
 from oaiserve.routes.dialects.dialect import dialect_of
-from oaiserve.routes.dialects.families.hermes import HERMES
-from oaiserve.routes.dialects.families.llama import LLAMA
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.segments import Content, Segment, joined
 from tests.nesting import TOO_DEEP
 from tests.routes.dialects.reading import TOOLS, read, segments_of
@@ -170,14 +170,14 @@ def test_the_declaration_is_read_where_no_dialect_fits(caplog: pytest.LogCapture
     def calls_of(source: str, declared: dict[str, Any], parser: str = "auto", file: Any = None) -> Any:
         template = FakeTemplate(source)
         template.response_template = declared
-        return dialect_of(parser, "auto", template, {}, (), file).calls  # type: ignore[arg-type]
+        return dialect_of(parser, "auto", template, {}, lambda: [[owl]], file).calls  # type: ignore[arg-type]
 
-    llama = '<|start_header_id|>{"parameters": '
+    owl = replace(HERMES, name="owl", signs=("<owl>",))
     assert calls_of("", TEMPLATE).name == "response_template"
     assert calls_of("", TEMPLATE, "hermes") is HERMES
     assert calls_of("", TEMPLATE, "none") is None
-    assert calls_of(llama, TEMPLATE) is LLAMA
-    assert calls_of(llama, {}, file=TEMPLATE).name == "response_template"
+    assert calls_of("<owl>", TEMPLATE) is owl
+    assert calls_of("<owl>", {}, file=TEMPLATE).name == "response_template"
     with caplog.at_level(logging.WARNING):
         assert calls_of("", with_calls(close=None, close_pattern="(a+)+")) is HERMES
     assert "response template is not used" in caplog.text

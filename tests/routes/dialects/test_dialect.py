@@ -3,7 +3,7 @@
 import doctest
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from transformers.utils.chat_parsing import parse_response
@@ -13,11 +13,9 @@ from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes import dialects
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.template_gaps import prompt_with_tools
-from oaiserve.routes.dialects.dialect import Dialect, dialect_of
-from oaiserve.routes.dialects.families import FAMILIES, check_name
-from oaiserve.routes.dialects.families.hermes import HERMES
-from oaiserve.routes.dialects.families.llama import LLAMA
-from oaiserve.routes.dialects.families.pythonic import LFM2
+from oaiserve.routes.dialects.dialect import Dialect, check_name, dialect_of
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
@@ -39,12 +37,15 @@ DECLARED: dict[str, Any] = {
 }
 
 
+OWL = replace(HERMES, name="owl", signs=("<owl>",), rank=0)
+
+
 def dialect(
     source: str, declared: dict[str, Any] | None = None, calls: str = "auto", reasoning: str = "auto"
 ) -> Dialect:
     template = FakeTemplate(source)
     template.response_template = declared or {}
-    return dialect_of(calls, reasoning, template, {"[THINK]": 7, "<|call|>": 8, "<|/call|>": 9})
+    return dialect_of(calls, reasoning, template, {"[THINK]": 7, "<|call|>": 8, "<|/call|>": 9}, lambda: [[OWL]])
 
 
 def test_declared_marks_are_read_as_transformers_reads_them() -> None:
@@ -75,7 +76,7 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
 )
 def test_what_cannot_be_passed_on_as_it_comes_is_left_to_the_chat_template(change: dict[str, Any]) -> None:
     field = {**DECLARED["fields"]["tool_calls"], **change}
-    assert dialect('<|start_header_id|>{"parameters": ', {"fields": {"tool_calls": field}}).calls is LLAMA
+    assert dialect("<owl>", {"fields": {"tool_calls": field}}).calls is OWL
     assert dialect("", {"fields": []}).calls is HERMES
 
 
@@ -93,9 +94,10 @@ def test_calls_of_a_history_are_text_where_only_they_have_no_place_in_the_templa
     asking = {"role": "assistant", "content": "I add.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "a", "content": "2"}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    chosen = Dialect(LFM2, abilities=Abilities(calls=False))
+    lark = replace(HERMES, name="lark", in_text=lambda calls: "; ".join(map(" ".join, calls)))
+    chosen = Dialect(lark, abilities=Abilities(calls=False))
     prompt = prompt_with_tools([asking, result], tools, chosen)
-    written = 'I add.\n<|tool_call_start|>[add(text="x", a=None)]<|tool_call_end|>'
+    written = 'I add.\nadd {"text": "x", "a": null}'
     assert prompt.messages == [{"role": "assistant", "content": written}, result]
     assert prompt.tools == tools
 
@@ -105,19 +107,27 @@ def test_call_in_the_description_of_the_dialects_is_read_as_it_says() -> None:
     assert (results.attempted >= 6, results.failed) == (True, 0)
 
 
-@pytest.mark.parametrize("name", ["auto", "none", *sorted({family.name for family in FAMILIES})])
-def test_each_dialect_can_be_chosen_by_its_name(name: str) -> None:
-    check_name(name)
-
-
 def test_the_dialect_of_a_plugin_can_be_chosen_by_its_name() -> None:
-    owl = replace(HERMES, name="owl", signs=("<owl>",))
-    check_name("owl", [owl])
-    assert dialect_of("owl", "none", FakeTemplate(""), {}, [owl]).calls is owl
-    with pytest.raises(OptionError, match="must be one of auto, none, .*, owl"):
-        check_name("crow", [owl])
+    check_name("owl", [[OWL]])
+    assert dialect("", calls="owl").calls is OWL
+    with pytest.raises(OptionError, match="--tool-call-parser is 'crow', but must be one of auto, none, hermes, owl."):
+        check_name("crow", [[OWL]])
 
 
-def test_unknown_dialect_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="--tool-call-parser is 'hermis', but must be one of auto, none, apertus, .*"):
-        check_name("hermis")
+def test_dialects_of_plugins_that_were_loaded_later_come_first_unless_their_rank_is_higher() -> None:
+    def chosen(name: str, rank: int = 0) -> CallFamily | None:
+        later = replace(OWL, rank=rank)
+        calls = dialect_of(name, "none", FakeTemplate("<owl>" if name == "auto" else ""), {}, lambda: [[OWL], [later]])
+        return calls.calls
+
+    assert chosen("auto") is not OWL
+    assert chosen("owl") is not OWL
+    assert chosen("auto", rank=1) is OWL
+
+
+def test_dialects_are_asked_for_only_where_calls_are_read() -> None:
+    def families() -> NoReturn:
+        raise AssertionError("no calls are read")
+
+    for calls, template in (("none", FakeTemplate("")), ("auto", None)):
+        assert dialect_of(calls, "auto", template, {}, families).calls is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.families.hermes import HermesCalls
+from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Content, Reasoning
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of

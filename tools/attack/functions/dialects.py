@@ -7,13 +7,13 @@ from typing import Any
 
 from oaiserve.engine.grammars.parts import Leads
 from oaiserve.engine.text.detokenize import TokenTable
+from oaiserve.plugins.dialects import families
+from oaiserve.plugins.dialects.gemma import GEMMA4
+from oaiserve.plugins.dialects.llama import LLAMA4
+from oaiserve.plugins.dialects.xml import QWEN_CODER
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.gemma import GEMMA4
-from oaiserve.routes.dialects.families.hermes import HERMES
-from oaiserve.routes.dialects.families.llama import LLAMA4
-from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from tests.engine.grammars.plain import BACKEND, ids
 from tests.routes.dialects.reading import TOOLS, own_form, segments_of
@@ -23,7 +23,7 @@ Text = Callable[[int], str]  # a text of about a length
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "object"}, "b": {"type": "string"}}}
 TOOL: dict[str, Any] = {"f": SCHEMA, **TOOLS}
-PARSED = {family.parser: family for family in FAMILIES}.values()  # one family for each parser
+PARSED = {family.parser: family for family in (*families(), HERMES)}.values()  # one family for each parser
 BEGINNINGS = ("", "<think>", "<think>x")
 LENGTHS = (3, 0)  # lengths of the pieces of an answer; 0: as a whole
 

@@ -15,12 +15,12 @@ from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.routes.chat.answer_grammar import forced_schema
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from tests.engine.grammars.plain import allowed_ids
 from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.plugins.dialects.known import FAMILIES
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 FREE = {"type": "object", "properties": {"city": {"type": "string"}}}

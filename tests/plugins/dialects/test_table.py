@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
+from oaiserve.plugins.dialects.harmony import HARMONY, HarmonyCalls
+from oaiserve.plugins.dialects.headed_calls import FUNCTIONARY_HEADED
+from oaiserve.plugins.dialects.kimi import with_counted_ids
+from oaiserve.plugins.dialects.llama import LLAMA, LLAMA4
+from oaiserve.plugins.dialects.pythonic import as_python
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import family_of
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.harmony import HARMONY, HarmonyCalls
-from oaiserve.routes.dialects.families.headed_calls import FUNCTIONARY_HEADED
-from oaiserve.routes.dialects.families.kimi import with_counted_ids
-from oaiserve.routes.dialects.families.llama import LLAMA, LLAMA4
-from oaiserve.routes.dialects.families.pythonic import as_python
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
-from tests.routes.dialects.more_cases import BOOK_CASES
+from tests.plugins.dialects.known import FAMILIES, family_of
+from tests.plugins.dialects.more_cases import BOOK_CASES
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 TOOLS: dict[str, Any] = {

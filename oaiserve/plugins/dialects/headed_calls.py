@@ -8,7 +8,7 @@ from typing import Any
 import regex
 
 from oaiserve.engine.request import ANSWER_START
-from oaiserve.routes.dialects.families.mistral import with_short_ids
+from oaiserve.plugins.dialects.mistral import with_short_ids
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls
 from oaiserve.routes.dialects.lark import NUMBER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from oaiserve.routes.dialects.families.pythonic import PythonicCalls
+from oaiserve.plugins.dialects.pythonic import PythonicCalls
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import JsonCallParser
 from oaiserve.routes.dialects.segments import Segment, find_tag

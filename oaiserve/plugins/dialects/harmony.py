@@ -8,6 +8,7 @@ from typing import Any
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall, Step
+from oaiserve.routes.dialects.channels import ChannelParser
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
@@ -28,7 +29,7 @@ _HEADER = regex.compile(
 )
 
 
-class HarmonyCalls(NamedCalls):
+class HarmonyCalls(ChannelParser, NamedCalls):
     """Reads whole answers: reasoning, content and calls. A message with a broken header is content, and one to an
     unknown tool is dropped."""
 
@@ -53,22 +54,11 @@ class HarmonyCalls(NamedCalls):
         ),
     )
 
-    def __init__(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        *,
-        in_reasoning: bool = False,
-        is_raw: bool = False,
-        **options: Any,
-    ) -> None:
-        """`in_reasoning`: the prompt ends within the reasoning. With `is_raw`, a call's text is its only argument."""
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         super().__init__(tools, **options)
-        self._is_raw = is_raw
-        self.is_over = False
-        self.end = 0  # characters of the text up to the end of the last reasoning so far
         self._name = ""  # name of the tool that receives the message
         self._body: Step = self._in_analysis  # the step that reads the text of the message
-        self._step = self._at_body if in_reasoning else self._at_start
+        self._step = self._at_body if self._in_reasoning else self._at_start
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         if self._step != self._at_body:

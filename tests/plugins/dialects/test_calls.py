@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oaiserve.plugins.dialects.llama import LlamaCalls
+from oaiserve.plugins.dialects.xml import QWEN_CODER
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.hermes import HermesCalls
-from oaiserve.routes.dialects.families.llama import LlamaCalls
-from oaiserve.routes.dialects.families.xml import QWEN_CODER
+from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, joined
 from tests.nesting import TOO_DEEP
+from tests.plugins.dialects.known import FAMILIES
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 PARSERS = list(dict.fromkeys(family.parser for family in FAMILIES))

@@ -15,18 +15,17 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
+from oaiserve.plugins.dialects.json_rows import PHI4
+from oaiserve.plugins.dialects.llama import LLAMA
+from oaiserve.plugins.dialects.mistral import MISTRAL, MISTRAL_NAMED
+from oaiserve.plugins.dialects.pythonic import LFM2
+from oaiserve.plugins.dialects.tagged_rows import MINIMAX_M3
+from oaiserve.plugins.dialects.xml import QWEN_CODER
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import family_of
-from oaiserve.routes.dialects.families import FAMILIES
-from oaiserve.routes.dialects.families.hermes import HERMES
-from oaiserve.routes.dialects.families.json_rows import PHI4
-from oaiserve.routes.dialects.families.llama import LLAMA
-from oaiserve.routes.dialects.families.mistral import MISTRAL, MISTRAL_NAMED
-from oaiserve.routes.dialects.families.pythonic import LFM2
-from oaiserve.routes.dialects.families.tagged_rows import MINIMAX_M3
-from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
 from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.plugins.dialects.known import FAMILIES, family_of
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 SCHEMAS = {

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.plugins.dialects import headed_calls, json_rows, tagged_rows
+from oaiserve.plugins.dialects.headed_calls import SOLAR
+from oaiserve.plugins.dialects.json_rows import APERTUS, APRIEL, COHERE, GIGACHAT, GIGACHAT31, NEMOTRON
+from oaiserve.plugins.dialects.tagged_rows import HUNYUAN, HUNYUAN_OPEN, KIMI_K3, MINICPM, MINIMAX_M3, MUSE
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import Dialect, dialect_of, family_of
-from oaiserve.routes.dialects.families import headed_calls, json_rows, tagged_rows
-from oaiserve.routes.dialects.families.headed_calls import SOLAR
-from oaiserve.routes.dialects.families.json_rows import APERTUS, APRIEL, COHERE, GIGACHAT, GIGACHAT31, NEMOTRON
-from oaiserve.routes.dialects.families.tagged_rows import HUNYUAN, HUNYUAN_OPEN, KIMI_K3, MINICPM, MINIMAX_M3, MUSE
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
+from tests.plugins.dialects.known import dialect_of, family_of
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, own_form, read, segments_of
 from tests.routes.doubles import FakeTemplate
 
