@@ -16,8 +16,8 @@ from referencing.jsonschema import DRAFT202012
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions
 from oaiserve.errors import OLLAMA_PATHS
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.openapi import document
-from oaiserve.storage.store_options import StoreOptions
 from tests.missing_plugins import has_plugin
 
 MOST_BYTES = 200_000  # bytes that are checked: the validator takes a second for a megabyte

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 
 
 @pytest.mark.parametrize(

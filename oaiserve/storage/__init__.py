@@ -1,1 +1,1 @@
-"""Files that the server writes for itself: the small database, KV blocks, and the start cache."""
+"""Files that the server writes for itself: KV blocks, and the start cache."""

@@ -28,7 +28,7 @@ from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase
-from oaiserve.storage.store_options import StoreLimits
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.wire.address import Address
 from tests.databases import opened_databases
 from tests.engine.doubles import EOS, TOKENIZER, make_engine

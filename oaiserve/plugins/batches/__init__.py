@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Command, Plugin
 from oaiserve.plugin.parts import InnerParts
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from oaiserve.checkpoints.progress import Progress
 from oaiserve.commands.client import Client
-from oaiserve.commands.own_server import server_with
 from oaiserve.errors import StartupError
+from oaiserve.plugins.shared.own_server import server_with
 
 POLL_SECONDS = 0.2
 INTERRUPTED = 130  # the exit code that shells use

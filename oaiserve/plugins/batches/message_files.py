@@ -24,12 +24,12 @@ from oaiserve.plugins.batches.anthropic_form import (
 from oaiserve.plugins.batches.objects import FileObject
 from oaiserve.plugins.batches.state import runner_of
 from oaiserve.plugins.batches.uploads import file_in_path, store_upload
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.paging import PAGE_PREFIX
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.operation import Parameter, read_query
-from oaiserve.storage.store_options import StoreOptions
 
 MOST_IDS = 100
 IDS = Parameter("ids[]", f"With anthropic-version: only these files, at most {MOST_IDS}, without `limit` and pages.")

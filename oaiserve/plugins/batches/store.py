@@ -24,12 +24,12 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
 from oaiserve.http.shared_limit import SharedLimit, is_within_share
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.plugins.batches.tables import SCHEMA
+from oaiserve.plugins.shared import database
+from oaiserve.plugins.shared.group_commit import GroupCommit
+from oaiserve.plugins.shared.store import Store, on_thread, reported
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.runtime import Runtime
-from oaiserve.storage import database
-from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.private import FILE_MODE
-from oaiserve.storage.store import Store, on_thread, reported
-from oaiserve.storage.store_options import StoreLimits
 
 T = TypeVar("T")
 PIECE_BYTES = 2**18  # bytes of a file's content that are read at once

@@ -9,8 +9,8 @@ import msgspec
 
 from oaiserve import __version__
 from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.plugins.shared.feed import LAST_SAMPLES, Feed
 from oaiserve.routes.answer import sse
-from oaiserve.routes.answer.feed import LAST_SAMPLES, Feed
 
 
 class FleetFeed(Feed):

@@ -21,7 +21,7 @@ from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.samples import FleetSamples, replicas_of
 from oaiserve.plugins.gateway.upstream import Upstream
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.routes.answer.feed import feed_response
+from oaiserve.plugins.shared.feed import feed_response
 from oaiserve.routes.operation import closed
 from oaiserve.routes.pages import Pages
 from oaiserve.routes.root import answer_root

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from oaiserve.plugin import Command, Plugin, StartupError
 from oaiserve.plugin.parts import InnerParts
 from oaiserve.plugins.keys.options import KeysOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.runtime import THREADS, Runtime
-from oaiserve.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from oaiserve.errors import Forbidden, RateLimited, StartupError
 from oaiserve.http.keys import NAME_RULE, ROLES, Key, KeyUse, is_name
+from oaiserve.plugins.shared.database import opened, transaction, usable
 from oaiserve.runtime import THREADS
-from oaiserve.storage.database import opened, transaction, usable
 
 SECOND = 1
 MINUTE = 60

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import Overloaded
+from oaiserve.plugins.shared.feed import LAST_SAMPLES, Feed, feed_response
 from oaiserve.routes.answer import sse
-from oaiserve.routes.answer.feed import LAST_SAMPLES, Feed, feed_response
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import AnyServing, any_serving_of

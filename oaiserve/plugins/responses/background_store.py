@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.http.shared_limit import is_within_share
+from oaiserve.plugins.responses.process_claim import NOBODY, ProcessClaim
 from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.plugins.shared import database
+from oaiserve.plugins.shared.store import Store, on_thread
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.runtime import Runtime
-from oaiserve.storage import database
-from oaiserve.storage.process_claim import NOBODY, ProcessClaim
-from oaiserve.storage.store import Store, on_thread
-from oaiserve.storage.store_options import StoreLimits
 from oaiserve.wire.continuation import StreamIds, ids_of
 
 ROW_BYTES = 1024  # charged for a response in addition to its content

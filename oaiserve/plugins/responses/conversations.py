@@ -27,6 +27,7 @@ from oaiserve.plugins.responses.store import (
     is_conversation,
 )
 from oaiserve.plugins.responses.stored import AFTER, LIMIT, ORDER, ItemPage, id_of, page, texts_of
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.door.middleware import json_response, lasting_id
 from oaiserve.routes.intake.body_types import MetadataBody
@@ -35,7 +36,6 @@ from oaiserve.routes.intake.parameters import check_metadata
 from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.serving import serving_of
-from oaiserve.storage.store_options import StoreOptions
 
 _EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
 

@@ -43,6 +43,7 @@ from oaiserve.plugins.responses.runs import Run
 from oaiserve.plugins.responses.shape import ResponsesShape
 from oaiserve.plugins.responses.state import State, state_of
 from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer, answer_to
@@ -56,7 +57,6 @@ from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tokens import answer_in_turns, encoded
-from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import StreamIds
 
 # Parameters of other routes or servers, and their equivalents here.

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from oaiserve.plugins.responses.store import StoredResponse
-from oaiserve.storage.store_options import StoreLimits
+from oaiserve.plugins.shared.store_options import StoreLimits
 
 _NEW_STATES = tuple(b"event: response.%b\n" % state for state in (b"created", b"in_progress", b"failed"))
 

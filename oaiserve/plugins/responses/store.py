@@ -14,11 +14,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from oaiserve.plugins.shared import database
+from oaiserve.plugins.shared.group_commit import GroupCommit
+from oaiserve.plugins.shared.store import Store, on_thread, reported
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.runtime import Runtime
-from oaiserve.storage import database
-from oaiserve.storage.group_commit import GroupCommit
-from oaiserve.storage.store import Store, on_thread, reported
-from oaiserve.storage.store_options import StoreLimits
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 
-from oaiserve.commands.own_server import server_with
+from oaiserve.plugins.shared.own_server import server_with
 from oaiserve.plugins.terminal.conversation import Chat
 
 

@@ -22,8 +22,8 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import plugin, runner
 from oaiserve.plugins.batches.objects import BatchObject
 from oaiserve.plugins.batches.store import BatchStore, Line
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.adaptations import HEADER
-from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
 from tests.nesting import TOO_DEEP

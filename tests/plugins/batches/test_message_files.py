@@ -13,7 +13,7 @@ import pytest
 from anthropic import Anthropic
 
 from oaiserve.plugins.batches.message_files import MOST_IDS
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from tests.routes.asking import submitted
 from tests.serving import Serve, Served
 

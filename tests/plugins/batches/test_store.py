@@ -14,7 +14,7 @@ from oaiserve.plugin_loading import check, own_plugins
 from oaiserve.plugins.batches import store as batch_store
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
 from oaiserve.plugins.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
-from oaiserve.storage.store_options import StoreLimits, StoreOptions
+from oaiserve.plugins.shared.store_options import StoreLimits, StoreOptions
 from tests.databases import opened_databases
 from tests.world.loop import World
 from tests.world.schedules import schedules

@@ -27,9 +27,9 @@ from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.batches.form import UploadForm
 from oaiserve.plugins.batches.objects import Line, LineError, LineReader
 from oaiserve.plugins.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
+from oaiserve.plugins.shared.store_options import StoreLimits, StoreOptions
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake import receive as body
-from oaiserve.storage.store_options import StoreLimits, StoreOptions
 from tests.serving import Serve, Served
 from tests.world.loop import World
 from tests.world.serving import WorldServed

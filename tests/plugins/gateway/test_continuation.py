@@ -18,8 +18,8 @@ from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.answer.sse import DONE
-from oaiserve.storage.store_options import StoreOptions
 from oaiserve.wire.continuation import Piece
 from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, make_engine, request

@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from oaiserve.errors import RateLimited, StartupError
 from oaiserve.http.keys import Right
 from oaiserve.plugins.keys.key_table import DAY, KeyTable, Limits, StoredKey, Use
-from oaiserve.storage import database
+from oaiserve.plugins.shared import database
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for the processes that share the file
 MIDNIGHT = 20_000 * DAY  # a day's first second

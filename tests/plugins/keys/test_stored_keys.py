@@ -21,9 +21,9 @@ from oaiserve.plugin_loading import check, own_plugins, pages_of
 from oaiserve.plugins.keys import with_runtime
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.keys.options import KeysOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.door.access import OpenPaths, right_for
 from oaiserve.routes.operation import operation_of
-from oaiserve.storage.store_options import StoreOptions
 from tests.batching import begin, line
 from tests.databases import opened_databases
 from tests.missing_plugins import is_served

@@ -18,7 +18,7 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.plugin_loading import own_plugins, pages_of
 from oaiserve.plugins.pages.files import page_files
-from oaiserve.routes.answer.feed import MOST_VIEWERS
+from oaiserve.plugins.shared.feed import MOST_VIEWERS
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import Serve, Served

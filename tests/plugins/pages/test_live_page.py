@@ -14,7 +14,7 @@ import pytest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.facts.times import duration
-from oaiserve.routes.answer.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
+from oaiserve.plugins.shared.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.live import LiveServer, serve_process
 from tests.e2e.load import streams

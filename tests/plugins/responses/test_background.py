@@ -14,7 +14,7 @@ from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.responses.background import WAIT_SECONDS
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from tests.engine.doubles import Inbox, ScriptedRunner, SimulatedEngine, make_engine, request
 from tests.plugins.responses.asking import LOGPROBS, ask
 from tests.plugins.responses.test_stored import BrokenStore

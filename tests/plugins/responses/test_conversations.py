@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from tests.plugins.responses.asking import ask, events_of
 from tests.routes.asking import RESPONSES, refused, submitted
 from tests.routes.doubles import says

@@ -17,7 +17,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import APIError, InvalidRequest, Overloaded
 from oaiserve.plugins.responses import resumption
-from oaiserve.storage.store_options import StoreOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.plugins.responses.test_background import ENDS, begin, data_of, followed, following, go_on, read
 from tests.routes.asking import RESPONSES, bearer, refused

@@ -2,7 +2,7 @@
 
 from oaiserve.plugins.responses.runs import Run, Runs
 from oaiserve.plugins.responses.store import StoredResponse
-from oaiserve.storage.store_options import StoreLimits
+from oaiserve.plugins.shared.store_options import StoreLimits
 
 
 def run_of(name: str) -> Run:

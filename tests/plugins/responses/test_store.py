@@ -24,8 +24,8 @@ from oaiserve.plugins.responses.store import (
     StoredDecoder,
     StoredResponse,
 )
-from oaiserve.storage import database
-from oaiserve.storage.store_options import StoreLimits
+from oaiserve.plugins.shared import database
+from oaiserve.plugins.shared.store_options import StoreLimits
 from tests.databases import opened_databases
 from tests.world.loop import World
 from tests.world.schedules import schedules
@@ -431,7 +431,7 @@ import asyncio, sys
 from pathlib import Path
 from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
 from oaiserve.runtime import THREADS
-from oaiserve.storage.store_options import StoreLimits
+from oaiserve.plugins.shared.store_options import StoreLimits
 
 async def write(path, name, number):
     store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000), THREADS)

@@ -13,8 +13,8 @@ from oaiserve.config import Config
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes.adaptations import HEADER
-from oaiserve.storage.store_options import StoreOptions
 from tests.plugins.responses.asking import TOOLS, ask, events_of, streamed
 from tests.routes.asking import CALL, HYBRID, RESPONSES, ZONE, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says

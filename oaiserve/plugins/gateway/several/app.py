@@ -34,13 +34,13 @@ from oaiserve.plugins.gateway.several.front import Front
 from oaiserve.plugins.gateway.several.loaded import LoadedModel, load
 from oaiserve.plugins.gateway.several.metrics import ModelMetrics
 from oaiserve.plugins.gateway.several.models import Model, Models
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.routes import debug
 from oaiserve.routes.door.backend import Backend
 from oaiserve.run import app_without_engine
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.standstill import watch_for_standstills
 from oaiserve.storage.private import cache_folder
-from oaiserve.storage.store_options import StoreOptions
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from oaiserve.plugins.gateway.feed import FleetFeed
 from oaiserve.plugins.gateway.samples import FleetSamples, Get
 from oaiserve.plugins.gateway.several.front import Front
 from oaiserve.plugins.gateway.several.models import Model
+from oaiserve.plugins.shared.feed import feed_response
 from oaiserve.routes import debug
-from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.door.own_requests import own_scope
 from oaiserve.routes.pages import Pages
 from oaiserve.routes.root import answer_root

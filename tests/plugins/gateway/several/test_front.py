@@ -33,8 +33,8 @@ from oaiserve.plugins.gateway.several.folder import ModelsFolder
 from oaiserve.plugins.gateway.several.loaded import LoadedModel, load
 from oaiserve.plugins.gateway.several.models import LOOK_SECONDS
 from oaiserve.plugins.gateway.several.settings import models_of
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.runtime import Runtime
-from oaiserve.storage.store_options import StoreOptions
 from tests.batching import answers, begin, ended, line
 from tests.plugins.gateway.doubles import OPTIONS
 from tests.routes.asking import bearer

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from oaiserve.errors import StoreFailed
+from oaiserve.plugins.shared.store import Store
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.runtime import THREADS
-from oaiserve.storage.store import Store
-from oaiserve.storage.store_options import StoreLimits
 from tests.world.loop import World
 from tests.world.schedules import schedules
 

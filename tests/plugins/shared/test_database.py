@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.storage import database
+from oaiserve.plugins.shared import database
 
 SCHEMA = ("CREATE TABLE IF NOT EXISTS notes (number INTEGER PRIMARY KEY, text TEXT NOT NULL, size INTEGER NOT NULL)",)
 HEADER_BYTES = 32

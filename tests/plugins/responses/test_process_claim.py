@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.storage.process_claim import NOBODY, ProcessClaim
+from oaiserve.plugins.responses.process_claim import NOBODY, ProcessClaim
 
 
 def test_process_is_alive_until_it_gives_up_its_claim(tmp_path: Path) -> None:

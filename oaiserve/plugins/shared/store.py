@@ -16,8 +16,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from oaiserve.errors import StoreFailed
+from oaiserve.plugins.shared.store_options import StoreLimits
 from oaiserve.runtime import Runtime
-from oaiserve.storage.store_options import StoreLimits
 
 logger = logging.getLogger(__name__)
 

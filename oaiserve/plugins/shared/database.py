@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from oaiserve.errors import StartupError
+from oaiserve.plugins.shared.write_ahead_log import damage
 from oaiserve.storage.private import FILE_MODE
-from oaiserve.storage.write_ahead_log import damage
 
 logger = logging.getLogger(__name__)
 

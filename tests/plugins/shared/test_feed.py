@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from oaiserve.routes.answer.feed import Feed
+from oaiserve.plugins.shared.feed import Feed
 from tests.world.loop import World
 
 
