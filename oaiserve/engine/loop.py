@@ -262,7 +262,7 @@ class EngineLoop:
                     self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
                 case Tokenized() if self._encoder is not None and command.media:
                     if (opened := self.requests.admitted(command)) is not None:
-                        opened.account.num_media_cached = self._encoder.add(command)
+                        opened.account.media.num_cached = self._encoder.add(command)
                 case Tokenized():
                     self.requests.tokenized(command)
                 case TokenizeFailed():

@@ -8,7 +8,7 @@ than in any other dataclass. This module needs only the standard library.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -19,7 +19,7 @@ class Fact:
     A time is in nanoseconds, and its field ends in `_ns`. Metrics show it in seconds, log lines in milliseconds.
     """
 
-    name: str  # name of the field
+    name: str  # name of the field, or its path
     meaning: str  # the help text of the metric, if there is one
     json: str = ""  # key in the JSON of /debug/requests; "grammar.kind" is the key `kind` of an object `grammar`
     log: str = ""  # key in the log line of an ended request
@@ -61,8 +61,25 @@ def fact(
     return field(default=default, metadata=row)
 
 
+def facts_within(kind: type) -> Any:
+    """Declare a field with a record of this kind, whose facts belong to the record around it."""
+    return field(default_factory=kind, metadata={"kind": kind})
+
+
 def facts_of(record: type) -> tuple[Fact, ...]:
-    return tuple(_fact(one.name, **one.metadata) for one in fields(record) if one.metadata)
+    """Return the rows of a record's fields. The names of facts within another field are paths, such as "media.num"."""
+    rows: list[Fact] = []
+    for one in fields(record):
+        if "kind" in one.metadata:
+            rows += (_within(one.name, row) for row in facts_of(one.metadata["kind"]))
+        elif one.metadata:
+            rows.append(_fact(one.name, **one.metadata))
+    return tuple(rows)
+
+
+def _within(name: str, row: Fact) -> Fact:
+    log_when, span_when = (when and f"{name}.{when}" for when in (row.log_when, row.span_when))
+    return replace(row, name=f"{name}.{row.name}", log_when=log_when, span_when=span_when)
 
 
 def _fact(name: str, *, json: str | bool, log: str | bool, **row: str) -> Fact:

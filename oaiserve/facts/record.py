@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oaiserve.facts.fact import fact
+from oaiserve.facts.fact import fact, facts_within
+from oaiserve.facts.media import MediaAccount
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn
@@ -183,11 +184,6 @@ def _cost(name: str, meaning: str) -> Any:
     return fact(meaning, None, json=f"cost.{name}", log=True, span=f"oaiserve.cost.{name}", log_when=name)
 
 
-def _media(name: str, meaning: str) -> Any:
-    """Declare a fact about a request's images and sounds, which is omitted if it has none."""
-    return fact(meaning, json=f"media.{name}", log=f"media_{name}", span=f"oaiserve.media.{name}", when="num_media")
-
-
 def _deadline(name: str, meaning: str) -> Any:
     """Declare the time of a deadline, which is omitted if a request has none."""
     return fact(meaning, None, json=True, log=True, span=f"oaiserve.{name}", log_when=name)
@@ -287,18 +283,7 @@ class EngineAccount:
     weight_bytes: int | None = _cost("weight_bytes", "Bytes of weights that its steps have read: its rows' part.")
     joules: float | None = _cost("joules", "Energy of its shares. None: no meter can be read.")
     price: float | None = _cost("price", "Its part of --cost-per-hour. None without that.")
-    num_images: int = _media("images", "Images in its prompts.")
-    num_sounds: int = _media("sounds", "Sounds in its prompts.")
-    image_tokens: int = _media("image_tokens", "Tokens of its prompts that are of images.")
-    audio_tokens: int = _media("audio_tokens", "Tokens of its prompts that are of sounds.")
-    num_media_cached: int = _media("cached", "Images and sounds whose vectors were in the cache.")
-    media_encode_ns: int = fact(
-        "Time of the engine to encode its images and sounds; the rest of the phase `encode_media`, they waited.",
-        json="media.encode_ns",
-        log=True,
-        log_when="num_media",
-    )
-    media_core_ns: int = 0  # CPU time of the encoding
+    media: MediaAccount = facts_within(MediaAccount)
     # The next five describe the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",
@@ -393,10 +378,6 @@ class EngineAccount:
         return ()
 
     @property
-    def num_media(self) -> int:
-        return self.num_images + self.num_sounds
-
-    @property
     def other_clients_ns(self) -> dict[str, int]:
         """The time in all phases that went to requests of other clients, by name, the largest first. Those without a
         name have an empty one."""
@@ -438,15 +419,6 @@ class EngineAccount:
         if num_tokens > self.loop_tokens:
             self.loop_tokens = num_tokens
             self.loop_period_tokens = period_tokens
-
-    def note_medium(self, kind: str, num_tokens: int) -> None:
-        """Note an image or a sound, which takes `num_tokens` of a prompt."""
-        if kind == "image":
-            self.num_images = self.num_images + 1
-            self.image_tokens = self.image_tokens + num_tokens
-        else:
-            self.num_sounds = self.num_sounds + 1
-            self.audio_tokens = self.audio_tokens + num_tokens
 
     def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:

@@ -63,7 +63,7 @@ def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator
         elif phase.name == "receive" and record.model_load_ns:
             parts = [f"for {duration(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
-            parts = [f"its own images and sounds took {duration(record.account.media_encode_ns)} of that"]
+            parts = [f"its own images and sounds took {duration(record.account.media.encode_ns)} of that"]
         elif phase is in_order[-1] and record.refusal_delay_ns:
             delay = duration(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]

@@ -183,9 +183,9 @@ def log_request(record: RequestRecord) -> None:
         if account.grammar_compile_ns is not None:
             message += f"compiled in {duration(account.grammar_compile_ns)} ({account.grammar_cache}), "
         message += f"masked draws {account.num_masked_draws}, forced tokens {account.num_forced_tokens}, "
-    if account.num_media:
-        message += f"images: {account.num_images}, sounds: {account.num_sounds}, cached: {account.num_media_cached}, "
-        message += f"their tokens: {account.image_tokens + account.audio_tokens}, "
+    if (media := account.media).num:
+        message += f"images: {media.num_images}, sounds: {media.num_sounds}, cached: {media.num_cached}, "
+        message += f"their tokens: {media.num_tokens}, "
     if account.num_draft_tokens:
         message += f"draft tokens {account.num_draft_tokens}, accepted {account.num_accepted_tokens}, "
     if calls:

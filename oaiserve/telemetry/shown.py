@@ -72,7 +72,7 @@ def json_of(record: RequestRecord) -> dict[str, Any]:
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar
-    shown["media"] = _MEDIA.values(record) if record.account.num_media else None
+    shown["media"] = _MEDIA.values(record) if record.account.media.num else None
     shown["loop"] = _LOOP.values(record) if record.account.num_loops else None
     shown["cost"] = _COST.values(record)
     return shown

@@ -279,7 +279,7 @@ def _phase_attributes(
         if others.whose is Whose.OTHER_CLIENT and others.client not in (None, FURTHER_CLIENTS):
             found.setdefault(names.OTHERS_MOST_CLIENT, others.client)
     if phase == "encode_media":
-        found[names.MEDIA_ENCODE_NS] = record.account.media_encode_ns
+        found[names.MEDIA_ENCODE_NS] = record.account.media.encode_ns
     return found
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from oaiserve.facts.media import MediaAccount
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
     Cause,
@@ -85,12 +86,14 @@ def records(draw: st.DrawFn) -> RequestRecord:
     compile_ns = None if grammar_kind is None else draw(st.none() | NS)
     num_images, num_sounds = (draw(st.integers(0, 3)), draw(st.integers(0, 3))) if has_media else (0, 0)
     account = EngineAccount(
-        num_images=num_images,
-        num_sounds=num_sounds,
-        image_tokens=num_images and draw(TOKENS),
-        audio_tokens=num_sounds and draw(TOKENS),
-        num_media_cached=draw(st.integers(0, num_images + num_sounds)),
-        media_encode_ns=draw(NS) if has_media else 0,
+        media=MediaAccount(
+            num_images=num_images,
+            num_sounds=num_sounds,
+            image_tokens=num_images and draw(TOKENS),
+            audio_tokens=num_sounds and draw(TOKENS),
+            num_cached=draw(st.integers(0, num_images + num_sounds)),
+            encode_ns=draw(NS) if has_media else 0,
+        ),
         events=sorted(draw(st.lists(event, max_size=12)), key=lambda event: event.at_ns),
         num_choices=draw(st.integers(0, 5)),
         longest_choice_tokens=draw(TOKENS),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from oaiserve.facts.media import MediaAccount
 from oaiserve.facts.record import SLOW_CLOCK, Cause, EngineAccount, OthersTime, RequestRecord, WaitReason, Whose
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.explanation import sentences
@@ -153,7 +154,9 @@ def test_a_queue_names_the_host_memory_from_which_a_prefix_was_restored() -> Non
 
 def test_the_media_of_a_request_took_a_part_of_their_phase() -> None:
     times = RequestTimes(0, 0, 0, 0, 90 * MS, 91 * MS, 92 * MS, 92 * MS, 100 * MS, has_media=True)
-    slow = replace(record_at(0, 0), times=times, account=EngineAccount(num_images=1, media_encode_ns=20 * MS))
+    slow = replace(
+        record_at(0, 0), times=times, account=EngineAccount(media=MediaAccount(num_images=1, encode_ns=20 * MS))
+    )
     assert list(sentences(slow, [])) == ["encode media took 90 ms; its own images and sounds took 20 ms of that."]
 
 

@@ -41,6 +41,6 @@ class Rates:
         Its whole prompt has been computed. A time is left out while it is not known what such steps take of it.
         """
         if time is not None and (alone_ns := time.alone_ns(work, step_tokens)) is not None:
-            account.alone_ns = alone_ns + account.media_encode_ns
+            account.alone_ns = alone_ns + account.media.encode_ns
         if cores is not None and (alone_ns := cores.alone_ns(work, step_tokens)) is not None:
-            account.alone_core_ns = alone_ns + account.media_core_ns
+            account.alone_core_ns = alone_ns + account.media.core_ns

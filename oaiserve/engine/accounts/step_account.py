@@ -50,10 +50,9 @@ class RequestNotes:
 
     def media_encoded(self, now_ns: int) -> None:
         self._times.media_encoded = now_ns
-        account = self._account
-        tokens = account.image_tokens + account.audio_tokens
-        details = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
-        account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
+        media = self._account.media
+        details = {"encode_ns": media.encode_ns, "cached": media.num_cached, "tokens": media.num_tokens}
+        self._account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
 
     def arrived(self, since_ns: int) -> None:
         """Note the phase `queue`, which began at `since_ns`, perhaps in the step that has just ended."""
@@ -289,8 +288,8 @@ class StepAccount:
             core_ns = self._cores_ns() - began_cores_ns
             ended_ns = self._host.enter(HostPart.COMMANDS)
             encode_ns = ended_ns - began_ns
-            account.media_encode_ns += encode_ns
-            account.media_core_ns += core_ns
+            account.media.encode_ns += encode_ns
+            account.media.core_ns += core_ns
             self.numbers.media_encode_ns += encode_ns
             if self._causes is not None:
                 if own is not None:

@@ -75,9 +75,9 @@ class OpenRequest:
         """Count the tokens and media of its prompts, once it is admitted."""
         self.usage.prompt_tokens = tokenized.num_prompt_tokens
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
-            self.account.note_medium(medium.kind, medium.num_rows)
-        self.usage.image_tokens = self.account.image_tokens
-        self.usage.audio_tokens = self.account.audio_tokens
+            self.account.media.note(medium.kind, medium.num_rows)
+        self.usage.image_tokens = self.account.media.image_tokens
+        self.usage.audio_tokens = self.account.media.audio_tokens
         self.account.prompts = tokenized.token_ids
         self.account.cache_salt = self.request.cache_salt
 

@@ -7,6 +7,7 @@ import pytest
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.request import Request, Terminal
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.facts.media import MediaAccount
 from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind
 from oaiserve.facts.step_record import StepKind
 from oaiserve.facts.times import RequestTimes
@@ -149,11 +150,12 @@ def test_a_request_with_too_many_events_keeps_the_first() -> None:
 
 def test_the_account_counts_images_sounds_and_their_tokens_until_all_are_encoded() -> None:
     times = RequestTimes()
-    account = EngineAccount(num_media_cached=1, media_encode_ns=9)
+    account = EngineAccount(media=MediaAccount(num_cached=1, encode_ns=9))
     for kind, num_tokens in (("image", 5), ("audio", 3), ("image", 7)):
-        account.note_medium(kind, num_tokens)
-    assert (account.num_images, account.num_sounds, account.num_media) == (2, 1, 3)
-    assert (account.image_tokens, account.audio_tokens) == (12, 3)
+        account.media.note(kind, num_tokens)
+    media = account.media
+    assert (media.num_images, media.num_sounds, media.num) == (2, 1, 3)
+    assert (media.image_tokens, media.audio_tokens) == (12, 3)
     RequestNotes("a", times, account, None, None).media_encoded(1000)
     assert times.media_encoded == 1000
     assert events_of(account) == [("media_encoded", None, {"encode_ns": 9, "cached": 1, "tokens": 15})]

@@ -215,7 +215,7 @@ def test_media_of_others_that_are_encoded_between_steps_are_a_cause_of_their_own
     assert max(encoded_at_ns) < ended["a"].times.last_token, "all of it is encoded between steps of the first"
     assert (prefill.get(Cause.NEIGHBOUR_MEDIA, 0), decode[Cause.NEIGHBOUR_MEDIA]) == (0, 5 * 7 * MS)
     assert decode[Cause.HOST] == near(30 * 2 * MS)
-    assert ended["b"].account.media_encode_ns == numbers.media_encode_ns == 5 * 7 * MS
+    assert ended["b"].account.media.encode_ns == numbers.media_encode_ns == 5 * 7 * MS
     assert numbers.host_ns[HostPart.ENCODE] == numbers.media_encode_ns
     assert numbers.idle_with_work_ns - before.idle_with_work_ns == near(30 * 2 * MS)
 

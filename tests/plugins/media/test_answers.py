@@ -98,11 +98,11 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     assert times.tokenized <= times.media_encoded <= times.scheduled
     usage = answer.end.usage
     account = answer.end.account
-    assert usage.image_tokens == account.image_tokens == answer.prompt.count(vector_id)
-    assert (account.num_images, account.num_media_cached, usage.audio_tokens) == (2, 0, 0)
+    assert usage.image_tokens == account.media.image_tokens == answer.prompt.count(vector_id)
+    assert (account.media.num_images, account.media.num_cached, usage.audio_tokens) == (2, 0, 0)
     phases = {phase.name: phase.duration_ns for phase in times.ended(THREADS.clock_ns).phases()}
-    assert 0 < account.media_encode_ns <= phases["encode_media"]
-    assert account.media_encode_ns <= account.machine_ns
+    assert 0 < account.media.encode_ns <= phases["encode_media"]
+    assert account.media.encode_ns <= account.machine_ns
     assert sum(account.prefill_causes_ns.values()) == phases["prefill"]
     assert sum(account.decode_causes_ns.values()) == phases["decode"]
 
@@ -129,7 +129,7 @@ def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
     again = ask(own, [FIRST, SECOND], "again")
     assert again.token_ids == first.token_ids
     assert again.cached_tokens == (len(first.prompt) - 1) // 16 * 16
-    assert (again.end.account.num_media_cached, again.end.account.media_encode_ns) == (2, 0)
+    assert (again.end.account.media.num_cached, again.end.account.media.encode_ns) == (2, 0)
     files = tuple(MediaFile("image", png(image)) for image in (FIRST, SECOND))
     work = own.encode(ChatPrompt(MESSAGES, media=files), 4096)
     assert own.run_in_turns(work, client="", num_bytes=0).result() == first.prompt
@@ -174,7 +174,11 @@ def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, nat
             answer = ask(own, media, str(len(answers)), messages=messages_of(media))
             assert answer.token_ids == expected_answer(name, hearing, answer.prompt, media, NUM_TOKENS)
             account = answer.end.account
-            assert (account.num_sounds, account.num_images, account.num_media_cached) == (2, len(more), cached)
+            assert (account.media.num_sounds, account.media.num_images, account.media.num_cached) == (
+                2,
+                len(more),
+                cached,
+            )
             assert answer.end.usage.audio_tokens == answer.prompt.count(id_of(HEARING[name].audio)) > 2
             answers.append(answer.token_ids)
         assert answers[0] != answers[1], "the answers must be able to differ"
