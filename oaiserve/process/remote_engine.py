@@ -91,7 +91,7 @@ class RemoteEngine:
         name of a process. Raises StartupError."""
         self._runtime = runtime
         self._clock_ns = runtime.clock_ns
-        self._cores_ns = cores_ns
+        self.cores_ns = cores_ns  # returns the CPU time of the front
         self._options = options
         self._lock = Lock()  # guards the attributes up to the empty line
         self._open: dict[str, OpenAnswer] = {}
@@ -204,7 +204,7 @@ class RemoteEngine:
         """Return the engines' numbers after their last messages. The CPU time of this process is nobody's."""
         numbers = [*map(self._now, self._replicas.values())]
         now = numbers[0] if self._is_alone else added(numbers)
-        front_ns = self._cores_ns()
+        front_ns = self.cores_ns()
         now.core_ns += front_ns
         now.nobody_core_ns += front_ns
         return now
@@ -315,7 +315,8 @@ class RemoteEngine:
                 answer.is_aborted = True
                 self._replicas[answer.replica].send(Abort(request_id))
                 return
-        self._abort(answer)
+            self._take_out(answer)  # Otherwise another thread could send it now.
+        self._pass_end(answer, partial(Aborted, request_id))
 
     def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
         """As of `Engine`."""
@@ -402,7 +403,10 @@ class RemoteEngine:
                 continue
             seconds = self._drain_seconds(self.admission.waiting.total)
             if (error := self._limits.overdue(answer.limited(), limit, seconds)) is not None:
-                self._fail_one(answer, error)
+                with self._lock:
+                    if answer.is_sent or not self._take_out(answer):
+                        continue
+                self._pass_end(answer, partial(Failed, request_id, error))
         if replica.is_up and not self._is_alone:
             try:
                 replica.ask(lambda number: AskReport(number, replica.name)).add_done_callback(self._learn)
@@ -429,7 +433,7 @@ class RemoteEngine:
             return
         for answer in answers:
             if answer.is_aborted:
-                self._abort(answer)
+                self._end(answer, partial(Aborted, answer.request.request_id))
             elif answer.num_deaths >= MOST_DEATHS:
                 self._refuse(answer)
         if replica.failure is not None:
@@ -513,7 +517,7 @@ class RemoteEngine:
                 log.error("The adapter %s could not be loaded again: %s", adapter.name, error)
                 self.adapters.remove(adapter.name)
 
-    # Small parts. The first four are called under the lock.
+    # Small parts. The first four, and `_take_out`, are called under the lock.
 
     def _choose(self, request: Request) -> Replica:
         """Return the replica for a request: one with a process, as long as there are some."""
@@ -552,10 +556,6 @@ class RemoteEngine:
     def _drain_seconds(self, num_waiting: int) -> int:
         return drain_seconds(sum(each.numbers.drain_rate for each in self._replicas.values()), num_waiting)
 
-    def _abort(self, answer: OpenAnswer) -> None:
-        """Abort a request that no process has."""
-        self._end(answer, lambda *so_far: Aborted(answer.request.request_id, *so_far))
-
     def _fail_unloaded(self) -> None:
         while self._unloaded:
             message = "The adapter that 'model' names has just been unloaded."
@@ -567,13 +567,22 @@ class RemoteEngine:
 
     def _fail_one(self, answer: OpenAnswer, error: APIError) -> None:
         """Fail a request that no process has."""
-        self._end(answer, lambda *so_far: Failed(answer.request.request_id, error, *so_far))
+        self._end(answer, partial(Failed, answer.request.request_id, error))
 
     def _end(self, answer: OpenAnswer, terminal: Callable[[Usage, RequestTimes, EngineAccount], Terminal]) -> None:
         with self._lock:
-            if self._open.pop(answer.request.request_id, None) is None:
-                return
-            self._replicas[answer.replica].room.give_back(answer.request)
+            is_open = self._take_out(answer)
+        if is_open:
+            self._pass_end(answer, terminal)
+
+    def _take_out(self, answer: OpenAnswer) -> bool:
+        """Take a request that no process has from the open ones, and return whether it was there."""
+        if self._open.pop(answer.request.request_id, None) is None:
+            return False
+        self._replicas[answer.replica].room.give_back(answer.request)
+        return True
+
+    def _pass_end(self, answer: OpenAnswer, terminal: Callable[[Usage, RequestTimes, EngineAccount], Terminal]) -> None:
         end = terminal(*answer.so_far())
         answer.take(end)
         try:

@@ -418,3 +418,32 @@ def test_a_request_that_was_aborted_when_its_process_ended_goes_on_in_no_other()
         assert client.end == "Aborted"
         front.run()
         front.check("Aborted")
+
+
+def test_between_the_look_and_the_end_of_an_abort_nobody_can_send_the_request() -> None:
+    with in_world(13, is_late=False) as world:
+        front = Front(world)
+        front.processes.load_seconds = 1000.0
+        front.end_process("kill -9")
+        world.run_until(lambda: bool(front.engine.pause))
+        client = front.client(6)
+        client.submit(front.engine)
+        to_be_sent: list[str] = []
+
+        class Watched:
+            """A lock that another thread has next, which sends what waits."""
+
+            def __enter__(self) -> None:
+                lock.acquire()
+
+            def __exit__(self, *error: object) -> None:
+                to_be_sent.extend(front.engine._open)
+                lock.release()
+
+        lock = front.engine._lock
+        front.engine._lock = Watched()
+        front.engine.abort(client.request.request_id)
+        front.engine._lock = lock
+        assert client.end == "Aborted"
+        assert to_be_sent == []
+        front.engine.stop()
