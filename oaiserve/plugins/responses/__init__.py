@@ -89,8 +89,8 @@ def with_store(open_store: Callable[[Config, Runtime], ResponseDatabase]) -> Plu
         background = BackgroundStore(options.response_store, options.limits, serving.runtime)
         app.state.responses = State(store, background, Runs(options.limits))
         show = serving.telemetry.show
-        show(metrics.STORED, lambda: {(): store.counts().number})
-        show(metrics.STORED_BYTES, lambda: {(): store.counts().num_bytes})
+        show(metrics.STORED, lambda: {(): store.recounted().number})
+        show(metrics.STORED_BYTES, lambda: {(): store.recounted().num_bytes})
         show(metrics.DROPPED, lambda: {(why,): number for why, number in store.counts().dropped.items()})
         resuming = None
         if background.is_shared:

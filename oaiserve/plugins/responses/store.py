@@ -51,8 +51,8 @@ def is_conversation(stored_id: str) -> bool:
 class StoreCounts(NamedTuple):
     """The numbers of a store: its responses and bytes, and the responses dropped since it was opened.
 
-    If processes share a file, the responses and bytes are those of all, as of the last time this process stored or
-    deleted one. Dropped responses are those of this process.
+    If several stores share a file, the responses and bytes are those of all, as of the last time this one stored,
+    deleted or counted. Dropped responses are those of this store.
     """
 
     number: int = 0
@@ -140,6 +140,15 @@ class ResponseDatabase(Store):
 
     def counts(self) -> StoreCounts:
         """Return the numbers of the store. Any thread may call this, and it does not wait."""
+        return self._counts
+
+    def recounted(self) -> StoreCounts:
+        """Count what is stored now, and return the numbers. This waits for the store's thread."""
+
+        def recount() -> None:
+            self._counts = self._count()
+
+        self._thread.submit(recount).result()
         return self._counts
 
     def _put_all(self, waiting: list[tuple[str, StoredResponse]]) -> None:

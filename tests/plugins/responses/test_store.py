@@ -359,6 +359,15 @@ def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, cap
     assert "The response store does not work: database or disk is full" in caplog.text
 
 
+def test_a_store_counts_again_what_another_one_has_stored_in_its_file(tmp_path: Path) -> None:
+    one, other = stores = [ResponseDatabase(tmp_path / "responses.db", WIDE, Clock()) for _ in range(2)]
+    run(one.put("", turn("r0")))
+    assert other.counts().number == 0
+    assert other.recounted()[:2] == other.counts()[:2] == (1, 10)
+    for store in stores:
+        run(store.close())
+
+
 def test_room_for_a_response_is_found_out_by_storing_one_of_its_size(tmp_path: Path) -> None:
     with opened_connection(tmp_path / "responses.db") as (store, connection):
         run(store.put("", turn("r0")))

@@ -14,9 +14,13 @@ LABEL = "served_model"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _OF_PROCESS = ("process_", "python_")  # beginnings of the names of metrics of this process, which all models share
 
+# Numbers of the store, which all models share. Those of any model are those of all.
+_OF_STORE = ("oaiserve_stored_responses ", "oaiserve_stored_response_bytes ")  # beginnings of lines
+
 
 def merged(own: str, texts: Mapping[str, str]) -> str:
-    """Return one text in Prometheus' format with the front's own metrics, and those of each model."""
+    """Return one text in Prometheus' format with the front's own metrics, and those of each model. The store's, which
+    all models share, come once and without a model."""
     families: dict[str, list[str]] = {}  # lines by family, because a family must be in one piece
     for name, text in (("", own), *texts.items()):
         label = f'{LABEL}="{_escaped(name)}"'
@@ -29,6 +33,9 @@ def merged(own: str, texts: Mapping[str, str]) -> str:
                     continue
                 family = families.setdefault(metric, [])
                 if not any(known.startswith(f"# {kind} ") for known in family):
+                    family.append(line)
+            elif line.startswith(_OF_STORE):
+                if family[-1].startswith("#"):
                     family.append(line)
             elif line:
                 family.append(_labelled(line, label) if name else line)
