@@ -96,11 +96,12 @@ def create_gateway(
     app = front_app(
         config,
         [*routes, *of_plugins, Mount("", gateway)],
-        metrics,
         lifespan,
         pages=pages,
         bodies=gateway.bodies,
         keys=None,
+        count_refused=metrics.count_refused,
+        count_refusal_delay=metrics.count_refusal_delay,
         is_sampled=None,
         runtime=runtime,
     )

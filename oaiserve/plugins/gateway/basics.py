@@ -13,10 +13,9 @@ from starlette.routing import BaseRoute
 
 from oaiserve import __version__
 from oaiserve.config import Config
-from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.keys import Keyring
-from oaiserve.plugins.gateway.metrics import FrontMetrics, GatewayMetrics
+from oaiserve.routes.door.access import CountRefusal
 from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.routes.intake.bodies import Bodies
@@ -27,20 +26,17 @@ from oaiserve.runtime import Runtime
 def front_app(
     config: Config,
     routes: Sequence[BaseRoute],
-    metrics: GatewayMetrics | FrontMetrics,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
     *,
     pages: Pages,
     bodies: Bodies,
     keys: Keyring | None,
+    count_refused: CountRefusal,
+    count_refusal_delay: Callable[[int], None],
     is_sampled: Callable[[TraceContext], bool] | None,
     runtime: Runtime,
 ) -> Starlette:
-    """Return the app of a front, with the checks of requests before its routes."""
-
-    def count_refused(reason: AccessRefusal) -> None:
-        metrics.refused_access.labels(reason).inc()
-
+    """Return the app of a front, with the checks of requests before its routes. The counters must not block."""
     app = Starlette(
         routes=routes,
         middleware=middleware(config.server, keys, pages, count_refused, is_sampled, runtime),
@@ -50,7 +46,7 @@ def front_app(
     app.state.pages = pages
     app.state.runtime = runtime
     app.state.bodies = bodies
-    app.state.count_refusal_delay = lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9)
+    app.state.count_refusal_delay = count_refusal_delay
     return app
 
 

@@ -41,10 +41,16 @@ class FrontMetrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
         self.registry = CollectorRegistry()
-        self.refused_access = self._counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
-        self.refusal_delay = self._counter("refusal_delay_seconds", "Time for which refusals were held back.")
-        self._begin_at_zero(self.refused_access, AccessRefusal)
+        self._refused_access = self._counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
+        self._refusal_delay = self._counter("refusal_delay_seconds", "Time for which refusals were held back.")
+        self._begin_at_zero(self._refused_access, AccessRefusal)
         ProcessCollector(registry=self.registry)
+
+    def count_refused(self, reason: AccessRefusal) -> None:
+        self._refused_access.labels(reason).inc()
+
+    def count_refusal_delay(self, delay_ns: int) -> None:
+        self._refusal_delay.inc(delay_ns / 1e9)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"oaiserve_gateway_{name}_total", text, labels, registry=self.registry)

@@ -10,7 +10,6 @@ from time import process_time_ns
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -29,7 +28,7 @@ from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway.app import CLOSE_SECONDS
-from oaiserve.plugins.gateway.basics import health, version
+from oaiserve.plugins.gateway.basics import front_app, health, version
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import EnginesCapacity, Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
@@ -42,8 +41,6 @@ from oaiserve.routes import debug, root
 from oaiserve.routes.door.access import names_clients
 from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.layers import middleware
-from oaiserve.routes.door.middleware import render_http_exception
 from oaiserve.routes.intake.bodies import Bodies
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES, AnyServing
 from oaiserve.runtime import THREADS, Runtime
@@ -129,7 +126,6 @@ def create_engine_gateway(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = serving
         app.state.backend = Backend(config, app.router, EnginesCapacity(fleet), bodies, ring, fleet.has_others, runtime)
-        app.state.bodies = bodies
         thread = runtime.executor("end")
         async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
             ends.callback(thread.shutdown, wait=False)
@@ -168,16 +164,18 @@ def create_engine_gateway(
     ]
     routes += routes_of(parts, config, {getattr(route, "path", "") for route in routes})
     routes += [accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()]
-    app = Starlette(
-        routes=[*routes, Mount("", relay)],
-        # The engine tells the time it took, and the trace, in headers of its own.
-        middleware=middleware(config.server, ring, pages, telemetry.count_refused_access, None, runtime),
-        exception_handlers={HTTPException: render_http_exception},
-        lifespan=lifespan,
+    app = front_app(
+        config,
+        [*routes, Mount("", relay)],
+        lifespan,
+        pages=pages,
+        bodies=bodies,
+        keys=ring,
+        count_refused=telemetry.count_refused_access,
+        count_refusal_delay=lambda delay_ns: None,  # Telemetry reads the accounts themselves.
+        is_sampled=None,  # The engine tells the time it took, and the trace, in headers of its own.
+        runtime=runtime,
     )
-    app.state.pages = pages
-    app.state.runtime = runtime
-    app.state.count_refusal_delay = lambda delay_ns: None  # Telemetry reads the accounts themselves.
     for metric, read in readers(found).items():
         telemetry.show(metric, read)
     return app, fleet

@@ -123,11 +123,12 @@ def create_front(
     app = front_app(
         config,
         [*routes, Mount("", front)],
-        metrics,
         lifespan,
         pages=pages,
         bodies=front.bodies,
         keys=ring,
+        count_refused=metrics.count_refused,
+        count_refusal_delay=metrics.count_refusal_delay,
         is_sampled=is_sampled,
         runtime=runtime,
     )
