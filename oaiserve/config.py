@@ -229,6 +229,10 @@ class ServerOptions(ListenerOptions):
     """Engine processes that share the requests of one model: one for each GPU, or on a CPU any number, among which
     --cpu-threads are divided. auto: one for each GPU, or else for each NUMA node (docs/replicas.md)."""
 
+    front_processes: int = 1
+    """Processes that accept connections and write answers, for a model so fast that one process of Python cannot keep
+    up. With several, the engine has a process of its own, too (docs/replicas.md#front-processes)."""
+
     plugin: tuple[str, ...] = ()
     """Plug-in to load: a module, or a file that ends in .py. Repeatable (docs/plugins.md)."""
 
@@ -265,6 +269,8 @@ class ServerOptions(ListenerOptions):
             check(self.replicas >= 1, "--replicas", self.replicas, "at least 1, or auto")
         if self.replicas != 1 and self.engine_process == "off":
             raise OptionError("--replicas needs processes for its engines, which --engine-process off forbids.")
+        if self.front_processes > 1 and self.engine_process == "off":
+            raise OptionError("--front-processes needs a process for the engine, which --engine-process off forbids.")
         check_least(
             self,
             body_limit=1,
@@ -273,6 +279,7 @@ class ServerOptions(ListenerOptions):
             max_connections_per_address=0,
             stream_interval=1,
             max_images=0,
+            front_processes=1,
         )
         check_choices(self)
 

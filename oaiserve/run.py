@@ -40,6 +40,7 @@ from oaiserve.runtime import THREADS
 if TYPE_CHECKING:
     from oaiserve.app import App
     from oaiserve.engine.boundary import AnyEngine
+    from oaiserve.http.server import Server
     from oaiserve.process.child import ChildProcess
     from oaiserve.process.messages import Start
     from oaiserve.process.placement import Placement
@@ -72,6 +73,10 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         found.log()
         plugins = found.plugins
         plugin_loading.check(plugins, config)
+        if config.server.front_processes > 1:
+            from oaiserve.fronts.main_process import check
+
+            check(config, plugins, is_child=ready is not None)
     with times.part("check of OpenTelemetry's variables"):
         from oaiserve.telemetry import check_tracing
 
@@ -97,9 +102,16 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     if ready is not None:
         logger.info("%s", "; ".join(facts.values()))
         on_ready = ready
+    kind: Callable[..., Server] | None = None
+    if config.server.front_processes > 1:
+        from oaiserve.fronts.main_process import FrontsServer
+        from oaiserve.process.remote_engine import RemoteEngine
+
+        assert isinstance(engine, RemoteEngine)
+        kind = partial(FrontsServer, config=config, engine=engine, telemetry=telemetry)
     with nullcontext() if ready is not None else announced(url, config.model_name):
         run_until_signal(
-            app, config, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
+            app, config, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure, kind=kind
         )
     if engine.failure is None:
         return 0
@@ -116,11 +128,12 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_
             plugin_loading.import_early(plugins, reads_calls=config.server.tool_call_parser != "none")
 
     try:
-        if not is_child and (config.server.replicas != 1 or config.server.engine_process == "on"):
+        is_apart = config.server.engine_process == "on" or config.server.front_processes > 1
+        if not is_child and (config.server.replicas != 1 or is_apart):
             from oaiserve.process.placement import placements
 
             places = placements(config.server.replicas, config.engine.device)
-            if len(places) > 1 or config.server.engine_process == "on":
+            if len(places) > 1 or is_apart:
                 return _remote_engine(config, places, times, import_server)
         return load_engine(config.model, config.engine, times, plugins, import_server)
     except DeviceLost as error:

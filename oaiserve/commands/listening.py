@@ -22,6 +22,7 @@ from oaiserve.http.connections import Connections
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:
+    from oaiserve.http.server import Server
     from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
@@ -93,14 +94,16 @@ def run_until_signal(
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
     closed_by: str | None = A_KEY_CLOSES,
+    kind: Callable[..., Server] | None = None,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot.
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` or another `kind` of server does. Raises
+    SystemExit if it cannot.
 
     `closed_by` says how to close a server that everyone in its network can use. None: others require keys.
     """
     from oaiserve.http.server import Server
 
-    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure)
+    server = (kind or Server)(app, config.server, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -34,8 +34,10 @@ class Listener:
         begin: Callable[[socket.socket, str], None],
         *,
         refusal: Callable[[], bytes] | None,
+        most_at_once: int = MOST_AT_ONCE,
     ) -> None:
         """Listen at once. `begin` gets an accepted socket and the client's address."""
+        self._most_at_once = most_at_once
         self._sock = sock
         self._connections = connections
         self._begin = begin
@@ -54,7 +56,7 @@ class Listener:
         self._loop.add_reader(self._sock, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(self._most_at_once):
             try:
                 client, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

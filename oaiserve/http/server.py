@@ -21,7 +21,7 @@ from oaiserve.config import ServerOptions
 from oaiserve.errors import InvalidRequest, Unavailable
 from oaiserve.http.connection import Connection, closing_answer
 from oaiserve.http.connections import Connections, Refusal
-from oaiserve.http.listener import Listener, send_last, speaks_http
+from oaiserve.http.listener import MOST_AT_ONCE, Listener, send_last, speaks_http
 from oaiserve.http.proxies import TrustedProxies
 from oaiserve.http.uvicorn_parts import STARTUP_FAILURE
 
@@ -39,6 +39,8 @@ class Server(uvicorn.Server):
 
     `on_drain` is called when the shutdown begins, maybe from a signal handler, and maybe more than once.
     """
+
+    most_accepted_at_once = MOST_AT_ONCE
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class Server(uvicorn.Server):
             }
         refusal = None if tls else lambda: too_many_connections(self.server_state.default_headers)
         for sock in sockets or ():
-            self._listeners.append(Listener(sock, self.connections, self._begin, refusal=refusal))
+            most = self.most_accepted_at_once
+            self._listeners.append(Listener(sock, self.connections, self._begin, refusal=refusal, most_at_once=most))
         self.started = True
 
     def _begin(self, client: socket.socket, address: str) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.config import EngineOptions, LogFormat, LogLevel
 from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.boundary import AnyEngine, AnyTokenizer
 from oaiserve.engine.media import MediaKind
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
@@ -35,7 +36,6 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
@@ -150,7 +150,7 @@ class AskTokenizer(msgspec.Struct, tag=True):
     def of(cls, number: int, method: Method, prompt: Prompt | None, arguments: Iterable[Any]) -> AskTokenizer:
         return cls(number, method, None if prompt is None else _named(prompt), [*arguments])
 
-    def call(self, tokenizer: Tokenizer) -> Any:
+    def call(self, tokenizer: AnyTokenizer) -> Any:
         """Return the result as plain data. Raises InvalidRequest."""
         prompts = [] if self.prompt is None else [_prompt(self.prompt)]
         result = getattr(tokenizer, self.method)(*prompts, *self.arguments)
@@ -191,6 +191,26 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     kv_bytes: int
     is_on_cpu: bool
     numbers: EngineNumbers
+
+    @classmethod
+    def of(cls, engine: AnyEngine, tokenizer: TokenizerFacts, numbers: EngineNumbers) -> Ready:
+        return cls(
+            path=engine.path,
+            tokenizer=tokenizer,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.vocab_size,
+            default_params=dict(engine.default_params),
+            recommendation=engine.recommendation,
+            pooling=engine.pooling,
+            media=engine.media,
+            adapters=engine.adapters.served,
+            model_info=engine.model_info,
+            capacity=dict(engine.capacity),
+            features=engine.features,
+            kv_bytes=engine.kv_bytes,
+            is_on_cpu=engine.is_on_cpu,
+            numbers=numbers,
+        )
 
 
 class NotStarted(msgspec.Struct, tag=True):

@@ -29,5 +29,9 @@ class RemoteAdapters:
         self._by_name = self._by_name | {adapter.name: adapter}
         return adapter
 
+    def become(self, served: Iterable[ServedAdapter]) -> None:
+        """Have these adapters, with the numbers that another process has given to them."""
+        self._by_name = {adapter.name: adapter for adapter in served}
+
     def remove(self, name: str) -> None:
         self._by_name = {other: adapter for other, adapter in self._by_name.items() if other != name}

@@ -46,6 +46,7 @@ class RemoteTokenizer:
     """Methods wait for an engine process, so only work in turns may call them. They raise APIError."""
 
     def __init__(self, facts: TokenizerFacts, encode: Callable[[Prompt, int | None], list[int]], call: Call) -> None:
+        self.facts = facts
         self._encode = encode
         self._call = call
         parts = facts.parts

@@ -11,6 +11,7 @@ from threading import Lock
 from time import process_time_ns
 from typing import Any, TypeVar
 
+from oaiserve.engine.boundary import AnyEngine
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event
 from oaiserve.errors import APIError
@@ -44,6 +45,43 @@ BEAT_NS = 1_000_000_000  # between two messages without a step
 Item = TypeVar("Item")
 
 
+class Questions:
+    """Answers questions for the tokenizer of an engine."""
+
+    def __init__(self, engine: AnyEngine, link: Link) -> None:
+        self._engine = engine
+        self._link = link
+
+    def received(self, question: AskTokens | AskTokenizer) -> None:
+        number = question.number
+        if isinstance(question, AskTokens):
+            work = self._engine.encode(question.the_prompt(), question.most_tokens)
+            self._in_turns(number, work, lambda ids: Answer(number, token_ids=ids))
+        else:
+            self._in_turns(number, self._called(question), lambda result: Answer(number, result=result))
+
+    def answer(self, number: int, answer: Callable[[], Answer]) -> None:
+        try:
+            self._link.send(answer())
+        except Exception as error:  # It is the front's, which raises it to its caller.
+            self._link.send(Answer(number, error=error))
+
+    def _in_turns(self, number: int, work: Work[Any], answer: Callable[[Any], Answer]) -> None:
+        """Answer a question with the result of work with the tokenizer."""
+
+        def done(result: Future[Any]) -> None:
+            self.answer(number, lambda: answer(result.result()))
+
+        try:
+            self._engine.run_in_turns(work, client="", num_bytes=0).add_done_callback(done)
+        except APIError as error:
+            self._link.send(Answer(number, error=error))
+
+    def _called(self, question: AskTokenizer) -> Work[Any]:
+        yield from ()
+        return question.call(self._engine.tokenizer)
+
+
 class EngineServer:
     """Takes the messages of the front, and sends it the events of its requests, until `Stop` or the end of the front.
 
@@ -60,6 +98,7 @@ class EngineServer:
     ) -> None:
         self._engine = engine
         self._link = link
+        self._questions = Questions(engine, link)
         self._on_stop = on_stop
         self._runtime = runtime
         self._cores_ns = cores_ns
@@ -78,25 +117,7 @@ class EngineServer:
         """Start the engine, and report that it is ready."""
         self._engine.start()
         engine = self._engine
-        self._link.send(
-            Ready(
-                path=engine.path,
-                tokenizer=TokenizerFacts.of(engine.tokenizer),
-                max_model_len=engine.max_model_len,
-                vocab_size=engine.vocab_size,
-                default_params=engine.default_params,
-                recommendation=engine.recommendation,
-                pooling=engine.pooling,
-                media=engine.media,
-                adapters=engine.adapters.served,
-                model_info=engine.model_info,
-                capacity=dict(engine.capacity),
-                features=engine.features,
-                kv_bytes=engine.kv_bytes,
-                is_on_cpu=engine.is_on_cpu,
-                numbers=engine.numbers,
-            )
-        )
+        self._link.send(Ready.of(engine, TokenizerFacts.of(engine.tokenizer), engine.numbers))
         self._beats.start()
 
     def stop(self, drain_timeout_seconds: float) -> None:
@@ -117,46 +138,21 @@ class EngineServer:
             case Stop(seconds):
                 self._on_stop(seconds)
             case AskReport(number, replica):
-                self._answer(number, lambda: Answer(number, report=self._engine.report(replica)))
+                self._questions.answer(number, lambda: Answer(number, report=self._engine.report(replica)))
             case AskOpenRows(number, offset_ns, request_id):
                 rows = partial(self._engine.open_requests, offset_ns, request_id)
-                self._answer(number, lambda: Answer(number, rows=rows()))
-            case AskTokens(number):
-                work = self._engine.encode(message.the_prompt(), message.most_tokens)
-                self._in_turns(number, work, lambda ids: Answer(number, token_ids=ids))
-            case AskTokenizer(number):
-                call = self._called(message)
-                self._in_turns(number, call, lambda result: Answer(number, result=result))
+                self._questions.answer(number, lambda: Answer(number, rows=rows()))
+            case AskTokens() | AskTokenizer():
+                self._questions.received(message)
             case LoadAdapter(number, name, path, in_place):
                 load = partial(self._engine.load_adapter, name, path, in_place=in_place)
-                self._loads.submit(self._answer, number, lambda: Answer(number, adapter=load()))
+                self._loads.submit(self._questions.answer, number, lambda: Answer(number, adapter=load()))
             case UnloadAdapter(number, name):
-                self._answer(number, lambda: Answer(number, adapter=self._engine.unload_adapter(name)))
+                self._questions.answer(number, lambda: Answer(number, adapter=self._engine.unload_adapter(name)))
 
     def front_ended(self) -> None:
         """Stop at once, because nobody is there any more."""
         self._on_stop(0.0)
-
-    def _in_turns(self, number: int, work: Work[Any], answer: Callable[[Any], Answer]) -> None:
-        """Answer a question with the result of work with the tokenizer."""
-
-        def done(result: Future[Any]) -> None:
-            self._answer(number, lambda: answer(result.result()))
-
-        try:
-            self._engine.run_in_turns(work, client="", num_bytes=0).add_done_callback(done)
-        except APIError as error:
-            self._link.send(Answer(number, error=error))
-
-    def _called(self, question: AskTokenizer) -> Work[Any]:
-        yield from ()
-        return question.call(self._engine.tokenizer)
-
-    def _answer(self, number: int, answer: Callable[[], Answer]) -> None:
-        try:
-            self._link.send(answer())
-        except Exception as error:  # It is the front's, which raises it to its caller.
-            self._link.send(Answer(number, error=error))
 
     def _deliver(self, events: list[Event]) -> None:
         """Send the events of a step. The engine thread calls this."""

@@ -32,8 +32,8 @@ def open_request(serving: AnyServing, request_id: str) -> OpenRow | None:
     exchanges = serving.exchanges.copy().values()
     named = (each for each in exchanges if each.request_id == request_id and each.received_ns is not None)
     exchange = next(named, None)
-    if exchange is None:
-        return None
+    if exchange is None:  # A front process may have it.
+        return next((row for row in serving.telemetry.recent.open().values() if row.request_id == request_id), None)
     if exchange.engine_id is not None and (rows := serving.telemetry.recent.open(exchange.engine_id)):
         return rows[exchange.engine_id]
     return _row(serving, exchange, serving.runtime.unix_ns() - serving.runtime.clock_ns())

@@ -122,10 +122,8 @@ def test_an_error_of_an_unknown_kind_crosses_as_the_nearest_known_one() -> None:
     assert found.body()["error"]["message"] == "odder"
 
 
-@given(any_of(EngineNumbers))
-@settings(max_examples=5)
-def test_facts_of_a_ready_engine_cross(numbers: EngineNumbers) -> None:
-    ready = Ready(
+def ready_facts(numbers: EngineNumbers | None = None) -> Ready:
+    return Ready(
         path=None,
         tokenizer=TokenizerFacts.of(TOKENIZER),
         max_model_len=8,
@@ -140,8 +138,14 @@ def test_facts_of_a_ready_engine_cross(numbers: EngineNumbers) -> None:
         features={"exact": ""},
         kv_bytes=1,
         is_on_cpu=True,
-        numbers=numbers,
+        numbers=numbers or EngineNumbers(),
     )
+
+
+@given(any_of(EngineNumbers))
+@settings(max_examples=5)
+def test_facts_of_a_ready_engine_cross(numbers: EngineNumbers) -> None:
+    ready = ready_facts(numbers)
     assert to_front(encode(ready)) == ready
 
 

@@ -20,7 +20,6 @@ import oaiserve.process.child as child
 from oaiserve.cli import main as serve
 from oaiserve.engine.sequences.step import ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
-from tools.bench.process_usage import cpu_seconds
 from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import exit_on_sigterm, running_oaiserve
@@ -57,42 +56,57 @@ class InstantRunner:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the CPU time of the server for each token, in µs, by the number of streams, and that of its front alone if
-    its engine has a process of its own."""
-    taken: dict[int, list[float]] = {count: [] for count in arguments.streams}
-    of_front: dict[int, list[float]] = {count: [] for count in arguments.streams}
+    """Return the CPU time of the server for each token, in µs, by the number of streams, that of each of its processes
+    if it has several, and tokens/s."""
+    counts = [str(count) for count in arguments.streams]
+    taken: dict[str, dict[str, list[float]]] = {}
+    rates: dict[str, list[float]] = {count: [] for count in counts}
     flags = (*FLAGS, "--engine-process", arguments.engine_process, "--log-level", "warning")
+    if arguments.front_processes > 1:
+        flags += ("--front-processes", str(arguments.front_processes))
     with running_oaiserve(*flags, program=("-m", PROGRAM)) as server:
         pid = server.process.pid
-        for _ in range(1 + arguments.turns):
-            for count, times in taken.items():
+        for turn in range(1 + arguments.turns):
+            for count in counts:
                 load = {"--num-requests": count, "--concurrency": count, "--max-new-tokens": TOKENS_OF_ANSWER}
                 load |= {"--random-form": "words", "--input-len": 3}
-                before = cpu_seconds(pid)
-                front_before = _front_seconds(pid)
-                run_bench(server.url, load, "--no-stop-on-eos")
-                times.append((cpu_seconds(pid) - before) * 1e6 / (count * TOKENS_OF_ANSWER))
-                of_front[count].append((_front_seconds(pid) - front_before) * 1e6 / (count * TOKENS_OF_ANSWER))
-    results = {"cpu_us_per_token": {str(count): times[1:] for count, times in taken.items()}}
-    if arguments.engine_process == "on":
-        results["front_us_per_token"] = {str(count): times[1:] for count, times in of_front.items()}
+                before = _seconds_by_process(pid)
+                point = run_bench(server.url, load, "--no-stop-on-eos")
+                if turn == 0:  # It warms up.
+                    continue
+                rates[count].append(point["runs"][0]["metrics"]["completion_tokens_per_second"])
+                for name, seconds in _seconds_by_process(pid).items():
+                    us = (seconds - before[name]) * 1e6 / (int(count) * TOKENS_OF_ANSWER)
+                    taken.setdefault(name, {}).setdefault(count, []).append(us)
+    whole = {
+        count: [sum(parts) for parts in zip(*(of[count] for of in taken.values()), strict=True)] for count in counts
+    }
+    results: dict[str, Any] = {"cpu_us_per_token": whole, "tokens_per_second": rates}
+    if len(taken) > 1:
+        results["of_processes_us_per_token"] = taken
     return results
 
 
-def _front_seconds(pid: int) -> float:
-    return sum(psutil.Process(pid).cpu_times()[:2])
+def _seconds_by_process(pid: int) -> dict[str, float]:
+    """Return the CPU times of the server's processes: "main" has started the others."""
+    server = psutil.Process(pid)
+    seconds = {"main": sum(server.cpu_times()[:2])}
+    for process in server.children():
+        words = process.cmdline()
+        if "engine-process" in words or "oaiserve.fronts" in words:
+            seconds["engine process" if "engine-process" in words else words[-1]] = sum(process.cpu_times()[:2])
+    return seconds
 
 
 def report(results: dict[str, Any]) -> str:
-    of_front = results.get("front_us_per_token")
-    heads = ("of the front", "of the engine process") if of_front else ()
-    rows = [("streams", "CPU time per token, µs", *heads, "tokens/s of one core")]
+    processes = results.get("of_processes_us_per_token", {})
+    rows = [("streams", "CPU time per token, µs", *processes, "tokens/s of one core", "tokens/s here")]
     for count, times in results["cpu_us_per_token"].items():
         middle = statistics.median(times)
         shown = f"{number(middle)} ({number(min(times))} to {number(max(times))})"
-        front = statistics.median(of_front[count]) if of_front else 0.0
-        parts = (number(front), number(middle - front)) if of_front else ()
-        rows.append((count, shown, *parts, number(round(1e6 / middle, -2))))
+        parts = [number(statistics.median(of[count])) for of in processes.values()]
+        rate = number(round(statistics.median(results["tokens_per_second"][count]), -2))
+        rows.append((count, shown, *parts, number(round(1e6 / middle, -2)), rate))
     return "\n".join(as_markdown(rows))
 
 
@@ -112,6 +126,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=[64, 256], help="default: 64 256")
     parser.add_argument("--turns", type=int, default=3, help="of each number of streams (default 3)")
     parser.add_argument("--engine-process", choices=["on", "off"], default="off", help="default: off")
+    parser.add_argument("--front-processes", type=int, default=1, help="default: 1")
     add_publishing(parser, "host")
     arguments = parser.parse_args(argv)
     exit_on_sigterm()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> Callable[[socket.socket], int] | None:
     from oaiserve.commands.file_checks import check_files, check_tls
+    from oaiserve.config import OptionError
     from oaiserve.explain.commands import settings_in
     from oaiserve.plugins.gateway.several.settings import holds_models, models_of
 
@@ -28,6 +29,8 @@ def _serve(models: Sequence[str], config: Config, plugins: Sequence[Plugin]) -> 
     has_options = config.of(ModelsOptions) != ModelsOptions()
     if not (len(models) > 1 or tables or has_options or holds_models(models[0])):
         return None
+    if config.server.front_processes > 1:
+        raise OptionError("--front-processes is for one model. For several, start servers behind 'oaiserve route'.")
     config = replace(config, model="models")
     configs = models_of(models, tables, config, plugins)
     check_tls(config.server.tls_certificate, config.server.tls_key)

@@ -1,0 +1,108 @@
+"""Generation between a front process and the main one, as between a front and an engine process.
+
+`FrontEngine` is the front's end, and `ServedFront` that of the main process.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import suppress
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.boundary import AnyEngine
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Request, Usage
+from oaiserve.errors import APIError
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.times import RequestTimes
+from oaiserve.fronts.messages import Facts
+from oaiserve.process.link import Link
+from oaiserve.process.messages import Abort, AskTokenizer, AskTokens, Step, Submit
+from oaiserve.process.open_answer import OpenAnswer
+from oaiserve.process.remote_engine import STOP_SECONDS, RemoteEngine
+from oaiserve.process.replica import EngineProcess, Replica
+from oaiserve.process.server import Questions
+from oaiserve.runtime import Runtime
+
+
+class FrontEngine(RemoteEngine):
+    """The engine of the main process, which decides what may wait, and goes on with requests after a restart."""
+
+    def __init__(self, main: EngineProcess, options: EngineOptions, runtime: Runtime) -> None:
+        super().__init__([lambda: main], options, runtime, cores_ns=lambda: 0)
+        self._is_empty: Future[None] = runtime.future()  # after the stop
+
+    def become(self, facts: Facts) -> None:
+        self._is_reporting = facts.is_reporting
+        self.adapters.become(facts.adapters)
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """Submit a request, which the main process may refuse: then it fails."""
+        self._check_open()
+        answer = OpenAnswer.of(request, deliver, self._clock_ns)
+        answer.is_sent = True
+        (replica,) = self._replicas.values()
+        answer.replica = replica.name
+        with self._lock:
+            self._open[request.request_id] = answer
+            replica.send(Submit.of(answer.request, answer.submitted_ns))
+
+    def took_step(self, replica: Replica, step: Step) -> None:
+        super().took_step(replica, step)
+        if self._is_stopping:
+            self._note_if_empty()
+
+    def stop(self, drain_timeout_seconds: float = 0.0) -> None:
+        """Abort the open requests, and wait for their last events. The link stays open, for their records."""
+        self.drain()
+        self._is_stopping = True
+        for replica in self._replicas.values():
+            replica.is_stopping = True
+        for request_id in self._open.copy():
+            self.abort(request_id)
+        self._note_if_empty()
+        with suppress(TimeoutError):
+            self._is_empty.result(drain_timeout_seconds + STOP_SECONDS)
+        self._workers.stop()
+
+    def _note_if_empty(self) -> None:
+        with self._lock:
+            if not self._open and not self._is_empty.done():
+                self._is_empty.set_result(None)
+
+
+class ServedFront:
+    """A front process, whose requests an engine of this process takes. Only one thread at a time calls the methods."""
+
+    def __init__(self, engine: AnyEngine, link: Link) -> None:
+        self._engine = engine
+        self._link = link
+        self._questions = Questions(engine, link)
+        self._open: set[str] = set()
+
+    def received(self, message: Submit | Abort | AskTokens | AskTokenizer) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case AskTokens() | AskTokenizer():
+                self._questions.received(message)
+
+    def closed(self) -> None:
+        """Abort the requests of a front process that has ended."""
+        for request_id in self._open.copy():
+            self._engine.abort(request_id)
+
+    def _submit(self, message: Submit) -> None:
+        request = message.request()
+        self._open.add(request.request_id)
+        try:
+            self._engine.submit(request, self._deliver)
+        except APIError as error:
+            times = RequestTimes(received=request.received_ns or message.submitted_ns, submitted=message.submitted_ns)
+            account = EngineAccount(num_choices=request.num_choices)
+            self._deliver([Failed(request.request_id, error, Usage(0, 0, 0), times, account)])
+
+    def _deliver(self, events: list[Event]) -> None:
+        self._open.difference_update(event.request_id for event in events if isinstance(event, TERMINAL))
+        self._link.send(Step.of(events))
