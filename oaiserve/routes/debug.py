@@ -150,10 +150,10 @@ _SAMPLES_QUERY = (Parameter("after", "Only those with a higher number.", is_inte
 async def samples(request: Request) -> Response:
     """Answer with the samples, which a gateway adds up for its own live page."""
     after = read_query(request.query_params, _SAMPLES_QUERY)["after"] or 0
-    live = any_serving_of(request).telemetry.live
+    samples = any_serving_of(request).telemetry.samples
 
     def render() -> Response:
-        return json_response({"boundaries_seconds": live.boundaries_seconds, "samples": live.after(after)})
+        return json_response({"boundaries_seconds": samples.boundaries_seconds, "samples": samples.after(after)})
 
     return await run_in_threadpool(render)
 

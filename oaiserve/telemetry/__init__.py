@@ -1,7 +1,12 @@
 """Telemetry turns the records of ended requests and the engine's snapshot into metrics, spans, log lines and accounts.
 
-`app` builds one `Telemetry` and passes `record`, `render`, `recent`, `clients` and `live` to the routes. This package
-knows neither HTTP nor the engine.
+`app` builds one `Telemetry` and passes `record`, `render`, `recent`, `clients` and `samples` to the routes. This
+package knows neither HTTP nor the engine.
+
+Numbers on their way out have four names. A *metric* is declared with its type, help text and labels (names.py,
+vllm_names.py). A *series* counts for it (series.py, request_series.py). The *page* of /metrics shows all metrics, with
+the numbers that others maintain (metrics.py, page.py). A *sample* is what changed within a second, for the live page
+(samples.py). What JSON, log lines and spans show of a record are its facts (record_facts.py).
 """
 
 from __future__ import annotations
@@ -93,7 +98,7 @@ class Telemetry:
         measured = replace(measured, elsewhere=elsewhere)
         self._metrics = Metrics(measured, epoch_offset_ns=epoch_offset_ns, runtime=runtime)
         self._log_limit = log_limit
-        self.live = self._metrics.live
+        self.samples = self._metrics.samples
         self.render = self._metrics.render
         self.show = self._metrics.show
         self.show_histogram = self._metrics.show_histogram

@@ -22,7 +22,7 @@ from oaiserve.runtime import THREADS
 from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
 from oaiserve.telemetry.log_lines import ConsoleFormatter, ShortFormatter
-from oaiserve.telemetry.shown import in_ms, log_fields, mean_event_tokens, steps_of, token_gaps
+from oaiserve.telemetry.record_facts import in_ms, log_fields, mean_event_tokens, steps_of, token_gaps
 
 logger = logging.getLogger(REQUESTS)
 

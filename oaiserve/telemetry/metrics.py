@@ -25,10 +25,10 @@ from oaiserve.facts.times import EpochOffset
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.system_memory import limit_bytes
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.live import Live
-from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
 from oaiserve.telemetry.recent import OpenRequests, no_open_requests
+from oaiserve.telemetry.request_series import RequestSeries
+from oaiserve.telemetry.samples import LiveSamples
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -63,7 +63,7 @@ class Measured:
     open_requests: OpenRequests = no_open_requests
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
     targets: Targets = field(default_factory=Targets)  # objectives by which requests are judged
-    observations: type[Observations] = Observations
+    series: type[RequestSeries] = RequestSeries
     shows: Callable[[Metric], bool] = lambda metric: True  # Other metrics are not on the page.
 
 
@@ -75,9 +75,8 @@ class Metrics:
         self._take_steps = measured.take_steps
         self._clock_ns = runtime.clock_ns
         self._now = EngineNumbers()  # numbers of the page that is being rendered
-        observed = measured.observations(measured.model, epoch_offset_ns, measured.targets)
-        self._observed = observed
-        self.live = Live(observed, epoch_offset_ns, runtime.clock_ns)
+        self._series = measured.series(measured.model, epoch_offset_ns, measured.targets)
+        self.samples = LiveSamples(self._series, epoch_offset_ns, runtime.clock_ns)
         self._constants = {
             "model_name": measured.model,
             "engine": vllm_names.ENGINE_INDEX,
@@ -127,31 +126,31 @@ class Metrics:
                 return CallbackFamily(metric, lambda: {labels: getattr(self._now, name) / NS_PER_SECOND})
             return CallbackFamily(metric, lambda: {labels: getattr(self._now, name)})
         series = metric.of or metric
-        metric = self._observed.shown(metric, series)
-        if series in self._observed.counters:
-            return CounterFamily(metric, self._observed.counters[series], self._constants)
-        if series in self._observed.distributions:
-            return HistogramFamily(metric, self._observed.distributions[series], self._constants)
+        metric = self._series.shown(metric, series)
+        if series in self._series.counters:
+            return CounterFamily(metric, self._series.counters[series], self._constants)
+        if series in self._series.distributions:
+            return HistogramFamily(metric, self._series.distributions[series], self._constants)
         return CallbackFamily(metric, dict)
 
     def observe(self, record: RequestRecord) -> None:
         """Add an ended request to the series, after the engine's steps so far, which include the request's."""
         with self._lock:
             self._apply_pending()
-            self._observed.observe(record)
+            self._series.observe(record)
 
     def update(self) -> None:
-        """Add the engine's new steps and the pending amounts to the series, and make a live sample once a second."""
+        """Add the engine's new steps and the pending amounts to the series, and make a sample once a second."""
         with self._lock:
             self._apply_pending()
-            self.live.sample(self._snapshot)
+            self.samples.add(self._snapshot)
 
     def observe_event_loop_lag(self, seconds: float) -> None:
-        lag = self._observed.distributions[names.EVENT_LOOP_LAG_SECONDS]
+        lag = self._series.distributions[names.EVENT_LOOP_LAG_SECONDS]
         self._pending.append((lag, (), round(seconds * NS_PER_SECOND)))
 
     def count(self, metric: Metric, label: str, number: int = 1) -> None:
-        self._pending.append((self._observed.counters[metric], (label,), number))
+        self._pending.append((self._series.counters[metric], (label,), number))
 
     def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
         """Add a metric to the page. `read` returns its numbers for each page, in a worker thread. If it raises, the
@@ -196,7 +195,7 @@ class Metrics:
                 self._read()
                 page = self._page.render(form, names_clients=names_clients)
                 self._pages[form, names_clients] = (self._num_pages, page)
-                self._observed.add(names.SCRAPE_DURATION_SECONDS, (), self._clock_ns() - started_ns)
+                self._series.add(names.SCRAPE_DURATION_SECONDS, (), self._clock_ns() - started_ns)
         return page, str(form)
 
     def _read(self) -> None:
@@ -205,7 +204,7 @@ class Metrics:
 
     def _apply_pending(self) -> None:
         for step in self._take_steps():
-            self._observed.observe_step(step)
+            self._series.observe_step(step)
         while self._pending:
             series, labels, amount = self._pending.popleft()
             series.add(labels, amount)

@@ -15,7 +15,7 @@ from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import POOLING_OPERATIONS, OthersTime, Outcome, RequestRecord
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry.explanation import num_shared, sentences
-from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, phase_row, steps_of, token_gaps
+from oaiserve.telemetry.record_facts import TokenGaps, json_of, mean_event_tokens, phase_row, steps_of, token_gaps
 from oaiserve.telemetry.targets import Targets
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request

@@ -30,7 +30,7 @@ from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.runtime import Runtime
 from oaiserve.telemetry import names
-from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
+from oaiserve.telemetry.record_facts import attributes, server_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)

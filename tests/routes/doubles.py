@@ -49,10 +49,10 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.runtime import THREADS, Runtime
 from oaiserve.telemetry.clients import Clients
-from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.metrics import Numbers
-from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
+from oaiserve.telemetry.request_series import RequestSeries
+from oaiserve.telemetry.samples import LiveSamples
 from oaiserve.wire.report import ReplicaReport
 from tests.engine.logprobs_for_tests import token_logprobs
 
@@ -395,7 +395,7 @@ class FakeTelemetry:
         self.reset()
         self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
         self.clients = Clients(runtime.clock_ns)
-        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), lambda: 0, runtime.clock_ns)
+        self.samples = LiveSamples(RequestSeries("demo", epoch_offset_ns=lambda: 0), lambda: 0, runtime.clock_ns)
         self.closed = False
         self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins
         self.histograms: dict[str, list[float]] = {}  # likewise

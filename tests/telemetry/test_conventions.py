@@ -23,7 +23,7 @@ from opentelemetry.semconv.attributes import (
 )
 from opentelemetry.semconv.schemas import Schemas
 
-from oaiserve.telemetry import names, observations
+from oaiserve.telemetry import names, request_series
 from tests.telemetry.exported import spans_of, traced
 from tests.telemetry.records import records
 from tests.telemetry.reported import ATTRIBUTES
@@ -87,7 +87,7 @@ def test_numbers_have_the_types_of_the_registry_where_a_client_sent_integers(mak
 def test_an_operation_has_a_name_of_the_registry_if_that_knows_it() -> None:
     """Scores, ranks and speech are not in it: it lets a system have names of its own."""
     known = {str(one.value) for one in gen_ai_attributes.GenAiOperationNameValues}
-    shown = {names.GEN_AI_OPERATIONS.get(operation, operation) for operation in observations.OPERATIONS}
+    shown = {names.GEN_AI_OPERATIONS.get(operation, operation) for operation in request_series.OPERATIONS}
     assert shown - known == {"score", "rerank", "transcription", "translation"}
 
 

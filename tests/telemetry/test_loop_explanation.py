@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.facts.record import EngineAccount
 from oaiserve.telemetry.explanation import sentences
-from oaiserve.telemetry.shown import json_of, log_fields
+from oaiserve.telemetry.record_facts import json_of, log_fields
 from tests.records import record_at
 
 LOOP = {"num_loops": 1, "loop_tokens": 6300, "loop_period_tokens": 18, "num_choices": 1}

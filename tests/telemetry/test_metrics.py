@@ -21,7 +21,7 @@ from oaiserve.facts.metric import Metric
 from oaiserve.facts.metric import metric as metric_named
 from oaiserve.facts.record import EngineAccount, OthersTime, Outcome, ReadAgain, RequestRecord, WaitReason, Whose
 from oaiserve.facts.step_record import StepKind, StepRecord
-from oaiserve.telemetry import names, observations, vllm_names
+from oaiserve.telemetry import names, request_series, vllm_names
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (
@@ -179,7 +179,7 @@ def test_a_number_is_on_the_page_before_any_request(
         (Outcome.REJECTED, 503, Unavailable),
     ],
 )
-@pytest.mark.parametrize("operation", sorted(observations.OPERATIONS))
+@pytest.mark.parametrize("operation", sorted(request_series.OPERATIONS))
 def test_the_first_request_that_an_objective_counts_increments_a_series(
     operation: str, outcome: Outcome, status: int, error: type[APIError] | None, metrics: Metrics, make_record
 ) -> None:
@@ -330,7 +330,7 @@ def test_any_served_name_can_be_a_label(form: str, model: str, make_record) -> N
 
 
 def test_a_bounded_number_of_adapters_have_series(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observations, "MOST_NAMES", 2)
+    monkeypatch.setattr(request_series, "MOST_NAMES", 2)
     metrics = metrics_of()
     for name in ("a", "b", "c", "d", "a"):
         metrics.observe(make_record(model=name, adapter=name))
@@ -360,7 +360,7 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
         for label, value in labels:
             values[label].add(value)
     assert values["model"] <= {"demo"}
-    assert values["operation"] <= observations.OPERATIONS | {"other"}
+    assert values["operation"] <= request_series.OPERATIONS | {"other"}
     assert values["error_type"] <= kinds_of(APIError).keys() | {"", "other"}
     assert values["reason"] <= {"stop", "length", "abort", "other", *WaitReason, *ReadAgain}
     groups = {"none", "other", *(f"{digit}xx" for digit in "12345")}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.record import Cause, EngineAccount
-from oaiserve.telemetry.shown import MOST_SORTED, Steps, TokenGaps, phase_row, steps_of, token_gaps
+from oaiserve.telemetry.record_facts import MOST_SORTED, Steps, TokenGaps, phase_row, steps_of, token_gaps
 
 NS = st.integers(0, 10**12)
 

@@ -19,7 +19,7 @@ from oaiserve.facts.record import Outcome
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.upstream import NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
+from oaiserve.telemetry.samples import HISTOGRAMS, MOST_SAMPLES
 from oaiserve.wire.report import Count, Load, Seconds
 
 MOST_BYTES = 2**20  # size of a replica's samples
@@ -33,7 +33,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Sample(msgspec.Struct):
-    """A second of one server, as `Live` makes it, or of all servers. Counts are increases within this second."""
+    """A second of one server, as `LiveSamples` makes it, or of all servers. Counts are increases within this second."""
 
     number: Count
     at_unix_ms: Count

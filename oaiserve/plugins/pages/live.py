@@ -55,8 +55,8 @@ def _hello(serving: AnyServing) -> bytes:
     data = {
         "model": serving.config.model_name,
         "version": serving.version,
-        "boundaries_seconds": serving.telemetry.live.boundaries_seconds,
-        **_state(serving, serving.telemetry.live.after(0)),
+        "boundaries_seconds": serving.telemetry.samples.boundaries_seconds,
+        **_state(serving, serving.telemetry.samples.after(0)),
     }
     return sse.event(msgspec.json.encode(data), "hello")
 
@@ -64,7 +64,7 @@ def _hello(serving: AnyServing) -> bytes:
 def _update(serving: AnyServing) -> bytes:
     """Return the message for all viewers. It repeats the last few samples, in case a viewer missed one; viewers ignore
     samples they already have."""
-    return sse.event(msgspec.json.encode(_state(serving, serving.telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
+    return sse.event(msgspec.json.encode(_state(serving, serving.telemetry.samples.after(0)[-LAST_SAMPLES:])), "update")
 
 
 def _state(serving: AnyServing, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def _state(serving: AnyServing, samples: list[dict[str, Any]]) -> dict[str, Any]
         "samples": samples,
         "requests": serving.telemetry.recent.list(limit=MOST_REQUESTS, rows=True),
         "open": open_requests(serving),
-        "costs": serving.telemetry.live.costs(),
+        "costs": serving.telemetry.samples.costs(),
     }

@@ -15,8 +15,8 @@ from msgspec import UNSET, UnsetType
 from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.plugins.runs.programs import program_of
+from oaiserve.telemetry.record_facts import phase_row
 from oaiserve.telemetry.reuse_explanation import read_again
-from oaiserve.telemetry.shown import phase_row
 
 SILENCE_SECONDS = 600  # after which a run is counted as ended
 TOOLS_SECONDS = 120  # how long tools of the last turn are assumed to be running

@@ -15,8 +15,8 @@ from oaiserve.plugins.gateway import lists
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.samples import FleetSamples, replicas_of
 from oaiserve.runtime import THREADS
-from oaiserve.telemetry.live import Live
-from oaiserve.telemetry.observations import Observations
+from oaiserve.telemetry.request_series import RequestSeries
+from oaiserve.telemetry.samples import LiveSamples
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
 from tests.records import MS, record_at
 from tests.world.serving import Place
@@ -110,19 +110,19 @@ class Source:
 
     def __init__(self, name: str, *numbers: int, clock_ms: int = 0) -> None:
         self.name = name
-        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), lambda: 0, THREADS.clock_ns)
+        self.samples = LiveSamples(RequestSeries("demo", epoch_offset_ns=lambda: 0), lambda: 0, THREADS.clock_ns)
         self.put(*numbers, clock_ms=clock_ms)
 
     def put(self, *numbers: int, clock_ms: int = 0) -> None:
         """Sample these seconds."""
         for number in numbers:
             at = {"number": number, "at_unix_ms": clock_ms + 1000 * number, "seconds": 1.0}
-            self.live.samples.append(SAMPLE | at)
+            self.samples.ring.append(SAMPLE | at)
 
     async def get(self, target: bytes, headers: object, most_bytes: int, seconds: float) -> tuple[int, bytes]:
         path, _, after = target.decode().partition("?after=")
         assert path == "/debug/samples"
-        found = {"boundaries_seconds": self.live.boundaries_seconds, "samples": self.live.after(int(after))}
+        found = {"boundaries_seconds": self.samples.boundaries_seconds, "samples": self.samples.after(int(after))}
         return 200, msgspec.json.encode(found)
 
 
@@ -162,7 +162,7 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
     await fleet_samples.look(1_001_000)  # the other one has no new sample, so its numbers stay
     last = fleet_samples.samples[-1]
     assert (last.number, last.running, last.requests) == (4, 2, {"finished": 4})
-    other.live.samples.clear()
+    other.samples.ring.clear()
     other.put(1)  # it has started again
     await fleet_samples.look(1_002_000)
     assert fleet_samples.samples[-1].requests == {"finished": 2}
@@ -175,7 +175,7 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
 async def test_implausible_samples_are_ignored(changes: dict[str, Any]) -> None:
     wrong = Source("a", 1)
     right = Source("b", 1)
-    wrong.live.samples[0] |= changes
+    wrong.samples.ring[0] |= changes
     fleet_samples = samples_of(wrong, right)
     await fleet_samples.look(0)
     (sample,) = fleet_samples.samples

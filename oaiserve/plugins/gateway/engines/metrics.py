@@ -12,7 +12,7 @@ from oaiserve.facts.metric import Metric, metric
 from oaiserve.facts.record import RequestRecord
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.telemetry import names
-from oaiserve.telemetry.observations import Observations
+from oaiserve.telemetry.request_series import RequestSeries
 from oaiserve.telemetry.series import LabelValues, Number, Origin
 
 ENGINE = "engine"  # the label
@@ -72,7 +72,7 @@ def is_shown(metric: Metric) -> bool:
     return is_ours and metric not in _OF_OUR_ENGINE
 
 
-class ObservedEngines(Observations):
+class ObservedEngines(RequestSeries):
     """The series of requests to several engines."""
 
     _engine = ""  # number of the engine of the record that is being added

@@ -1,4 +1,5 @@
-"""`Live` keeps one sample per second of the last minutes for the live page: increases of series, and engine numbers.
+"""`LiveSamples` keeps a sample per second of the last minutes for the live page: increases of series, and numbers of
+the engine.
 
 Samples are made even while the page is not open, so that it shows the recent past when it is opened. A sample costs the
 telemetry thread less than a tenth of a millisecond. This module knows no HTTP.
@@ -15,7 +16,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names
-from oaiserve.telemetry.observations import Observations
+from oaiserve.telemetry.request_series import RequestSeries
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 MOST_SAMPLES = 300
@@ -33,21 +34,21 @@ Sample = dict[str, Any]
 Totals = Mapping[Any, int]
 
 
-class Live:
+class LiveSamples:
     """A ring of samples ready for JSON. The telemetry thread writes it under the lock of the series; any may read.
 
     Numbers of requests and tokens are increases since the sample before; histograms are pairs of a bucket's index and
     its increase.
     """
 
-    def __init__(self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, series: RequestSeries, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int]) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._clock_ns = clock_ns
         self._last_ns = clock_ns()
         self._num_made = 0
-        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
-        self._observed = observed
-        self._distributions = {name: observed.distributions[metric] for name, metric in HISTOGRAMS.items()}
+        self.ring: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self._series = series
+        self._distributions = {name: series.distributions[metric] for name, metric in HISTOGRAMS.items()}
         self._before: dict[str, Totals] = {}
         self._last_costs: list[tuple[str, int, int, int, float]] = []
 
@@ -64,7 +65,7 @@ class Live:
         the last sample."""
         return self._last_costs
 
-    def sample(self, snapshot: Callable[[], EngineNumbers]) -> None:
+    def add(self, snapshot: Callable[[], EngineNumbers]) -> None:
         """Make a sample if about a second has passed since the previous one."""
         now_ns = self._clock_ns()
         elapsed_ns = now_ns - self._last_ns
@@ -80,7 +81,7 @@ class Live:
             before = self._before.get(name, {})
             increases[name] = {key: new - before.get(key, 0) for key, new in total.items() if new != before.get(key, 0)}
         self._before = totals
-        self.samples.append(
+        self.ring.append(
             {
                 "number": self._num_made,
                 "at_unix_ms": (now_ns + self._epoch_offset_ns()) // 1_000_000,
@@ -100,16 +101,16 @@ class Live:
     def after(self, number: int) -> list[Sample]:
         """Return the kept samples whose number is greater than `number`, oldest first: all of them if the newest has a
         smaller number, as after a restart of the server."""
-        samples = self.samples.copy()
+        samples = self.ring.copy()
         least = number if samples and samples[-1]["number"] >= number else 0
         return [sample for sample in samples if sample["number"] > least]
 
     def _totals(self) -> dict[str, Totals]:
-        counters = self._observed.counters
+        counters = self._series.counters
         requests = dict[str, int]()
         for (outcome, *_), number in counters[names.REQUESTS].values.items():
             requests[outcome] = requests.get(outcome, 0) + number
-        steps = self._observed.distributions[names.ENGINE_STEP_TOKENS].children.values()
+        steps = self._series.distributions[names.ENGINE_STEP_TOKENS].children.values()
         return {
             "requests": requests,
             "generation_tokens": {"all": sum(counters[names.GENERATION_TOKENS].values.values())},
@@ -119,7 +120,7 @@ class Live:
 
     def _costs(self) -> list[tuple[str, int, int, int, float]]:
         kinds = (names.COST_MACHINE_SECONDS, names.COST_CORE_SECONDS, names.COST_ALONE_SECONDS, names.COST_PRICE)
-        machine, cores, alone, price = (self._observed.counters[metric] for metric in kinds)
+        machine, cores, alone, price = (self._series.counters[metric] for metric in kinds)
         paid = price.values
         clients = sorted(machine.values.items(), key=itemgetter(1), reverse=True)[:MOST_CLIENTS]
         return [

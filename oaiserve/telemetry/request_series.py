@@ -1,4 +1,4 @@
-"""`Observations` owns the series of ended requests and of steps, and adds each record to them.
+"""`RequestSeries` has the series of ended requests and of steps, and adds each record to them.
 
 Every label has few values: an unknown value from a client becomes "other". This module is not thread-safe.
 """
@@ -85,7 +85,7 @@ _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_t
 EXEMPLAR_SPACING_NS = 2_000_000
 
 
-class Observations:
+class RequestSeries:
     """The series of all metrics, by metric, apart from numbers that are maintained elsewhere. The series of `model`,
     the served name, exist from the start, and those of adapters once they were used."""
 
