@@ -303,7 +303,7 @@ class EngineLoop:
         numbers = self._account.numbers
         numbers.num_waiting_tokens = requests.num_waiting_tokens
         numbers.drain_rate = requests.drain_rate.per_second
-        numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._model.block_bytes
+        numbers.kv_byte_ns = float(self._scheduler.pool.used_ns * self._model.block_bytes)
         if self.causes is not None:
             self.causes.shares.show(numbers)
         numbers.num_out_of_memory = self._stepper.num_out_of_memory

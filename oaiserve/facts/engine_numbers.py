@@ -26,8 +26,9 @@ class LoadTotals(NamedTuple):
     at_ns: int = 0
     num_open: int = 0  # requests that have been submitted and have not ended
     uncomputed_tokens: int = 0  # uncomputed tokens of their prompts
-    open_ns: int = 0  # requests times nanoseconds
-    uncomputed_token_ns: int = 0  # tokens times nanoseconds
+    # Products outgrow the 64 bits of an integer in a message.
+    open_ns: float = 0.0  # requests times nanoseconds
+    uncomputed_token_ns: float = 0.0  # tokens times nanoseconds
 
     def after(self, now_ns: int, num_open: int, uncomputed_tokens: int) -> LoadTotals:
         past_ns = now_ns - self.at_ns
@@ -117,8 +118,9 @@ class EngineNumbers:
         "Blocks of the prefix cache that were evicted: their content was dropped, or moved to a lower tier.",
         metric="oaiserve_prefix_cache_evicted_blocks_total",
     )
-    evicted_unused_ns: int = fact(
+    evicted_unused_ns: float = fact(
         "Time between the last use of evicted blocks and their eviction, added up.",
+        0.0,
         metric="oaiserve_prefix_cache_evicted_unused_seconds_total",
     )
     num_blocks_read: int = fact(
@@ -181,8 +183,8 @@ class EngineNumbers:
         metric="oaiserve_nobody_core_seconds_total",
     )
     nobody_machine_ns: int = fact("Engine time without work.", metric="oaiserve_nobody_machine_seconds_total")
-    kv_byte_ns: int = fact(
-        "Bytes of the KV cache in use, times seconds.", metric="oaiserve_meter_kv_byte_seconds_total"
+    kv_byte_ns: float = fact(  # 2 GiB for 5 s are more than 63 bits.
+        "Bytes of the KV cache in use, times seconds.", 0.0, metric="oaiserve_meter_kv_byte_seconds_total"
     )
     idle_with_work_ns: int = fact(
         "Time between steps while there was work. On a GPU, the time it waited for a launch.",

@@ -190,6 +190,22 @@ def test_a_request_that_ends_two_processes_is_refused_and_others_go_on() -> None
         assert len(front.processes.all) == 4
 
 
+def test_the_numbers_of_a_server_that_has_run_for_years_reach_the_front() -> None:
+    with in_world(14, is_late=False) as world:
+        front = Front(world)
+        engine = front.processes.now.engine
+        engine.scheduler.pool.used_ns = engine.scheduler.pool.evicted_unused_ns = 2**70
+        engine.loop._model = replace(engine.loop._model, block_bytes=1)
+        client = front.client(6)
+        client.submit(front.engine)
+        front.run()
+        front.check("Finished")
+        numbers = front.engine.snapshot()
+        assert numbers.kv_byte_ns >= 2**70
+        assert numbers.evicted_unused_ns >= 2**70
+        assert len(front.processes.all) == 1
+
+
 def test_prompts_of_a_refused_request_are_refused_at_once() -> None:
     with in_world(2, is_late=False) as world:
         front = Front(world)

@@ -381,7 +381,7 @@ class StepAccount:
         numbers.blocks_cached = pool.num_cached
         numbers.blocks_reusable = pool.num_reusable
         numbers.num_evicted_blocks = pool.num_evicted
-        numbers.evicted_unused_ns = pool.evicted_unused_ns
+        numbers.evicted_unused_ns = float(pool.evicted_unused_ns)
         numbers.num_preemptions = scheduler.foreground.num_preemptions
         numbers.num_prefix_queries = scheduler.memory.num_prefix_queries
         numbers.num_prefix_hits = scheduler.memory.num_prefix_hits
