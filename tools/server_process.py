@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ POLL_SECONDS = 0.02
 START_LIMIT_SECONDS = 600.0  # On a busy machine, compiling takes minutes. A server that ends is noticed at once.
 KILL_LIMIT_SECONDS = 20.0
 MOST_LOG_CHARACTERS = 2000  # in an error message
+Start = Callable[..., "subprocess.Popen[bytes]"]  # with the parameters of subprocess.Popen
 
 
 class StartFailed(Exception):
@@ -83,16 +84,16 @@ def running_process(
     tls: bool = False,
     start_limit_seconds: float = START_LIMIT_SECONDS,
     stop_limit_seconds: float = 20.0,
+    start: Start = subprocess.Popen,
 ) -> Iterator[ServerProcess]:
     """Run a server on the port of this machine, from its first answer to the end of the block.
 
     It is ready when `ready_path` answers with success. It ends as in `running_group`. Raises StartFailed.
     """
     started = time.monotonic()
-    with running_group(command, env=env, cwd=cwd, log_file=log_file, stop_limit_seconds=stop_limit_seconds) as (
-        process,
-        log,
-    ):
+    with running_group(
+        command, env=env, cwd=cwd, log_file=log_file, stop_limit_seconds=stop_limit_seconds, start=start
+    ) as (process, log):
         scheme = "https" if tls else "http"
         server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, log)
         server.wait_for_answer(ready_path, question, start_limit_seconds)
@@ -108,6 +109,7 @@ def running_group(
     cwd: Path = ROOT,
     log_file: Path | None = None,
     stop_limit_seconds: float = 20.0,
+    start: Start = subprocess.Popen,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run a command in a process group of its own until the end of the block, with its output in a file.
 
@@ -115,9 +117,7 @@ def running_group(
     Without a `log_file` the output is deleted then.
     """
     with NamedTemporaryFile() if log_file is None else log_file.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, process_group=0
-        )
+        process = start(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, process_group=0)
         try:
             yield process, Path(log.name)
         finally:

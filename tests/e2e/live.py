@@ -12,10 +12,11 @@ import openai
 import pytest
 
 from oaiserve.checkpoints import demo
+from tests import forking
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.published import checked, checking
-from tools.server_process import ServerProcess, running_oaiserve
+from tools.server_process import ServerProcess, Start, running_oaiserve
 
 API_KEY = "a-key-of-the-tests"
 START_SECONDS = 300  # time for a server to become ready, on a busy machine
@@ -61,6 +62,7 @@ def serve_process(
     *flags: str,
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "oaiserve"),
+    start: Start = forking.start,
 ) -> Iterator[LiveServer]:
     """Run `oaiserve serve MODEL`, wait until it is ready, and kill it at the end of the block if it still runs.
 
@@ -76,6 +78,7 @@ def serve_process(
         log_file=log_file,
         start_limit_seconds=START_SECONDS,
         stop_limit_seconds=0,
+        start=start,
     ) as server:
         yield LiveServer(**vars(server))
 

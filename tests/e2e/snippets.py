@@ -206,11 +206,15 @@ def succeed(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def programs(folder: Path) -> str:
-    """Return a PATH for readers, where `oaiserve` starts no server for long and `make` only says what it would do."""
+def programs(folder: Path, fork_server: Path | None) -> str:
+    """Return a PATH for readers, where `oaiserve` starts no server for long and `make` only says what it would do.
+
+    `oaiserve` is forked by the fork server with this address, if there is one.
+    """
     folder.mkdir()
+    start = "checked_start.py'" if fork_server is None else f"forked_start.py' '{fork_server}'"
     for name, command in {
-        "oaiserve": f"'{sys.executable}' '{ROOT}/tests/e2e/checked_start.py'",
+        "oaiserve": f"'{sys.executable}' '{ROOT}/tests/e2e/{start}",
         "make": f"'{shutil.which('make')}' --dry-run -C '{ROOT}'",
     }.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ import yaml
 
 from oaiserve.checkpoints import demo
 from oaiserve.storage.private import cache_folder
+from tests import forking
 from tests.deploy import promql
 from tests.e2e.live import clean_environment, serve_process
 from tests.e2e.snippets import REASONS, Session, check_commands, programs
@@ -41,11 +43,13 @@ def start_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         if entry.name != "servers":
             (cache / entry.name).symlink_to(entry)
     (home / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
-    environment = clean_environment() | {"HOME": str(home), "PATH": programs(home / "bin"), "PYTHONPATH": str(ROOT)}
-    environment["OAISERVE_CACHE"] = str(cache)
+    environment = clean_environment() | {"HOME": str(home), "PYTHONPATH": str(ROOT), "OAISERVE_CACHE": str(cache)}
+    fork_server = forking.ForkServer(environment) if forking.CAN_FORK else None
+    environment["PATH"] = programs(home / "bin", fork_server and fork_server.address)
     # A short context ends answers that find no end of their own.
     flags = ("--max-model-len", "1024", "--kv-cache-memory", "256MiB", "--lora-dir", str(adapters))
-    with serve_process("demo", home / "log", *flags, env=environment) as server:
+    start = partial(forking.start, server=fork_server)
+    with serve_process("demo", home / "log", *flags, env=environment, start=start) as server:
         address = urlsplit(server.url).netloc
         yield lambda folder: Session(folder, adapters, address, environment)
 

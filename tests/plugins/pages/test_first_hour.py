@@ -20,6 +20,7 @@ import pytest
 
 from loadtest.metrics_page import values_of
 from oaiserve.checkpoints import demo
+from tests import forking
 from tests.e2e.browser import OpenPage, check_texts_and_controls, fits_the_width, walk_to
 from tests.e2e.live import clean_environment
 from tests.models.pictures import png
@@ -43,7 +44,7 @@ LONG = "Describe a forest in the morning." if MODEL == "demo" else "Write a stor
 def model_server(port: int, log_file: Path, *flags: str, model: str = MODEL) -> Iterator[ServerProcess]:
     command = [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--kv-cache-memory", "256MiB"]
     command += flags
-    options = {"env": clean_environment(), "start_limit_seconds": 300, "stop_limit_seconds": 0}
+    options = {"env": clean_environment(), "start_limit_seconds": 300, "stop_limit_seconds": 0, "start": forking.start}
     with running_process(command, port, log_file=log_file, **options) as server:
         yield server
 
@@ -108,7 +109,7 @@ def test_an_answer_behind_a_gateway_survives_its_killed_server(open_page: OpenPa
         port = free_port()
         command = [sys.executable, "-m", "oaiserve", "route", "--port", str(port)]
         command += [part for server in servers for part in ("--replica", server.url)]
-        options = {"env": clean_environment(), "stop_limit_seconds": 0}
+        options = {"env": clean_environment(), "stop_limit_seconds": 0, "start": forking.start}
         gateway = running.enter_context(running_process(command, port, log_file=tmp_path / "gateway.log", **options))
         page = open_page(f"{gateway.url}/")
         page.wait_for_selector("#status[data-state=live]")
