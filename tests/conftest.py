@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from oaiserve import system_cpus
 from oaiserve.interpreter import MOST_NEW_OBJECTS
-from tests import durations
+from tests import durations, rewriting
 from tests.e2e import browser
 from tests.missing_plugins import ignored_without_plugins, skip_without_plugins
 
@@ -114,7 +114,8 @@ GROUPS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sort the tests by the seconds that their files took."""
+    """Share the rewriting of test files between processes, and sort the tests by the seconds that their files took."""
+    config.pluginmanager.register(rewriting.Rewriting(config))
     config.pluginmanager.register(durations.Durations(config))
 
 

@@ -46,7 +46,7 @@ BEFORE_TORCH = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_WAIT_POLICY": "passiv
 CAN_FORK = sys.platform == "linux"
 MAX_MESSAGE_BYTES = 1 << 20
 
-cpu_seconds = 0.0  # of the forked children that have ended
+cpu_seconds = 0.0  # CPU time of the forked children that have ended
 
 
 class ForkedProcess:
