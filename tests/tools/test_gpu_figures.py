@@ -80,7 +80,6 @@ def measured() -> dict[str, dict[str, Any]]:
             "latent": [{"model": "DeepSeek V3", "rows": 16, "us": 60.0, "gb_per_s": 2500.0}],
             "penalties": [{"rows": 64, "us": 80.0, "us_with_penalties": 95.0}],
         },
-        "peers": {"sequences": 64, "output_tokens_per_second": 9000.0, "step_ms": 7.0},
     }
     return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}
 

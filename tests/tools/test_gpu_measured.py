@@ -17,7 +17,7 @@ from tests.models.packed import Packing
 from tests.models.small_configs import config_of
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import random_step
-from tools.gpu import dry_run, gpt2, offload, parts, peers, quantized, reference, steps, streams
+from tools.gpu import dry_run, gpt2, offload, parts, quantized, reference, steps, streams
 from tools.gpu.models import described_on
 from tools.gpu.profiles import Kernel, needed, parts_of
 from tools.gpu.sections import Target
@@ -155,18 +155,6 @@ def test_blocks_are_copied_out_and_in_and_an_evicted_prompt_comes_back() -> None
     assert all(row["in_ms"] > 0 and row["bytes"] > 0 for row in found["copies"])
     assert found["bytes"]["equal"]
     assert found["restored prompt"] == {"equal": True, "hits": 1}
-
-
-def test_the_peer_decodes_all_sequences_and_its_steps_are_timed() -> None:
-    found = found_by(peers.run(CPU))
-    assert found["sequences"] == 4
-    assert found["output_tokens_per_second"] > 0
-    assert found["step_ms"] > 0
-
-
-def test_the_times_of_a_peer_are_those_in_which_all_sequences_decode() -> None:
-    found = peers.token_times([[0.0, 5.0, 6.0, 7.0], [4.0, 5.0, 6.0, 9.0]])
-    assert found == {"sequences": 2, "output_tokens_per_second": 8 / 9, "step_ms": 1000.0}
 
 
 def test_the_cpu_time_of_each_thread_is_read() -> None:

@@ -13,8 +13,8 @@ The parts:
 
 - The check: run.py starts each section in a process of its own (section.py). They take turns at the device (turns.py).
   summary.py and tables.py write the text.
-- Figures: environment, steps (with profiles, reference and timing), gpt2, quantized, streams, offload, long_contexts,
-  peers. Where a part of a section fails, parts.py lets the others go on.
+- Figures: environment, steps (with profiles, reference and timing), gpt2, quantized, streams, offload and
+  long_contexts. Where a part of a section fails, parts.py lets the others go on.
 - Answers: probes, answers, and schedule with its requests. Cases run side by side in processes (side_by_side.py,
   worker.py), and ties.py tells rounding from a fault.
 - Models: models.py describes them with random weights, workload.py starts engines of them, and doubles.py starts them

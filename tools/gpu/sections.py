@@ -67,7 +67,6 @@ FIGURES = (
     Section("streams", "streams:run"),
     Section("offload", "offload:run", 90),
     Section("long-contexts", "long_contexts:run", 60, needs_gpu=True),
-    Section("peers", "peers:run"),
 )
 # The most telling first.
 ANSWERS = (

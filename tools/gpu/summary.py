@@ -39,10 +39,6 @@ def _launch_share(sections: Sections) -> float:
     return 100 * mixed["launch_ms"] / mixed["device_ms"]  # type: ignore[no-any-return]
 
 
-def _to_transformers(sections: Sections) -> float:
-    return 64e3 / _of_64(sections, "1b")["period_ms"] / sections["peers"]["output_tokens_per_second"]  # type: ignore[no-any-return]
-
-
 class SpeedTarget(NamedTuple):
     """A limit for one figure. `find` takes the sections and raises KeyError if one of them did not find the figure."""
 
@@ -70,7 +66,6 @@ SPEED_TARGETS = tuple(
         (_GPT2, "≥", 40_000, "tokens/s", lambda s: s["gpt2"]["loads"]["at once"]["output_tokens_per_second"]),
         (_SUBMIT, "≤", 0.05, "ms", lambda s: 1e3 * s["gpt2"]["loads"]["one token, 4 workers"]["submit_p99"]),
         ("1B, 256 streams over HTTP", "≥", 40_000, "tokens/s", lambda s: s["streams"]["output_tokens_per_second"]),
-        ("1B, 64 decodes, to transformers' continuous batching", "≥", 3, "times", _to_transformers),
     )
 )
 

@@ -55,7 +55,7 @@ def figures(sections: Sections) -> list[str]:
         gpt2(sections),
     ]
     lines = [line for table in tables if len(table) > 1 for line in (*as_markdown(table), "")]
-    for sentences in (gaps(sections), streams(sections), offload(sections), long_contexts(sections), peers(sections)):
+    for sentences in (gaps(sections), streams(sections), offload(sections), long_contexts(sections)):
         lines += [*sentences, ""] if sentences else []
     return lines
 
@@ -246,17 +246,6 @@ def long_contexts(sections: Sections) -> list[str]:
     return sentences
 
 
-def peers(sections: Sections) -> list[str]:
-    with suppress(KeyError):
-        found = sections["peers"]
-        step = "" if found["step_ms"] is None else f", a step of {number(found['step_ms'])} ms"
-        return [
-            f"1B, transformers' continuous batching, {found['sequences']} sequences: "
-            f"{number(round(found['output_tokens_per_second']))} tokens/s{step}."
-        ]
-    return []
-
-
 def _to_floor(sections: Sections, row: dict[str, Any], measured: str) -> tuple[str, str]:
     """Return the floor, and how many times it was measured; empty where there are no ceilings."""
     with suppress(KeyError):
@@ -278,7 +267,7 @@ def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), products(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentence in (*streams(sections), *offload(sections), *long_contexts(sections), *peers(sections), *checked):
+    for sentence in (*streams(sections), *offload(sections), *long_contexts(sections), *checked):
         lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
 
