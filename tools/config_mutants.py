@@ -1,6 +1,6 @@
 """Changes each key of each described type's config.json, and compares what is then described with transformers' model.
 
-    python -m tools.config_mutants [TYPE ...] [--json FILE] [--markdown FILE]
+    python -m tools.config_mutants [TYPE ...] [--json FILE]
 
 A mutant is the config.json of a small model with another value of one key, or with a key that other families read. It
 is described as at a start, and its logits in float32 are compared with those that transformers computes by the same
@@ -43,9 +43,8 @@ from tests.models import small_configs
 from tests.models.pinned import PINNED, fill
 from tests.models.wrappers import wrapper_config
 from tools.config_values import VARIANTS, Values, applied, mutants
-from tools.markdown import add_publishing, as_markdown, number, publish, results_of, write_json
+from tools.markdown import write_json
 
-MARKERS = "config-mutants"
 NUM_TOKENS = 110  # beyond windows, and the lengths from which on rotary embeddings are scaled
 TOLERANCE = 1e-4  # norm of the differences, relative to that of the logits
 EFFECT = 4 * TOLERANCE  # smaller changes could be missed
@@ -70,7 +69,6 @@ DIFFERENT = "described with other logits"
 MISSING = "described without tensors that transformers needs"
 FAILED = "an error in place of a reason"
 WRONG = (DIFFERENT, MISSING, FAILED)
-OTHERS = (EQUAL, NEUTRAL, BY_TENSORS, UNREFUSED, *WRONG)
 
 
 class Original:
@@ -226,19 +224,7 @@ def measure(arguments: argparse.Namespace) -> Values:
                         print(f"  {wrong[-1]}", flush=True)
         outcomes_by_type[name] = {"outcomes": counts, "wrong": wrong}
         write_json(file, {"types": outcomes_by_type})
-    return {"types": outcomes_by_type}
-
-
-def text(found: Values) -> str:
-    """Return the published results."""
-    counts = Counter[str]()
-    for of_type in found["types"].values():
-        counts.update(of_type["outcomes"])
-    rows = [("what becomes of it", "mutants"), ("declined", number(sum(counts[words] for words in DECLINED)))]
-    rows += [(words, number(counts[words])) for words in OTHERS]
-    types = {name.partition(",")[0] for name in found["types"]}
-    sentence = f"{number(counts.total())} mutants of {len(types)} types ({found['created']}):"
-    return "\n".join([sentence, "", *as_markdown(rows)])
+    return outcomes_by_type
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -246,13 +232,16 @@ def main(arguments: argparse.Namespace) -> int:
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.ERROR)
-    results = results_of(arguments, measure)
-    publish(arguments, MARKERS, results, text(results))
-    return int(any(of_type["wrong"] for of_type in results["types"].values()))
+    counts = Counter[str]()
+    by_type = measure(arguments)
+    for of_type in by_type.values():
+        counts.update(of_type["outcomes"])
+    print(*(f"{count:7,} {outcome}" for outcome, count in counts.most_common()), sep="\n")
+    return int(any(of_type["wrong"] for of_type in by_type.values()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="or name of a variant; default: all")
-    add_publishing(parser, MARKERS)
+    parser.add_argument("--json", type=Path, help="write the results there")
     sys.exit(main(parser.parse_args()))
