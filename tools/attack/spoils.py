@@ -6,13 +6,11 @@ import copy
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
-
-from tools.attack.setting_kinds import nodes
 
 Edit = Callable[[st.DrawFn, bytes], bytes]
 
@@ -127,6 +125,13 @@ def edited(draw: st.DrawFn, tree: Any) -> Any:
         case _:
             parent[place] = copy.deepcopy(draw(st.sampled_from(EXTREMES)))
     return tree
+
+
+def nodes(tree: Any) -> Iterator[Any]:
+    yield tree
+    if isinstance(tree, dict | list):
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            yield from nodes(child)
 
 
 @st.composite

@@ -25,8 +25,8 @@ from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import new_world
+from tests.engine.start.setting_kinds import MORE_KEYS, with_other_kinds
 from tests.models.decoders import byte_tokenizer, random_model
-from tools.attack.setting_kinds import MORE_KEYS, with_other_kinds
 
 TOKENS = "tokenizer_config.json"
 MAP = "special_tokens_map.json"

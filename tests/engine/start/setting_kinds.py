@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tools.attack.spoils import nodes
+
 # Keys that libraries read, in files that need not have them.
 MORE_KEYS: dict[str, tuple[str, ...]] = {
     "config.json": (
@@ -35,13 +37,6 @@ NESTED: Any = 7
 for _ in range(400):  # about as deep as JSON can be read and written
     NESTED = [NESTED]
 KINDS: tuple[Any, ...] = (None, True, 77, -1, 0.5, 10**30, "", "x", "load", [], ["x"], [None], {}, {"x": "x"}, NESTED)
-
-
-def nodes(tree: Any) -> Iterator[Any]:
-    yield tree
-    if isinstance(tree, dict | list):
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from nodes(child)
 
 
 def with_other_kinds(file: str, content: bytes) -> Iterator[tuple[str, bytes]]:
