@@ -77,7 +77,7 @@ def watched() -> Iterator[Counter[str]]:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 _INT64 = ("slots", "seq_lens", "block_tables", "table_rows", "last_visible", "chosen")
-_INT32 = ("items", "first_items", "num_done", "order", "tile_expert", "tile_first", "tile_end")
+_INT32 = ("items", "num_items", "num_done", "order", "tile_expert", "tile_first", "tile_end")
 _FLOAT32 = ("partial", "log_weights")
 DTYPES = {
     **dict.fromkeys(_INT64, torch.int64),

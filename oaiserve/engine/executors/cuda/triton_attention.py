@@ -21,7 +21,6 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     decode_kernel,
     plan_kernel,
     prefill_kernel,
-    prefill_plan_kernel,
     write_kernel,
 )
 from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring
@@ -31,6 +30,7 @@ LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 COMBINED_AT_A_TIME = 16  # items
+NO_WINDOW = 1 << 30  # tokens: longer than any sequence
 WRITE_NUMBERS = 4096  # the queries' or keys' numbers that a program norms and rotates, if one token has no more
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
@@ -67,10 +67,7 @@ class TritonAttention:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        # The plans by sliding window, number of key heads, and number of items.
-        self._plans: dict[tuple[int, int, int], DecodePlan] = {}
-        # The plans of prompts by sliding window, number of key heads, and tokens of a tile.
-        self._prefill_plans: dict[tuple[int, int, int], PrefillPlan] = {}
+        self._plans = Plans(batch)
 
     def __call__(
         self,
@@ -93,26 +90,15 @@ class TritonAttention:
             first_token = num_decodes if batch.decode_slots is None else 0
             write(key, value, cache, batch.slots, first_token=first_token, query=query, rotation=rotation)
         if num_decodes:
-            window = scoring.sliding_window or 0
             kv_heads = cache.keys.shape[2]
             dims = tile_dims(query.shape[2], out.shape[2])
             itemsizes = query.element_size(), cache.keys.element_size()
             programs = programs_per_sm(query.shape[1] // kv_heads, dims, *itemsizes, card_of(query.device))
-            wanted = num_items(kv_heads, programs, query.device)
-            if (window, kv_heads, wanted) not in self._plans:
-                self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
-            plan = self._plans[window, kv_heads, wanted]
+            plan = self._plans(scoring.sliding_window or 0, kv_heads, 1, programs, of_decodes=True)
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
         if has_prefills:
-            prefill(query, cache, batch, out, scoring, plan_of=self._prefill_plan)
+            prefill(query, cache, batch, out, scoring, plan_of=self._plans)
         return out
-
-    def _prefill_plan(self, window: int, kv_heads: int, tile_tokens: int) -> PrefillPlan:
-        key = window, kv_heads, tile_tokens
-        if key not in self._prefill_plans:
-            wanted = num_items(kv_heads, 1, self._batch.seq_lens.device)
-            self._prefill_plans[key] = plan_prefills(self._batch, window, wanted, kv_heads, tile_tokens)
-        return self._prefill_plans[key]
 
 
 def scalars(scoring: Scoring) -> tuple[float, float]:
@@ -126,14 +112,6 @@ def scalars(scoring: Scoring) -> tuple[float, float]:
 
 def _has(scoring: Scoring) -> dict[str, bool]:
     return {"HAS_SOFTCAP": scoring.softcap is not None, "HAS_SINKS": scoring.sinks is not None}
-
-
-class DecodePlan(NamedTuple):
-    """The work of a step's decodes, for each key head, as `plan_kernel` describes it."""
-
-    items: torch.Tensor  # int32 [most, 4]
-    first_items: torch.Tensor  # int32 [num_decodes + 1]
-    num_done: torch.Tensor  # int32 [num_decodes, kv_heads], zeros, which each layer leaves as it finds them
 
 
 @functools.cache
@@ -155,39 +133,8 @@ def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
     return max(1, num_multiprocessors(device) * programs // kv_heads)
 
 
-def plan_decodes(
-    batch: Batch,
-    window: int,
-    num_wanted: int,
-    kv_heads: int,
-    least_tokens: int = LEAST_ITEM_TOKENS,
-    alignment: int = ITEM_ALIGNMENT,
-) -> DecodePlan:
-    """Cut the decodes of a batch into about `num_wanted` items, or more if there are more sequences."""
-    num_rows = batch.num_decodes
-    device = batch.seq_lens.device
-    plan = DecodePlan(
-        torch.empty(num_rows + num_wanted, 4, dtype=torch.int32, device=device),
-        torch.empty(num_rows + 1, dtype=torch.int32, device=device),
-        torch.empty(num_rows, kv_heads, dtype=torch.int32, device=device),
-    )
-    plan_kernel[(num_rows,)](
-        batch.seq_lens,
-        *plan,
-        num_rows,
-        num_wanted,
-        WINDOW=window,
-        LEAST_TOKENS=least_tokens,
-        ITEM_ALIGNMENT=alignment,
-        TILE=PLANNED_AT_A_TIME,
-        KV_HEADS=kv_heads,
-        TILE_KV_HEADS=triton.next_power_of_2(kv_heads),
-    )
-    return plan
-
-
-class PrefillPlan(NamedTuple):
-    """The work of a step's prompts, for each key head, as `prefill_plan_kernel` describes it."""
+class Plan(NamedTuple):
+    """The work of a step's prompts or decodes, for each key head, as `plan_kernel` describes it."""
 
     items: torch.Tensor  # int32 [most, 5]
     num_items: torch.Tensor  # int32 [1]
@@ -196,7 +143,26 @@ class PrefillPlan(NamedTuple):
     alignment: int  # The tokens of a part are a multiple of this.
 
 
-def plan_prefills(
+class Plans:
+    """The plans of one step, which layers share."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._made: dict[tuple[int, ...], Plan] = {}
+
+    def __call__(
+        self, window: int, kv_heads: int, tile_tokens: int, programs: int = 1, *, of_decodes: bool = False
+    ) -> Plan:
+        """Return the plan for a sliding window, a number of key heads, the tokens of a tile, and as many programs for
+        an SM."""
+        key = window, kv_heads, tile_tokens, programs, of_decodes
+        if key not in self._made:
+            wanted = num_items(kv_heads, programs, self._batch.seq_lens.device)
+            self._made[key] = new_plan(self._batch, window, wanted, kv_heads, tile_tokens, of_decodes=of_decodes)
+        return self._made[key]
+
+
+def new_plan(
     batch: Batch,
     window: int,
     num_wanted: int,
@@ -206,7 +172,7 @@ def plan_prefills(
     alignment: int = ITEM_ALIGNMENT,
     *,
     of_decodes: bool = False,
-) -> PrefillPlan:
+) -> Plan:
     """Cut the prompts of a batch into tiles of tokens, or its decodes, and their keys into parts if there are fewer
     than `num_wanted` tiles."""
     first_sequence = batch.num_decodes
@@ -216,16 +182,16 @@ def plan_prefills(
         first_sequence = 0
         num_sequences = num_tokens = batch.num_decodes
     # The host doesn't know the number of tiles. This is an upper bound for this number of tokens.
-    most = num_tokens // tile_tokens + num_sequences + num_wanted
+    most = (num_tokens + num_sequences * (tile_tokens - 1)) // tile_tokens + num_wanted
     device = batch.seq_lens.device
-    plan = PrefillPlan(
+    plan = Plan(
         torch.empty(most, 5, dtype=torch.int32, device=device),
         torch.empty(1, dtype=torch.int32, device=device),
         torch.empty(most, kv_heads, dtype=torch.int32, device=device),
         2 * num_wanted,
         alignment,
     )
-    prefill_plan_kernel[(num_sequences,)](
+    plan_kernel[(num_sequences,)](
         *(batch.query_start, batch.seq_lens, *plan[:3]),
         *(first_sequence, num_sequences, num_wanted),
         WINDOW=window,
@@ -384,13 +350,12 @@ def decode(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    plan: DecodePlan,
+    plan: Plan,
     tile: Tile | None = None,
     rotation: Rotation | None = None,
 ) -> None:
     """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values, if
     there are any."""
-    num_rows = batch.num_decodes
     heads = query.shape[1]
     kv_heads = cache.keys.shape[2]
     has_keys = key is not None
@@ -399,23 +364,23 @@ def decode(
     constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
     dims = Dims(constants["TILE_KEY_DIM"], constants["TILE_VALUE_DIM"])
     tile = tile or decode_tile(constants["GROUP"], dims, query.element_size(), card_of(query.device))
-    most_items = plan.items.shape[0]
     (factor, softcap) = scalars(scoring)
     key_scale, value_scale = cache.scales
-    partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
-    log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
-    tensors = query, key, value, out, partial, log_weights, *cache, *plan
+    partial = torch.empty(plan.num_places, heads, out.shape[2], dtype=torch.float32, device=out.device)
+    log_weights = torch.empty(plan.num_places, heads, dtype=torch.float32, device=out.device)
+    tensors = query, key, value, out, partial, log_weights, *cache, *plan[:3]
     slots = batch.slots if batch.decode_slots is None else batch.decode_slots
-    decode_kernel[(kv_heads, most_items)](
+    decode_kernel[(kv_heads, len(plan.items))](
         *tensors,
         *(slots, batch.seq_lens, batch.block_tables, batch.table_rows),
         *_rotation(rotation, key),
         *(factor * key_scale, softcap, key_scale, value_scale),
         present(scoring.sinks, query),
-        num_rows,
+        scoring.sliding_window or NO_WINDOW,
         *(query.stride(0), key.stride(0), value.stride(0), batch.block_tables.stride(0)),
         **_has(scoring),
         HAS_KEYS=has_keys,
+        ITEM_ALIGNMENT=plan.alignment,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         TILE_ITEMS=COMBINED_AT_A_TIME,
@@ -434,7 +399,7 @@ def prefill(
     scoring: Scoring,
     tile: Tile | None = None,
     *,
-    plan_of: Callable[[int, int, int], PrefillPlan],
+    plan_of: Callable[[int, int, int], Plan],
 ) -> None:
     """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
 

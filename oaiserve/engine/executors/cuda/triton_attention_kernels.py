@@ -331,7 +331,7 @@ def _tiles(query_start, seq_lens, row, is_row, WINDOW: tl.constexpr, TILE_TOKENS
 
 
 @triton.jit(do_not_specialize=["first_sequence", "num_sequences", "num_wanted"])
-def prefill_plan_kernel(
+def plan_kernel(
     query_start,
     seq_lens,
     items,  # int32 [num_items, 5]: the sequence, its tile, the part of the keys, the number of parts, and its place
@@ -348,7 +348,8 @@ def prefill_plan_kernel(
     KV_HEADS: tl.constexpr,
     TILE_KV_HEADS: tl.constexpr,
 ):
-    """Cut the keys of tiles of prompts into parts, where there are fewer tiles than wanted. The program is (sequence).
+    """Cut the keys of tiles of prompts, or of decodes, which are tiles of one token, into parts, where there are fewer
+    tiles than wanted. The program is (sequence).
 
     All tiles of a sequence have the same number of parts. There are at most `num_wanted` items more than tiles, and at
     most twice `num_wanted` in tiles of several parts, whose results have places.
@@ -395,6 +396,25 @@ def prefill_plan_kernel(
 
 
 @triton.jit
+def _tile(item, row, query_start, seq_lens, TILE_TOKENS: tl.constexpr):
+    """Return the first token of an item's tile in the step, how many tokens it has, and the position of the first."""
+    begin = tl.load(query_start + row)
+    length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
+    offset = tl.load(item + 1) * TILE_TOKENS
+    first_position = tl.load(seq_lens + row).to(tl.int32) - length + offset
+    return begin + offset, tl.minimum(length - offset, TILE_TOKENS), first_position
+
+
+@triton.jit
+def _part_of(first, last, part, parts, ITEM_ALIGNMENT: tl.constexpr):
+    """Return the range of a part of the tokens first..last-1. All parts but the last have the same multiple of
+    ITEM_ALIGNMENT."""
+    share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
+    begin = first + part * share
+    return begin, tl.minimum(begin + share, last)
+
+
+@triton.jit
 def _store_part(
     acc,  # float32 [R, TILE_DIM]: the weighted values of a part of the keys
     total,  # float32 [R], the sum of its weights
@@ -413,9 +433,9 @@ def _store_part(
     row = tl.arange(0, acc.shape[0])
     dim = tl.arange(0, TILE_DIM)[None, :]
     rows = place * acc.shape[0] + row
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(partial + rows[:, None] * DIM + dim, result, mask=(dim < DIM) & (total > 0.0)[:, None])
-    tl.store(log_weights + rows, tl.where(total > 0.0, highest + tl.log2(total), MASKED))
+    weights = tl.where(total > 0.0, total, 1.0)  # A part of an early tile may have no key.
+    tl.store(partial + rows[:, None] * DIM + dim, acc / weights[:, None], mask=(dim < DIM) & (total > 0.0)[:, None])
+    tl.store(log_weights + rows, tl.where(total > 0.0, highest + tl.log2(weights), MASKED))
     # All threads of this program have written theirs before one of them says so, which releases it for the others.
     tl.debug_barrier()
     is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == parts - 1
@@ -499,12 +519,7 @@ def prefill_kernel(
     row = first_sequence.to(tl.int64) + tl.load(item)
     part = tl.load(item + 2)
     parts = tl.load(item + 3)
-    begin = tl.load(query_start + row)
-    length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
-    offset = tl.load(item + 1) * TILE_TOKENS
-    first_token = begin + offset
-    num_tokens = tl.minimum(length - offset, TILE_TOKENS)
-    first_position = tl.load(seq_lens + row).to(tl.int32) - length + offset
+    first_token, num_tokens, first_position = _tile(item, row, query_start, seq_lens, TILE_TOKENS)
 
     rows = tl.arange(0, TILE_ROWS)
     token = rows // GROUP
@@ -529,9 +544,7 @@ def prefill_kernel(
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
     tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
-    share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
-    first += part * share
-    last = tl.minimum(first + share, last)
+    first, last = _part_of(first, last, part, parts, ITEM_ALIGNMENT)
     if WINDOW == 0:
         # Keys that every row sees need no mask, and these are most of a long context.
         border = tl.maximum(tl.minimum((first_position + 1) // TILE_N * TILE_N, last), first)
@@ -561,89 +574,18 @@ def prefill_kernel(
     )
 
 
-@triton.jit
-def _seen(seq_len, WINDOW: tl.constexpr):
-    """Return how many tokens the query of a decode sees."""
-    if WINDOW > 0:
-        return tl.minimum(seq_len, WINDOW)
-    else:
-        return seq_len
-
-
-@triton.jit
-def _items(seen, most, ITEM_ALIGNMENT: tl.constexpr):
-    """Return the number of items of up to `most` tokens for the keys of a query, and the tokens of each."""
-    number = tl.maximum((seen + most - 1) // most, 1)
-    share = tl.maximum(_up_to((seen + number - 1) // number, ITEM_ALIGNMENT), ITEM_ALIGNMENT)
-    return tl.maximum((seen + share - 1) // share, 1), share
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_wanted"])
-def plan_kernel(
-    seq_lens,
-    items,  # int32 [num_items, 4]: the sequence, the first token, the token after the last, the number of its items
-    first_items,  # int32 [num_rows + 1]: the first item of each sequence, and the number of all
-    num_done,  # int32 [num_rows, KV_HEADS]: of the items of a sequence, how many have been computed: none
-    num_rows,
-    num_wanted,
-    WINDOW: tl.constexpr,
-    LEAST_TOKENS: tl.constexpr,
-    ITEM_ALIGNMENT: tl.constexpr,
-    TILE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    TILE_KV_HEADS: tl.constexpr,
-):
-    """Cut the keys of all sequences' queries into items of about the same size. The program is (sequence).
-
-    There are about `num_wanted` items, at most num_rows + num_wanted. Those of a sequence have equal shares of its
-    tokens, and a sequence without tokens has one.
-    """
-    total = tl.zeros([TILE], tl.int64)
-    for begin in range(0, num_rows, TILE):
-        row = begin + tl.arange(0, TILE)
-        total += _seen(tl.load(seq_lens + row, mask=row < num_rows, other=0), WINDOW)
-    most = tl.maximum((tl.sum(total, 0) + num_wanted - 1) // num_wanted, LEAST_TOKENS)
-    most = _up_to(most, ITEM_ALIGNMENT).to(tl.int32)
-
-    sequence = tl.program_id(0)
-    before = tl.zeros([TILE], tl.int32)
-    for begin in range(0, sequence, TILE):
-        row = begin + tl.arange(0, TILE)
-        seen = _seen(tl.load(seq_lens + row, mask=row < sequence, other=0).to(tl.int32), WINDOW)
-        number, _ = _items(seen, most, ITEM_ALIGNMENT)
-        before += tl.where(row < sequence, number, 0)
-    first_item = tl.sum(before, 0)
-
-    seq_len = tl.load(seq_lens + sequence).to(tl.int32)
-    seen = _seen(seq_len, WINDOW)
-    number, share = _items(seen, most, ITEM_ALIGNMENT)
-    for begin in range(0, number, TILE):
-        part = begin + tl.arange(0, TILE)
-        first = seq_len - seen + part * share
-        item = items + (first_item + part) * 4
-        tl.store(item, tl.zeros([TILE], tl.int32) + sequence, mask=part < number)
-        tl.store(item + 1, first, mask=part < number)
-        tl.store(item + 2, tl.minimum(first + share, seq_len), mask=part < number)
-        tl.store(item + 3, tl.zeros([TILE], tl.int32) + number, mask=part < number)
-    tl.store(first_items + sequence, first_item)
-    kv_head = tl.arange(0, TILE_KV_HEADS)
-    tl.store(num_done + sequence * KV_HEADS + kv_head, tl.zeros_like(kv_head), mask=kv_head < KV_HEADS)
-    if sequence == num_rows - 1:
-        tl.store(first_items + num_rows, first_item + number)
-
-
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["window", "table_stride"])
 def decode_kernel(
     query,
     key,
     value,
     out,  # [B, heads, VALUE_DIM]
-    partial,  # float32 [num_items, heads, VALUE_DIM], the results of items of sequences that have several
-    log_weights,  # float32 [num_items, heads], the log2 of the sum of weights of each of these
+    partial,  # float32 [places, heads, VALUE_DIM], the results of items of sequences that have several
+    log_weights,  # float32 [places, heads], the log2 of the sum of weights of each of these
     keys,
     values,
     items,  # as in the plan
-    first_items,
+    num_items,
     num_done,
     slots,
     seq_lens,
@@ -660,7 +602,7 @@ def decode_kernel(
     key_scale,
     value_scale,
     sinks,
-    num_rows,
+    window,  # the most tokens that a query sees
     query_stride,
     key_stride,
     value_stride,
@@ -678,6 +620,7 @@ def decode_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
+    ITEM_ALIGNMENT: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     APART: tl.constexpr,
     HAS_NORMS: tl.constexpr,
@@ -690,14 +633,14 @@ def decode_kernel(
     """
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
-    if number >= tl.load(first_items + num_rows):
+    if number >= tl.load(num_items):
         return
-    item = items + number * 4
+    item = items + number * 5
     sequence = tl.load(item).to(tl.int64)
-    first = tl.load(item + 1)
-    last = tl.load(item + 2)
-    num_items = tl.load(item + 3)
+    part = tl.load(item + 2)
+    parts = tl.load(item + 3)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
+    first, last = _part_of(tl.maximum(seq_len - window, 0), seq_len, part, parts, ITEM_ALIGNMENT)
 
     key_dim = tl.arange(0, TILE_KEY_DIM)
     value_dim = tl.arange(0, TILE_VALUE_DIM)
@@ -737,8 +680,8 @@ def decode_kernel(
         # Other threads of this program read them below; no other program does.
         tl.debug_barrier()
 
-    is_first = number == tl.load(first_items + sequence)  # The first item adds the sink.
-    state = _first_state(sinks, head, is_row & is_first, TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
+    # The first part adds the sink.
+    state = _first_state(sinks, head, is_row & (part == 0), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
@@ -751,21 +694,22 @@ def decode_kernel(
     is_number = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
     heads: tl.constexpr = KV_HEADS * GROUP
     out_rows = out + (sequence * heads + head) * VALUE_DIM
-    if num_items == 1:
+    if parts == 1:
         tl.store(out_rows[:, None] + value_dim[None, :], result, mask=is_number)
     else:
-        place = number.to(tl.int64) * heads + head
+        first_place = tl.load(item + 4).to(tl.int64) - part
+        place = (first_place + part) * heads + head
         tl.store(partial + place[:, None] * VALUE_DIM + value_dim[None, :], result, mask=is_number)
         tl.store(log_weights + place, highest + tl.log2(total), mask=is_row)
         # All threads of this program have written theirs before one of them says so, which releases it for the others.
         tl.debug_barrier()
-        done = num_done + sequence * KV_HEADS + kv_head
-        if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == num_items - 1:
+        done = num_done + (number - part) * KV_HEADS + kv_head
+        if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == parts - 1:
             tl.debug_barrier()
             tl.store(done, 0)  # for the next layer
             for row in range(GROUP):
                 _combine(
-                    partial, log_weights, tl.load(first_items + sequence), num_items, heads, kv_head * GROUP + row,
+                    partial, log_weights, first_place, parts, heads, kv_head * GROUP + row,
                     out + (sequence * heads + kv_head * GROUP + row) * VALUE_DIM,
                     VALUE_DIM, TILE_VALUE_DIM, TILE_ITEMS,
                 )  # fmt: skip

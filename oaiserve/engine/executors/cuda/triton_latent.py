@@ -17,10 +17,8 @@ from oaiserve.engine.executors.cuda.launches import present
 from oaiserve.engine.executors.cuda.triton_attention import (
     LARGE_SM_BYTES,
     Card,
-    PrefillPlan,
+    Plans,
     Tile,
-    num_items,
-    plan_prefills,
 )
 from oaiserve.engine.executors.cuda.triton_latent_kernels import latent_kernel, latent_write_kernel
 from oaiserve.engine.model.attention import Angles, Scoring
@@ -34,7 +32,7 @@ class TritonLatentAttention:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._plans: dict[tuple[int, int, int, bool], PrefillPlan] = {}
+        self._plans = Plans(batch)
 
     def write(
         self,
@@ -45,11 +43,7 @@ class TritonLatentAttention:
         rotary: RotaryTable | None,
         angles: Angles,
     ) -> torch.Tensor:
-        """Write latent vectors [T, rank] and rotated shared numbers [T, shared] into the cache.
-
-        Return queries [T, heads, rank + shared], whose last numbers are the rotated ones of `query` [T, heads, own +
-        shared]. The first numbers mean nothing.
-        """
+        """Compute `PlainLatentAttention.write`."""
         batch = self._batch
         num_tokens, heads, key_dim = query.shape
         rank = latent.shape[1]
@@ -71,7 +65,7 @@ class TritonLatentAttention:
         return absorbed
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, rank: int, scoring: Scoring) -> torch.Tensor:
-        """Return the attention [T, heads, rank] of queries [T, heads, rank + shared] to a cache of such keys."""
+        """Compute `PlainLatentAttention.attend`."""
         assert (scoring.softcap, scoring.sinks) == (None, None), "no family has these with latent vectors"
         batch = self._batch
         out = query.new_empty(*query.shape[:2], rank)
@@ -92,11 +86,7 @@ class TritonLatentAttention:
         head_tiles = -(-heads // tile_heads)
         tile_tokens = tile.rows // tile_heads
         window = scoring.sliding_window or 0
-        key = window, head_tiles, tile_tokens, of_decodes
-        if key not in self._plans:
-            wanted = num_items(head_tiles, 1, query.device)
-            self._plans[key] = plan_prefills(batch, window, wanted, head_tiles, tile_tokens, of_decodes=of_decodes)
-        plan = self._plans[key]
+        plan = self._plans(window, head_tiles, tile_tokens, of_decodes=of_decodes)
         places = plan.num_places, head_tiles, tile.rows
         latent_kernel[(head_tiles * len(plan.items),)](
             *(query, out),

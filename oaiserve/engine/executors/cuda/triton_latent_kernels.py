@@ -12,9 +12,10 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     MASKED,
     _blocks,
     _load_rows,
+    _part_of,
     _store_part,
+    _tile,
     _turned,
-    _up_to,
 )
 from oaiserve.engine.executors.cuda.triton_tiles import dot
 
@@ -120,11 +121,7 @@ def latent_kernel(
     row = first_sequence.to(tl.int64) + tl.load(item)
     part = tl.load(item + 2)
     parts = tl.load(item + 3)
-    begin = tl.load(query_start + row)
-    length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
-    offset = tl.load(item + 1) * TILE_TOKENS
-    num_tokens = tl.minimum(length - offset, TILE_TOKENS)
-    first_position = tl.load(seq_lens + row).to(tl.int32) - length + offset
+    first_token, num_tokens, first_position = _tile(item, row, query_start, seq_lens, TILE_TOKENS)
 
     rows = tl.arange(0, TILE_ROWS)
     token = rows // TILE_HEADS
@@ -133,7 +130,7 @@ def latent_kernel(
     position = first_position + token
     rank = tl.arange(0, TILE_RANK)
     shared = tl.arange(0, TILE_SHARED)
-    query_rows = (query + (begin + offset + token) * query_stride + head * DIM)[:, None]
+    query_rows = (query + (first_token + token) * query_stride + head * DIM)[:, None]
     q = _load_rows(query_rows + rank[None, :], is_row, rank, RANK, TILE_RANK, False)
     shared_q = _load_rows(query_rows + RANK + shared[None, :], is_row, shared, SHARED, TILE_SHARED, False)
 
@@ -142,9 +139,7 @@ def latent_kernel(
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
     tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
-    share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
-    first += part * share
-    last = tl.minimum(first + share, last)
+    first, last = _part_of(first, last, part, parts, ITEM_ALIGNMENT)
 
     acc = tl.zeros([TILE_ROWS, TILE_RANK], tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
@@ -180,7 +175,7 @@ def latent_kernel(
         is_last, acc, total = _store_part(
             acc, total, highest, partial, log_weights, done, place, part, parts, HEAD_TILES, RANK, TILE_RANK
         )
-    out_rows = out + ((begin + offset + token) * HEADS + head) * RANK
+    out_rows = out + ((first_token + token) * HEADS + head) * RANK
     tl.store(
         out_rows[:, None] + rank[None, :],
         acc / tl.where(total > 0.0, total, 1.0)[:, None],  # Padding sees no key.

@@ -1,6 +1,7 @@
 """The Triton backend, in Triton's interpreter, equals the reference backend."""
 
 import math
+from collections import Counter
 from functools import partial
 from itertools import accumulate, islice
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Rotation, ScaledCache, Scoring
+from oaiserve.engine.model.batch import Batch
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -46,6 +48,11 @@ def expected(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
 def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     *tensors, batch = inputs
     return attention.TritonAttention(batch)(*tensors, scoring)
+
+
+def plan_of_decodes(batch: Batch, window: int, wanted: int, kv_heads: int, least_tokens: int) -> attention.Plan:
+    cut = partial(attention.new_plan, least_tokens=least_tokens, alignment=16, of_decodes=True)
+    return cut(batch, window, wanted, kv_heads, tile_tokens=1)
 
 
 def check(inputs: Inputs, **scoring: Any) -> None:
@@ -235,10 +242,10 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     tile = attention.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
         attention.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        cut = partial(attention.plan_prefills, least_tokens=16, alignment=16)
+        cut = partial(attention.new_plan, least_tokens=16, alignment=16)
         plan_of = lambda window, kv_heads, tokens: cut(batch, window, wanted, kv_heads, tokens)  # noqa: E731
         attention.prefill(query, cache, batch, out, scoring, tile, plan_of=plan_of)
-    plan = attention.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
+    plan = plan_of_decodes(batch, window or 0, wanted, 2, least_tokens=16)
     attention.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
@@ -254,7 +261,7 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int
     batch.slots[1] = -1
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
-    plan = attention.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
+    plan = plan_of_decodes(batch, 0, wanted, 2, least_tokens=16)
     attention.decode(query, key, value, cache, batch, out, scoring, plan, attention.Tile(16, 16, 4, 2))
     torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
     assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
@@ -272,28 +279,32 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
 ) -> None:
     batch = make_inputs(((0, 1),) * len(lengths)).batch
     batch.seq_lens = torch.tensor(lengths)
-    plan = attention.plan_decodes(batch, window, wanted, 3, least_tokens=32, alignment=16)
-    first_items = plan.first_items.tolist()
-    items = plan.items.tolist()[: first_items[-1]]
+    plan = plan_of_decodes(batch, window, wanted, 3, least_tokens=32)
+    items = plan.items[: int(plan.num_items)].tolist()
     assert len(items) <= len(plan.items) == len(lengths) + wanted
+    found = iter(items)
     seen = [min(length, window or length) for length in lengths]
     largest = max(32, -(-sum(seen) // wanted)) + 16
-    for row, length in enumerate(lengths):
-        own = items[first_items[row] : first_items[row + 1]]
-        assert {(item[0], item[3]) for item in own} == {(row, len(own))}
-        begins = [item[1] for item in own]
-        ends = [item[2] for item in own]
-        assert begins == [length - seen[row], *ends[:-1]]
-        assert ends[-1] == length
-        assert all(begin < end <= begin + largest for begin, end in zip(begins, ends, strict=True)) or not seen[row]
+    for row, tokens in enumerate(seen):
+        first = next(found)
+        parts = first[3]
+        others = [*islice(found, parts - 1)]
+        assert [first, *others] == [[row, 0, part, parts, first[4] + part] for part in range(parts)]
+        share = -(-tokens // parts // 16) * 16
+        assert share <= largest
+        assert (parts - 1) * share < max(tokens, 1)  # The last part has tokens, too.
+    assert next(found, None) is None
+    assert sum(item[3] > 1 for item in items) <= plan.num_places
 
 
 def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
     batch = make_inputs(((0, 1),) * 64).batch
     batch.seq_lens = torch.tensor([131_072] + [300] * 63)
-    first_items = attention.plan_decodes(batch, 0, 99, 2).first_items.tolist()
-    assert first_items[1] > 80
-    assert first_items[-1] - first_items[1] == 63  # none of the short ones is cut
+    plan = attention.new_plan(batch, 0, 99, 2, 1, of_decodes=True)
+    sequences = Counter(plan.items[: int(plan.num_items), 0].tolist())
+    assert sequences[0] > 80
+    assert set(sequences.values()) == {sequences[0], 1}  # None of the short ones is cut.
+    assert len(sequences) == 64
 
 
 @given(
@@ -314,7 +325,7 @@ def test_a_plan_of_prompts_has_each_tile_in_equal_parts(
     starts = [*range(num_decodes), *accumulate((count for _, count in lengths), initial=num_decodes)]
     batch.query_start = torch.tensor(starts)
     batch.seq_lens = torch.tensor([7] * num_decodes + [start + count for start, count in lengths])
-    plan = attention.plan_prefills(batch, window, wanted, 3, 8, least_tokens=32, alignment=16)
+    plan = attention.new_plan(batch, window, wanted, 3, 8, least_tokens=32, alignment=16)
     num_items = int(plan.num_items)
     items = plan.items[:num_items].tolist()
     assert plan.num_done[:num_items].count_nonzero() == 0
@@ -338,7 +349,7 @@ def test_a_plan_of_prompts_has_each_tile_in_equal_parts(
 def test_few_tokens_after_a_long_context_are_read_by_many_programs() -> None:
     batch = make_inputs(((0, 64),)).batch
     batch.seq_lens[0] = 30_064
-    plan = attention.plan_prefills(batch, 0, 16, 8, 32)
+    plan = attention.new_plan(batch, 0, 16, 8, 32)
     assert plan.items[: int(plan.num_items)].tolist() == [[0, n // 8, n % 8, 8, n] for n in range(16)]
     batch.seq_lens[0] = 64
-    assert int(attention.plan_prefills(batch, 0, 16, 8, 32).num_items) == 2
+    assert int(attention.new_plan(batch, 0, 16, 8, 32).num_items) == 2

@@ -13,7 +13,7 @@ from tests.engine.model.attention_inputs import make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.executors.cuda import triton_attention, triton_latent
+from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.triton_latent import TritonLatentAttention
 
 pytestmark = pytest.mark.kernels
@@ -61,9 +61,9 @@ def check(inputs: Any, rank: int, kind: str = "halves", **scoring: Any) -> None:
 def are_cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the keys of a tile are cut into parts."""
     if request.param:
-        cut = partial(triton_attention.plan_prefills, least_tokens=16, alignment=32)
-        monkeypatch.setattr(triton_latent, "plan_prefills", cut)
-        monkeypatch.setattr(triton_latent, "num_items", lambda kv_heads, programs, device: 9)
+        cut = partial(triton_attention.new_plan, least_tokens=16, alignment=32)
+        monkeypatch.setattr(triton_attention, "new_plan", cut)
+        monkeypatch.setattr(triton_attention, "num_items", lambda kv_heads, programs, device: 9)
     return bool(request.param)
 
 

@@ -18,7 +18,7 @@ DATACENTER_BLACKWELL = 100
 OF_AMD = ("4 bits with zeros, 1 row", "norms of 4,096")
 CAPABILITIES = [*(one for one in kernels.CARDS if one != MI300), DATACENTER_BLACKWELL]
 KERNELS = {
-    *("write_kernel", "prefill_plan_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
+    *("write_kernel", "plan_kernel", "prefill_kernel", "decode_kernel"),
     *("latent_write_kernel", "latent_kernel"),
     *("best_of_chunk_kernel", "best_kernel", "weights_kernel", "candidates_kernel", "cut_kernel", "scores_kernel"),
     *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel"),
