@@ -143,7 +143,8 @@ class Reasoning:
 
 
 # What a model that pools returns for a text: one vector, the weight of each of its tokens, or a vector of each token.
-PooledAs = Literal["text", "token_weights", "token_vectors"]
+# For a sound: its text, or that with the time of each token.
+PooledAs = Literal["text", "token_weights", "token_vectors", "token_times"]
 
 
 @dataclass(frozen=True, slots=True)

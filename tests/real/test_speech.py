@@ -14,7 +14,7 @@ import pytest
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.plugins.speech import plugin
-from oaiserve.plugins.speech.sound import decoded
+from oaiserve.plugins.speech.sound import SoundProcess
 from oaiserve.plugins.speech.tokens import SAMPLES_PER_TOKEN, WindowText
 from oaiserve.plugins.speech.transcript import Transcript, Vocabulary
 from tests.engine.doubles import SimulatedEngine
@@ -67,12 +67,12 @@ def test_speech_is_written_down(engine: Any, language: str, tmp_path: Path) -> N
     voice, text, most_errors = SPOKEN[language]
     path = tmp_path / "speech.wav"
     subprocess.run(["espeak-ng", "-v", voice, "-s", "140", "-w", str(path), text], check=True)
-    samples = decoded(path.read_bytes())
+    samples = SoundProcess().samples(path.read_bytes())
     ids = engine.tokenizer.special_token_ids
     rows = [ids["<|endoftext|>"]] * -(-len(samples) // SAMPLES_PER_TOKEN)
     before = [ids["<|startoftranscript|>"], ids["<|transcribe|>"]]
     prompt = TokenPrompt([*before, *rows], "file", (MediaFile("audio", samples.tobytes()),))
-    params = SamplingParams(max_tokens=0, temperature=0.0)
+    params = SamplingParams(max_tokens=0, temperature=0.0, pooled_as="token_times")
     (window,) = [each for each in engine.stream(Request(language, (prompt,), params)) if isinstance(each, Pooled)]
     seconds = len(samples) / 16_000
     transcript = Transcript(Vocabulary(engine.tokenizer.special_token_ids), "transcribe", seconds)

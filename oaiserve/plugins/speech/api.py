@@ -6,6 +6,7 @@ The sound is cut into windows. Each one is a prompt of one request to the engine
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ from oaiserve.engine.request import (
     Pooled,
     PromptDone,
     PromptProgress,
-    SamplingParams,
     TextPrompt,
     TokenChunk,
     TokenPrompt,
@@ -27,7 +27,7 @@ from oaiserve.engine.request import (
 from oaiserve.http.fair_turns import LONG, Work
 from oaiserve.plugins.speech.body import SpeechBody, Task, parameters, read_body
 from oaiserve.plugins.speech.metrics import Sounds
-from oaiserve.plugins.speech.sound import decoded, windows_of
+from oaiserve.plugins.speech.sound import SoundProcess, windows_of
 from oaiserve.plugins.speech.tokens import RATE, SAMPLES_PER_TOKEN, WindowText
 from oaiserve.plugins.speech.transcript import END, SpeechText, Transcript, Vocabulary
 from oaiserve.routes.answer import sse
@@ -107,10 +107,10 @@ async def translations(http: HTTPRequest) -> Answer:
 async def _read(http: HTTPRequest, task: Task) -> Answer:
     serving = serving_of(http)
     content = bytearray()
-    with HeldBytes(serving.received_bytes, http.state.client) as held:
+    with HeldBytes(serving.received_bytes, http.state.client) as held, closing(SoundProcess()) as process:
         await read_into(content, http, held, serving.body_limit)
         check_type(http, "multipart/form-data")
-        work = _answer(serving, http.state.exchange, http.headers["content-type"], content, task)
+        work = _answer(serving, http.state.exchange, http.headers["content-type"], content, task, process)
         answer, sound_seconds, decode_ns = await in_turns(http, work, len(content))
     sounds: Sounds = http.app.state.sounds
     sounds.sound_seconds += sound_seconds
@@ -119,7 +119,7 @@ async def _read(http: HTTPRequest, task: Task) -> Answer:
 
 
 def _answer(
-    serving: Serving, exchange: Exchange, content_type: str, content: bytearray, task: Task
+    serving: Serving, exchange: Exchange, content_type: str, content: bytearray, task: Task, process: SoundProcess
 ) -> Work[tuple[Answer, float, int]]:
     """Return the answer to a form, with the length of its sound, and the time for which that was decoded."""
     body = read_body(read_form(content_type, content), task, exchange.adaptations.note)
@@ -136,7 +136,7 @@ def _answer(
     before = yield from _prompt(body, serving)
     yield LONG
     began_ns = serving.runtime.clock_ns()
-    samples = decoded(body.sound)
+    samples = process.samples(body.sound)
     decode_ns = serving.runtime.clock_ns() - began_ns
     windows = windows_of(samples)
     sound_seconds = len(samples) / RATE
@@ -156,8 +156,8 @@ def _answer(
     }
     intake = Intake(serving, exchange, b"", body, names[0], "transcript-")
     intake.num_bytes = samples.nbytes
-    request = intake.pooling_request(prompts, "text")
-    params = SamplingParams(max_tokens=0, temperature=body.temperature, seed=body.seed)
+    request = intake.pooling_request(prompts, "token_times" if "word" in body.timestamp_granularities else "text")
+    params = replace(request.params, temperature=body.temperature, seed=body.seed)
     transcript = Transcript(Vocabulary(tokenizer.special_token_ids), task, sound_seconds)
     places = [(start / RATE, (start + len(each)) / RATE) for start, each in windows]
     shape = SpeechShape(body, transcript, places, len(before))

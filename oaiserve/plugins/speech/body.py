@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -15,9 +16,8 @@ from oaiserve.routes.operation import Parameter
 
 Task = Literal["transcribe", "translate"]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-Granularity = Literal["word", "segment"]
-FORMATS: tuple[str, ...] = get_args(Format)
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+Number = TypeVar("Number", int, float)
+_TRUE = ("true", "True", "1")  # Python's clients write True.
 _NO_SPEAKERS = "the model does not tell speakers apart"
 
 
@@ -36,14 +36,17 @@ FIELDS: Mapping[str, Field] = {
     "model": Field("The served model. Default: the one there is."),
     "language": Field("The language that is spoken, as in `en`. Default: the likeliest one in the first 30 seconds."),
     "prompt": Field("A text before the speech, whose spelling and style the answer follows."),
-    "response_format": Field("Default: json.", allowed=FORMATS),
+    "response_format": Field("Default: json.", allowed=get_args(Format)),
     "temperature": Field(
         "From 0 to 1. Default: 0, or more where that yields a text that is unlikely or repeats itself."
     ),
     "timestamp_granularities": Field(
-        "`segment`, `word` or both, for verbose_json. Default: segment.", allowed=GRANULARITIES
+        "`segment`, `word` or both, for verbose_json. Default: segment.", allowed=("word", "segment")
     ),
-    "stream": Field("true: send the text of each part of the sound as an event, with json or text."),
+    "stream": Field(
+        "true: send the text of each part of the sound as an event, with json or text.",
+        allowed=(*_TRUE, "false", "False", "0"),
+    ),
     "seed": Field("Makes draws with a temperature the same each time."),
     "chunking_strategy": Field(left_out="longer sounds are cut where they are quiet", harmless=("auto",)),
     "include": Field(refused="there are no log-probabilities of tokens; verbose_json has the mean of a segment"),
@@ -52,7 +55,6 @@ FIELDS: Mapping[str, Field] = {
     "known_speaker_names": Field(refused=_NO_SPEAKERS),
     "known_speaker_references": Field(refused=_NO_SPEAKERS),
 }
-NOT_OF_TRANSLATIONS = ("language", "timestamp_granularities", "stream")  # OpenAI's route has no such fields.
 
 
 def parameters(task: Task) -> tuple[Parameter, ...]:
@@ -74,7 +76,7 @@ class SpeechBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str = ""
     response_format: Format = "json"
     temperature: float = 0.0
-    timestamp_granularities: tuple[Granularity, ...] = ("segment",)
+    timestamp_granularities: Sequence[str] = ("segment",)
     stream: bool = False
     seed: int | None = None
     priority: int | None = None
@@ -84,68 +86,45 @@ def read_body(form: Form, task: Task, note: Note) -> SpeechBody:
     """Check the fields of a form. Those that are left out are noted. Raises InvalidRequest."""
     if "file" not in form.files:
         raise InvalidRequest("The form must have the field 'file', with a sound file.", param="file")
-    for name, values in form.fields.items():
+    given: dict[str, list[str]] = {}
+    for name, texts in form.fields.items():
         field = FIELDS.get(name)
         if field is None:
             note("form", "unknown fields are left out")
-        elif all(value in field.harmless for value in values):
             continue
-        elif field.refused:
-            raise invalid(name, f"is not supported: {field.refused}")
-        elif field.left_out:
-            note(name, f"is left out: {field.left_out}")
-    given = {name: values[-1].strip() for name, values in form.fields.items() if any(map(str.strip, values))}
-    language = given.get("language")
-    if task == "translate" and language is not None:
-        note("language", "is left out: the model finds it out")
-        language = None
-    granularities = form.fields.get("timestamp_granularities", [])
-    for value in granularities:
-        _one_of("timestamp_granularities", value, GRANULARITIES)
-    chosen = _one_of("response_format", given.get("response_format", "json"), FORMATS)
-    if granularities and chosen != "verbose_json":
-        raise invalid("timestamp_granularities", f"needs the response_format verbose_json, got {show(chosen)}")
-    stream = _is_true(given.get("stream", "false"))
-    if stream and chosen not in ("json", "text"):
-        raise invalid("stream", f"needs the response_format json or text, got {show(chosen)}")
+        values = [text for text in map(str.strip, texts) if text and text not in field.harmless]
+        for value in values:
+            if field.refused:
+                raise invalid(name, f"is not supported: {field.refused}")
+            if field.allowed is not None and value not in field.allowed:
+                raise invalid(name, f"must be one of {', '.join(field.allowed)}, got {show(value)}")
+        if values and (field.left_out or (task == "translate" and name == "language")):
+            note(name, f"is left out: {field.left_out or 'the model finds it out'}")
+        elif values:
+            given[name] = values
+    last: dict[str, Any] = {name: values[-1] for name, values in given.items()}
+    response_format = last.get("response_format", "json")
+    stream = last.get("stream", "false") in _TRUE
+    if "timestamp_granularities" in given and response_format != "verbose_json":
+        raise invalid("timestamp_granularities", f"needs the response_format verbose_json, got {response_format}")
+    if stream and response_format not in ("json", "text"):
+        raise invalid("stream", f"needs the response_format json or text, got {response_format}")
     return SpeechBody(
         task=task,
         sound=form.files["file"],
-        model=given.get("model"),
-        language=language,
-        prompt=given.get("prompt", ""),
-        response_format=chosen,  # type: ignore[arg-type]
-        temperature=_temperature(given.get("temperature", "0")),
-        timestamp_granularities=tuple(granularities) or ("segment",),  # type: ignore[arg-type]
+        model=last.get("model"),
+        language=last.get("language"),
+        prompt=last.get("prompt", ""),
+        response_format=response_format,
+        temperature=_number("temperature", last.get("temperature", "0"), float, 1, "a number from 0 to 1"),
+        timestamp_granularities=given.get("timestamp_granularities", ["segment"]),
         stream=stream,
-        seed=_seed(given.get("seed")),
+        seed=_number("seed", last["seed"], int, 10**18, "an integer from 0 to 10^18") if "seed" in last else None,
     )
 
 
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise invalid(name, f"must be one of {', '.join(allowed)}, got {show(value)}")
-    return value
-
-
-def _is_true(value: str) -> bool:
-    # Python's clients write True, and others 1.
-    return _one_of("stream", value.lower(), ("true", "false", "1", "0")) in ("true", "1")
-
-
-def _temperature(value: str) -> float:
-    try:
-        temperature = float(value)
-    except ValueError:
-        temperature = -1.0
-    if not 0 <= temperature <= 1:
-        raise invalid("temperature", f"must be a number from 0 to 1, got {show(value)}")
-    return temperature
-
-
-def _seed(value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdecimal() and len(value) < 19):
-        raise invalid("seed", f"must be an integer from 0 to 10^18, got {show(value)}")
-    return int(value)
+def _number(name: str, text: str, kind: Callable[[str], Number], most: int, wanted: str) -> Number:
+    with suppress(ValueError):
+        if 0 <= (number := kind(text)) <= most:
+            return number
+    raise invalid(name, f"must be {wanted}, got {show(text)}")

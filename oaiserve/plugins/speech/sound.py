@@ -26,24 +26,39 @@ _SEARCHED_SECONDS = 5
 _PART = RATE // 20
 
 
-def decoded(content: bytes) -> Samples:
-    """Return the samples of a sound file, of all its channels together. This blocks. Raises InvalidRequest.
+class SoundProcess:
+    """Decodes one sound file in a process of its own, since a decoder may crash, or take any time and memory."""
 
-    A separate process decodes it, since a decoder may crash, or take any time and memory.
-    """
-    if find_spec("av") is None:
-        raise InternalError(NOT_INSTALLED)
-    command = (sys.executable, "-m", f"{__package__}.model.sound_process", str(MOST_SECONDS))
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as its memory.
-    done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
-    if done.returncode == REFUSED:
-        raise invalid("file", f"the sound {done.stdout.decode()}")
-    if done.returncode:
-        raise invalid("file", "the sound takes too much time or memory to decode")
-    samples = np.frombuffer(done.stdout, "<i2")
-    if len(samples) < LEAST_SECONDS * RATE:
-        raise invalid("file", f"the sound must last at least {LEAST_SECONDS:g} seconds")
-    return samples
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End the process, so that `samples` returns or raises. Any thread may call this."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def samples(self, content: bytes) -> Samples:
+        """Return the samples of a file, of all its channels together. This blocks. Raises InvalidRequest."""
+        if find_spec("av") is None:
+            raise InternalError(NOT_INSTALLED)
+        command = (sys.executable, "-m", f"{__package__}.model.sound_process", str(MOST_SECONDS))
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as memory.
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment) as process:
+            self._process = process
+            if self._is_closed:
+                process.kill()
+            output, _ = process.communicate(content)
+        if process.returncode == REFUSED:
+            raise invalid("file", f"the sound {output.decode()}")
+        if process.returncode:
+            raise invalid("file", "the sound takes too much time or memory to decode")
+        samples = np.frombuffer(output, "<i2")
+        if len(samples) < LEAST_SECONDS * RATE:
+            raise invalid("file", f"the sound must last at least {LEAST_SECONDS:g} seconds")
+        return samples
 
 
 def windows_of(samples: Samples) -> list[tuple[int, Samples]]:

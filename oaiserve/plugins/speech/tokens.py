@@ -1,16 +1,13 @@
-"""What the route, the model and the decoding process agree on: how sound counts in tokens, and how the result of a
-window is written as numbers.
-
-The engine carries results as vectors of 32-bit floats. That of a window has a head, and a row for each token, which
-ends with the bytes of its text.
-"""
+"""What the route, the model and the decoding process agree on: how sound counts in tokens, and the result of a
+window."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 if TYPE_CHECKING:
     Floats = array[float]
@@ -44,18 +41,9 @@ class WindowText(NamedTuple):
     tokens: Sequence[SpokenToken]
 
     def as_floats(self) -> Floats:
-        head = (self.language_id, self.temperature, self.average_logprob, self.no_speech_probability)
-        rows = ((token.token_id, token.start, token.end, len(token.text), *token.text) for token in self.tokens)
-        return array("f", [*head, *chain.from_iterable(rows)])
+        """Return the bytes of a message as numbers: the engine carries results as vectors of 32-bit floats."""
+        return array("f", list(msgspec.msgpack.encode(self)))
 
     @classmethod
     def read(cls, vector: Floats) -> WindowText:
-        language_id, temperature, logprob, no_speech = vector[:4]
-        tokens = []
-        place = 4
-        while place < len(vector):
-            token_id, start, end, num_bytes = vector[place : place + 4]
-            place += 4 + int(num_bytes)
-            text = bytes(map(int, vector[place - int(num_bytes) : place]))
-            tokens.append(SpokenToken(int(token_id), start, end, text))
-        return cls(int(language_id), temperature, logprob, no_speech, tokens)
+        return msgspec.msgpack.decode(bytes(map(int, vector)), type=cls)

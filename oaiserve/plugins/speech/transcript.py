@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.plugins.speech.tokens import TOKENS_PER_SECOND, SpokenToken, WindowText
+from oaiserve.plugins.speech.tokens import NO_TIME, TOKENS_PER_SECOND, SpokenToken, WindowText
 
 END = "<|endoftext|>"
 NO_TIMESTAMPS = "<|notimestamps|>"
@@ -81,6 +81,12 @@ def text_of(tokens: Sequence[SpokenToken]) -> str:
     return b"".join(token.text for token in tokens).decode(errors="replace")
 
 
+def compression_ratio(text: str) -> float:
+    """Return how far zlib shrinks a text. One that repeats itself has a large ratio."""
+    content = text.encode()
+    return len(content) / len(zlib.compress(content))
+
+
 class Transcript:
     """The text of a sound, window by window."""
 
@@ -104,7 +110,8 @@ class Transcript:
         first = len(self.segments)
         for since, until, tokens in self._parts(window.tokens):
             self.segments.append(self._segment(window, start, end, since, until, tokens))
-            self.words += self._words(tokens, start, end)
+            if tokens[0].start != NO_TIME:
+                self.words += self._words(tokens, start, end)
         return "".join(segment.text for segment in self.segments[first:])
 
     def _parts(self, tokens: Sequence[SpokenToken]) -> Iterator[tuple[float, float | None, list[SpokenToken]]]:
@@ -133,7 +140,6 @@ class Transcript:
         tokens: Sequence[SpokenToken],
     ) -> Segment:
         text = text_of(tokens)
-        content = text.encode()
         return Segment(
             id=len(self.segments),
             seek=round(start * 100),
@@ -143,7 +149,7 @@ class Transcript:
             tokens=[token.token_id for token in tokens],
             temperature=round(window.temperature, 2),
             avg_logprob=window.average_logprob,
-            compression_ratio=len(content) / len(zlib.compress(content)),
+            compression_ratio=compression_ratio(text),
             no_speech_prob=window.no_speech_probability,
         )
 

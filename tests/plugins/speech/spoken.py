@@ -97,6 +97,8 @@ def write_whisper(folder: Path, *, has_languages: bool = True) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(20.0)
+        for layer in model.model.decoder.layers:  # Attention to the sound is spread over it, as in trained models.
+            layer.encoder_attn.q_proj.weight.mul_(0.02)
     languages = {name: IDS[name] for name in ("<|en|>", "<|de|>", "<|ja|>")}
     model.generation_config = GenerationConfig(
         no_timestamps_token_id=IDS["<|notimestamps|>"],

@@ -21,6 +21,7 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import Finished, Pooled, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.sequences.step import Step, StepResult
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import StartupError
 from oaiserve.plugin_loading import own_plugins, ways_of
@@ -127,6 +128,24 @@ def test_the_language_is_that_of_the_first_window(engine: Any, reference: Any, f
 
 
 @pytest.mark.usefixtures("one_try")
+def test_a_window_has_the_same_numbers_in_any_company(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>")
+    sounds = [each[: RATE // 2] for each in SOUNDS]
+    alone = [transcribed(engine, *before, sounds=[each], pooled_as="token_times")[0] for each in sounds]
+    runner = engine._loop._model.runner
+    launch = runner.launch
+    sizes = []
+
+    def counted(step: Step) -> StepResult:
+        sizes.append(len(step.chunks))
+        return launch(step)
+
+    monkeypatch.setattr(runner, "launch", counted)
+    assert transcribed(engine, *before, sounds=sounds, pooled_as="token_times") == alone
+    assert sizes == [len(sounds)]
+
+
+@pytest.mark.usefixtures("one_try")
 def test_a_text_before_the_speech_is_read(engine: Any) -> None:
     plain = transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
     before = ("<|startofprev|>", "<|nospeech|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
@@ -146,7 +165,9 @@ def test_a_model_for_english_alone_has_neither_languages_nor_tasks(tmp_path: Pat
 @pytest.mark.usefixtures("one_try")
 def test_tokens_have_times_within_the_window(engine: Any) -> None:
     for text, sound in zip(
-        transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>"), SOUNDS, strict=True
+        transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>", pooled_as="token_times"),
+        SOUNDS,
+        strict=True,
     ):
         spoken = [token for token in text.tokens if token.token_id < IDS["<|endoftext|>"]]
         assert spoken
@@ -169,6 +190,7 @@ def test_an_unlikely_text_is_decoded_again_with_a_temperature(engine: Any, monke
     monkeypatch.setattr(speech, "SILENT_FROM", 2.0)
     texts = transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>", sounds=SOUNDS[:1])
     assert [text.temperature for text in texts] == [1.0]
+    assert transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>", sounds=SOUNDS[:1]) == texts
 
 
 def test_a_window_without_speech_has_no_text(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from oaiserve.engine.request import TokenPrompt
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.speech.api import SpeechAnswer
 from oaiserve.plugins.speech.body import FIELDS
+from oaiserve.plugins.speech.sound import SoundProcess
 from oaiserve.plugins.speech.tokens import RATE, SpokenToken
 from oaiserve.plugins.speech.transcript import clock
 from oaiserve.routes.adaptations import HEADER
@@ -22,6 +24,7 @@ from tests.plugins.speech.spoken import IDS, at, timed, wav, window
 from tests.routes.asking import answered, refused
 from tests.routes.doubles import pools
 from tests.serving import Served
+from tests.world.serving import WorldServed
 
 pytest.importorskip("av")
 
@@ -97,6 +100,7 @@ def test_words_have_times(speech: Served) -> None:
     assert [word["word"] for word in answer["words"]] == ["Hello", "world.", "Bye."]
     assert [(word["start"], word["end"]) for word in answer["words"]] == [(0.0, 0.6), (0.6, 1.3), (1.3, 1.8)]
     assert len(answer["segments"]) == 2
+    assert speech.engine.submitted.get().params.pooled_as == "token_times"
     alone = answered(send(speech, response_format="verbose_json", timestamp_granularities="word"))
     assert "segments" not in alone
 
@@ -179,6 +183,22 @@ def test_forms_of_other_programs_are_read(speech: Served, files: Any) -> None:
     answer = speech.http.post(TRANSCRIPTIONS, files=files)
     assert answered(answer)["text"] == "Hello world. Bye."
     assert HEADER not in answer.headers
+
+
+def test_a_client_that_leaves_ends_the_process_of_its_file(
+    speech: WorldServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[SoundProcess] = []
+    monkeypatch.setattr(SoundProcess, "close", lambda process: closed.append(process))
+    monkeypatch.setattr(speech.engine, "run_in_turns", lambda work, **_: Future())
+    request = httpx.Request("POST", f"http://localhost{TRANSCRIPTIONS}", files={"file": SOUND})
+    with speech.connect() as client:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        client.sendall(f"POST {TRANSCRIPTIONS} HTTP/1.1\r\n{lines}\r\n".encode() + request.read())
+        speech.settle()
+        assert not closed
+    speech.settle()
+    assert len(closed) == 1
 
 
 def test_a_key_reserves_the_seconds_of_sound(speech: Served) -> None:

@@ -1,12 +1,15 @@
 """Sound files of every form are decoded within limits, and cut into windows where they are quiet."""
 
 import io
+import signal
+import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.plugins.speech.sound import decoded, windows_of
+from oaiserve.plugins.speech.sound import SoundProcess, windows_of
 from oaiserve.plugins.speech.tokens import RATE
 from tests.plugins.speech.spoken import wav
 
@@ -83,15 +86,35 @@ def test_the_reader_never_depends_on_more_than_the_first_bytes() -> None:
 
 
 def test_a_process_decodes_and_refuses() -> None:
-    assert len(decoded(wav(0.5))) == RATE // 2
+    assert len(SoundProcess().samples(wav(0.5))) == RATE // 2
     with pytest.raises(InvalidRequest, match=r"the sound must be FLAC") as refused:
-        decoded(b"<html>")
+        SoundProcess().samples(b"<html>")
     assert refused.value.param == "file"
 
 
 def test_a_sound_that_is_too_short_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="must last at least 0.1 seconds"):
-        decoded(wav(0.05))
+        SoundProcess().samples(wav(0.05))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_process_that_is_closed_ends_at_once(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SoundProcess()
+    children: list[subprocess.Popen[bytes]] = []
+    communicate = subprocess.Popen.communicate
+
+    def close_then_communicate(child: subprocess.Popen[bytes], content: bytes) -> Any:
+        children.append(child)
+        process.close()
+        return communicate(child, content)
+
+    if is_late:
+        monkeypatch.setattr(subprocess.Popen, "communicate", close_then_communicate)
+    else:
+        process.close()
+    with pytest.raises(InvalidRequest):
+        process.samples(wav(0.5))
+    assert [child.returncode for child in children] == [-signal.SIGKILL] * is_late
 
 
 def test_a_long_sound_is_cut_where_it_is_quiet() -> None:

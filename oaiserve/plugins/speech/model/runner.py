@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 
 import torch
 
@@ -29,18 +29,13 @@ class SpeechRunner:
         raise AssertionError("a model of speech has no KV cache")
 
     def launch(self, step: Step) -> StepResult:
-        """Decode the windows of a step. Those whose prompts are equally long are computed together."""
+        """Decode the windows of a step, one by one: the last bits of a product depend on its number of rows, so the
+        text of one in a batch would depend on the others."""
         results = [ChunkResult(error=NO_NUMBERS)] * len(step.chunks)
-        groups: defaultdict[int, dict[int, Window]] = defaultdict(dict)
         try:
             for index, chunk in sorted(enumerate(step.chunks), key=lambda each: each[1].sequence.index):
-                vectors = chunk.sequence.encoded[0].vectors
-                if vectors.isfinite().all():
-                    window = self._window(chunk.sequence)
-                    groups[len(window.prompt)][index] = window
-            for windows in groups.values():
-                texts = self._decoder.decode(list(windows.values()), self._start_id)
-                for index, text in zip(windows, texts, strict=True):
+                if chunk.sequence.encoded[0].vectors.isfinite().all():
+                    text = self._decoder.decode(self._window(chunk.sequence))
                     results[index] = ChunkResult(vector=text.as_floats())
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from None
@@ -48,16 +43,22 @@ class SpeechRunner:
 
     def _window(self, sequence: Sequence) -> Window:
         assert sequence.media is not None
+        params = sequence.params
         num_rows = sequence.media.media[0].num_rows
         prompt = sequence.token_ids[: sequence.prompt_len - num_rows]
-        at = prompt.index(self._start_id) + 1
-        languages = self._decoder.languages
-        if not languages:  # The model is for English alone, and has neither languages nor tasks.
-            prompt = prompt[:at]
-        elif prompt[at] not in languages:
-            prompt.insert(at, self._language_of(sequence))
+        start = prompt.index(self._start_id)
+        language_id = -1
+        if not self._decoder.languages:  # The model is for English alone, and has neither languages nor tasks.
+            del prompt[start + 1 :]
+        else:
+            if prompt[start + 1] not in self._decoder.languages:
+                prompt.insert(start + 1, self._language_of(sequence))
+            language_id = prompt[start + 1]
+        # The draws after a text that fails are the same each time, unless the client wants other ones.
+        seed = 0 if params.temperature == 0.0 and params.seed is None else sequence.draw_key % 2**63
         vectors = sequence.encoded[0].vectors
-        return Window(vectors, (*prompt,), sequence.params.temperature, sequence.draw_key % 2**63, num_rows)
+        has_times = params.pooled_as == "token_times"
+        return Window(vectors, prompt, start, language_id, params.temperature, seed, num_rows, has_times)
 
     def _language_of(self, sequence: Sequence) -> int:
         known = self._languages.get(sequence.request_id)
