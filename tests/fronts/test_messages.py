@@ -14,8 +14,8 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.fronts.messages import Begin, FromFront, Record, ToFront
 from oaiserve.plugins.keys.options import KeysOptions
+from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.process.plain_data import decoder, encode
-from oaiserve.storage.store_options import StoreOptions
 from tests.process.plain_values import any_of
 from tests.process.test_messages import ready_facts
 
