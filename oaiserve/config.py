@@ -575,7 +575,7 @@ class TelemetryOptions:
 class Config:
     """All settings of a server."""
 
-    model: str  # what the user typed: "demo", a folder, a hub id, or a .gguf file
+    model: str  # as the user typed it: "demo", a folder, a hub id, or a .gguf file
     server: ServerOptions = field(default_factory=ServerOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)

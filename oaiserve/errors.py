@@ -267,7 +267,7 @@ class InternalError(APIError):
 
 
 class RequestQuarantined(InternalError):
-    """The engine has ended each time that it computed these prompts."""
+    """These prompts ended the engine each time that it computed them."""
 
     code = "request_quarantined"
 

@@ -317,7 +317,8 @@ def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
-    """Return what asks the plug-ins in turn to load what reads images and sounds, or None if no plug-in can."""
+    """Return a function that loads the reader of images and sounds by the first plug-in that has one for the model, or
+    None if no plug-in reads any."""
     loading = [plugin for plugin in plugins if plugin.inner.media is not None]
 
     def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:

@@ -56,11 +56,12 @@ class Priority(Enum):
 
     NORMAL = auto()
     LOW = auto()  # A seventh of a core that the model needs as well.
-    IDLE = auto()  # What no other thread of the machine needs.
+    IDLE = auto()  # Time that no other thread of the machine needs.
 
 
 class Worker(Protocol[Item]):
-    """What takes turns. Items may be posted before it starts and after its end, when nobody takes them."""
+    """Takes turns, each with an item of its inbox. Items may also be posted before it starts, and after its end, when
+    they are ignored."""
 
     @property
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a standstill of a whole process is, and the line that the log gets about one. Stdlib only."""
+"""Detects standstills of the whole process, and logs a line about each. Stdlib only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-STILL_NS = 2_000_000_000  # A shorter one is not told from a busy machine.
+STILL_NS = 2_000_000_000  # A shorter one looks like a busy machine.
 LOOK_SECONDS = 1.0
 USED_SHARE = 0.1  # A process that used more of a core than this was only slow.
 

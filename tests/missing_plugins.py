@@ -9,7 +9,7 @@ import pytest
 from oaiserve.errors import OLLAMA_PATHS
 
 FOLDER = Path(__file__).parents[1] / "oaiserve" / "plugins"
-PATHS = {  # of the routes of each plug-in
+PATHS = {  # paths of the routes of each plug-in
     "batches": ("/v1/files", "/v1/batches", "/v1/messages/batches"),
     "inspector": ("/debug/requests/{request_id}/tokens",),
     "keys": ("/admin/keys",),

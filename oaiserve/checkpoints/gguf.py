@@ -193,13 +193,13 @@ def shard_paths(path: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """What the files of a model have before the numbers of its tensors."""
+    """The beginning of a model's files, before the numbers of its tensors."""
 
     paths: tuple[Path, ...]  # paths of its shards
     # Numbers, short texts and short lists of numbers, and None for other values, by name.
     values: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    # Where the values of the tokenizer are that `values` lacks because they are long.
+    # Positions of the tokenizer's long values, which `values` lacks.
     _long_values: Mapping[str, int]
 
     def read_tokenizer(self) -> dict[str, Any]:

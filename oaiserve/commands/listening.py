@@ -99,7 +99,8 @@ def run_until_signal(
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` or another `kind` of server does. Raises
     SystemExit if it cannot.
 
-    `closed_by` says how to close a server that everyone in its network can use. None: others require keys.
+    If everyone in the network can use the server, the banner ends with `closed_by`, which says how to prevent that.
+    None: another server requires the keys.
     """
     from oaiserve.http.server import Server
 

@@ -1,4 +1,4 @@
-"""How long answers may be whose requests do not say. Without transformers, because the gateway imports it, too."""
+"""The maximum length of answers whose requests set none. The gateway imports this, so it imports no transformers."""
 
 from __future__ import annotations
 

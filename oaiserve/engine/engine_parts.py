@@ -22,7 +22,7 @@ from oaiserve.runtime import THREADS, Runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of. `of` makes the parts for a model. Tests pass doubles to it."""
+    """The parts of an engine. `of` makes them for a model, and tests pass doubles to it."""
 
     model: ServedModel
     options: EngineOptions

@@ -215,7 +215,7 @@ class EngineLoop:
             self._publish()
 
     def _encode(self, encoder: Encoder) -> None:
-        """Give the encoder a moment, and begin with the requests whose media it has done with."""
+        """Run the encoder for one time slice, then start the requests whose media are ready."""
         is_alone = not self._stepper.has_step and not self._scheduler.has_work
         for ended in encoder.turn(is_alone=is_alone):
             if ended.error is None:

@@ -46,7 +46,7 @@ _LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 @dataclass(slots=True)
 class _Launched:
     step: Step
-    handle: Any  # what the runner returned
+    handle: Any  # returned by the runner
     at_ns: int
     newcomers: list[OpenRequest]  # requests for which this is the first step
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PIECE_TOKENS = 2**12  # whose texts are found in one turn
+PIECE_TOKENS = 2**12  # tokens whose texts are found in one turn
 
 
 @dataclass(frozen=True, slots=True)

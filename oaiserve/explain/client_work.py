@@ -188,7 +188,7 @@ class WorkByClient:
         self._work_now = self._work_before_step = None
 
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
-        """Return what a phase of a request of this client begins with, now, or in the last step."""
+        """Return the work before a phase of this client's request, which begins now, or began with the last step."""
         if self._work_now is None:
             self._works.update((client, client.work) for client in self._changed if client in self._works)
             self._changed.clear()
@@ -204,8 +204,8 @@ class WorkByClient:
         return WorkBefore(self._number - 1, self._work_before_step, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:
-        """Return what was computed for each client since then, without clients that got nothing. Of a request's own
-        client, the request itself had `own_tokens` of its prompts and `own_rows` of its decodes, which don't count."""
+        """Return the work for each client since then, without clients that got none. The request itself had `own_tokens`
+        of its client's prompts and `own_rows` of its decodes, which don't count."""
         found = {}
         for client in dict.fromkeys(chain(before.work, self._clients.values())):
             if client.last_step <= before.number:

@@ -256,7 +256,8 @@ class EngineAccount:
     # These describe the steps from its first to its last, including other requests' sequences.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
-    model_ns: int = 0  # time of these steps; the rest is between steps, or in the step that ran when it was scheduled
+    # Time of these steps. The rest passed between steps, or in the step that was running when it was scheduled.
+    model_ns: int = 0
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
     # Parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
@@ -370,7 +371,7 @@ class EngineAccount:
 
     @property
     def knows_others(self) -> bool:
-        """Whether it is known for which other requests it waited, if any."""
+        """Whether the requests are known for which it waited, if any."""
         return self.machine_ns is not None
 
     def said_of(self, phase: str) -> Sequence[str]:

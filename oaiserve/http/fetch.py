@@ -161,7 +161,7 @@ def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
 
 
 class _Traffic:
-    """What a host has sent: the content of the file, and overhead."""
+    """The bytes that a host has sent: content of the file, and overhead."""
 
     def __init__(self) -> None:
         self.num_content_bytes = 0

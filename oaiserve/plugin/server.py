@@ -57,7 +57,7 @@ class Server:
         return client
 
     async def ask(self, path: str, body: Mapping[str, Any], *, request: Request | None = None) -> dict[str, Any]:
-        """Return what a route such as /v1/chat/completions answers to a POST of this JSON body.
+        """Return the answer of a route such as /v1/chat/completions to a POST of this JSON body.
 
         The model answers it in turns with all other requests, and it has an account of its own. With `request`, it is
         on behalf of that request's client: with its API key, the limits of the key, and its share. If that client

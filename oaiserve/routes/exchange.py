@@ -70,7 +70,7 @@ class Exchange:
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # ids from a gateway
-    used_tokens: int | None = None  # what `use` counts, if the usage of the answer is not known; None: the usage
+    used_tokens: int | None = None  # tokens that `use` counts, if the answer has no usage; None: the usage
     received_ns: int | None = None
     deadline_ns: int | None = None  # deadline of its end, counted from its receipt
     ttft_deadline_ns: int | None = None  # deadline of its first token, counted likewise

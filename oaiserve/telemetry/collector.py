@@ -61,6 +61,6 @@ class _BoundedAdapter(HTTPAdapter):
                 content.clear()
                 response.close()  # and with it the connection
                 break
-        response._content = bytes(content)  # what requests does itself without `stream`
+        response._content = bytes(content)  # requests does this itself without `stream`
         response._content_consumed = True
         return response

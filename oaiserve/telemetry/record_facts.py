@@ -119,8 +119,8 @@ _SUMMED = (Cause.ALONE, *OF_NEIGHBOURS, Cause.MACHINE)
 
 def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
     """Return the name of a phase and its time. If its causes are known, three sums follow: its time alone, that plus
-    its neighbours', and that plus the machine's delays. If these are not all of it, the largest cause of the rest
-    follows, which may be that the others are not known yet."""
+    its neighbours', and that plus the machine's delays. If these leave a rest, its largest cause follows, which may be
+    `not_known_yet`."""
     if not causes_ns:
         return [name, duration_ns]
     alone_ns = causes_ns.get(Cause.ALONE, 0)

@@ -1,1 +1,1 @@
-"""What processes exchange: gateways and replicas, and servers and the load test, which reads recordings and limits."""
+"""Data that gateways exchange with replicas, and servers with the load test, which reads recordings and limits."""

@@ -1,10 +1,10 @@
-"""Who used the machine's cores while the engine waited for them, by Linux's accounts.
+"""Finds the processes that used the machine's cores while the engine waited for them, in Linux's accounts.
 
-The watchdog's thread looks once a second, and reads the accounts of all processes only if the engine has waited since
-the look before. The first look of such a time has nothing to compare with. Any thread may ask.
+Once a second, the watchdog's thread checks whether the engine has waited since the last check, and only then reads the
+accounts of all processes. The first reading has none to be compared with. Any thread may read the result.
 
 A lower clock frequency of the cores makes steps longer without any wait, so it is also noted while steps take longer
-than expected for reasons that nobody knows.
+than expected for unknown reasons.
 """
 
 from __future__ import annotations

@@ -44,14 +44,16 @@ HELD_UP_WEIGHT = 0.5
 # cores for a request, two threads 0.83 s, and two threads beside two to eight busy processes 0.72 s.
 TOGETHER = 0.4
 SLOWDOWN_STEPS = 50  # time constant of the slowdown of the last steps
-# The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
+# The machine's accounts are read after a step that was this much longer than expected, or began this late, and at least
+# every ASK_EVERY_NS.
 ASK_NS = 200_000
 ASK_EVERY_NS = 200_000_000
 
 
 class Delays(NamedTuple):
-    """What held up a step, in nanoseconds: masks; the machine, in the step and in the gap before; and a standstill of
-    the process, likewise. Without these, the step would have taken `quiet_ns`. `weight` is that of this sample."""
+    """The delays of a step in nanoseconds: by masks; by the machine, in the step and in the gap before it; and by a
+    standstill of the process, likewise. Without these, the step would have taken `quiet_ns`. `weight` is that of this
+    sample."""
 
     constraint: int = 0
     lost: int = 0
@@ -408,7 +410,7 @@ def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: i
 
 
 def _quiet_ns(took_ns: int, core_ns: int, parallelism: float) -> int:
-    """Return what a step that took `took_ns` would have taken on a quiet machine, by the time of its cores."""
+    """Return the time of a step that took `took_ns` as it would be on a quiet machine, by the time of its cores."""
     by_cores_ns = core_ns / parallelism
     if by_cores_ns >= took_ns:
         return took_ns

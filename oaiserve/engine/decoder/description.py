@@ -371,7 +371,7 @@ class Laurel:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The factors of the outputs that a layer adds to the hidden state, besides the decoder's own."""
+    """Factors for the outputs that a layer adds to the hidden state, multiplied with those of the decoder."""
 
     mixer: float = 1.0
     attention: float = 1.0

@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = {
 }
 _WITHOUT_EFFECT_ON_MIXERS = {("nemotron_h", "mamba_proj_bias")}
 _NORMS = ("use_qk_norm", "qk_layernorm")
-_WITHOUT_WEIGHTS = {"llama4_text"}  # types whose norms of queries and keys have none
+_WITHOUT_WEIGHTS = {"llama4_text"}  # In these types, the norms of queries and keys have no weights.
 # Keys of the table that no family needs to read, because tensors show them, other keys follow from them, or all types
 # have them.
 _SHOWN = {

@@ -23,8 +23,8 @@ from oaiserve.engine.sequences.step import Step
 
 MOST_DRAFT_TOKENS = 15  # limit for one sequence
 LEAST_GAIN = 0.12  # relative gain in tokens per second; the estimates are no more exact than that
-# After this number of steps in a row with drafts, or without drafts that might have paid off, the next step does the
-# opposite, to keep measuring both.
+# Both kinds of steps must be measured now and then. So after this many steps in a row with drafts, a step has none, and
+# after this many without drafts that might have paid off, a step has some.
 PROBE_STEPS = 64
 PROBE_TOKENS = 3
 

@@ -256,7 +256,7 @@ class CompiledGrammar:
     _original: _Original
     _tokens: Tokens
     _excess: Excess
-    compile_ns: int  # what this request waited for
+    compile_ns: int  # time that this request waited for it
     was_cached: bool  # It was compiled before, for another request.
 
     @property

@@ -66,7 +66,7 @@ class SequenceTables(Protocol):
 
 
 class TokenCounts(Protocol):
-    """How often each sequence has each token, on the device."""
+    """The number of times that each sequence has each token, on the device."""
 
     def edits_of(self, draws: list[Chunk], masks: Masks | None) -> DeviceEdits:
         """Return the edits of draws that are launched next, each in a row of its own."""

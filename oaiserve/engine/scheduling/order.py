@@ -55,7 +55,7 @@ class PromptsOfStep:
 
 
 class Others(NamedTuple):
-    """What the other prompts of a step could use."""
+    """The room of a step that other prompts could use."""
 
     num_tokens: int
     part: float  # maximum share of the step that it leaves to others

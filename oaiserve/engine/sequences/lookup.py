@@ -76,7 +76,7 @@ class Lookup:
         return 0, []
 
     def _index(self, token_ids: list[int]) -> None:
-        """Index new tokens: the position after each run of tokens, where another token follows."""
+        """Note the position after each run of tokens that another token follows."""
         start = self._num_indexed
         end = len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):

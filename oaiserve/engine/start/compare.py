@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Difference(NamedTuple):
-    """How far two results are apart, and how far rounding may bring them."""
+    """The distance between two results, and the largest that rounding explains."""
 
     what: str
     apart: float  # result of `difference`

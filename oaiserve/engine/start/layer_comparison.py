@@ -37,7 +37,7 @@ _BEYOND_WINDOW = 16
 
 
 class Comparison(NamedTuple):
-    """How far the outputs of a part of the model are apart: the worst token, relative to the size of its numbers."""
+    """The distance between two outputs of a part of the model, relative to their size, at the worst token."""
 
     part: str
     apart: float

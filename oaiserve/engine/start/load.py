@@ -61,7 +61,7 @@ OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
 class TransformersCheckpoint(NamedTuple):
     """A checkpoint with the configuration that transformers makes of it."""
 
-    name: str  # what the user typed
+    name: str  # as the user typed it
     source: ModelSource
     config: PreTrainedConfig
     quantization: Quantization | None

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 _IN_GGUF = "tokenizer.ggml."
 _ROLES = ("bos", "eos", "pad", "eot", "eom", "padding", "unknown", "unk", "seperator", "sep", "cls", "mask")
 _ENDS = ("eos", "eot")
-_NONE = (-1, 2**32 - 1)  # what files have for a token that the model doesn't have; the latter is -1 without a sign
+_NONE = (-1, 2**32 - 1)  # Files have these for a token that the model lacks; the second is -1 without a sign.
 
 
 def warn_of_missing_tokens(source: ModelSource, vocab_size: int, end_ids: Collection[int]) -> None:

@@ -1,1 +1,1 @@
-"""Where KV blocks go that leave the device: host memory, files on disk, and what the scheduler asks of both."""
+"""Lower tiers, which get the KV blocks that leave the device: host memory, and files on disk."""

@@ -44,10 +44,10 @@ class Outline:
     salt: Part | None = None  # Prompts with different salts share no cache.
     tools: tuple[Part, ...] = ()
     system: tuple[Part, ...] = ()  # messages before the first one of another role
-    options: Mapping[str, Part] = field(default_factory=dict)  # what else the template reads, by name
+    options: Mapping[str, Part] = field(default_factory=dict)  # other variables of the template, by name
     messages: tuple[Part, ...] = ()  # all others, or the text of a prompt without messages
     images: tuple[Part, ...] = ()  # and sounds
-    opening: Part | None = None  # what follows the template's generation prompt
+    opening: Part | None = None  # text after the template's generation prompt
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -64,7 +64,7 @@ class ReadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to its tokens."""
+    """The tokens that a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to all of its tokens."""
 
     num_cached: int
     num_read_again: int  # After a change, this is estimated from the sizes of the parts that came again.
@@ -132,7 +132,7 @@ class RecentPrompts:
         return None
 
     def explain(self, prompt: ReadPrompt, named: str = "", lost: LostPrefix | None = None) -> Reuse:
-        """Return what this prompt reused, compared with that of the `named` answer if there is one, and remember the
+        """Return the reuse of this prompt, compared with that of the `named` answer if there is one, and remember the
         prompt."""
         prompt.run = self._whole_run(prompt)
         earlier = self.before(prompt, named)

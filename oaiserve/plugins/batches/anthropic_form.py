@@ -1,4 +1,4 @@
-"""What lists and times have in common in the form of Anthropic's API."""
+"""The form of lists and times in Anthropic's API."""
 
 from __future__ import annotations
 

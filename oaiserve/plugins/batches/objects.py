@@ -237,7 +237,7 @@ class Answered(NamedTuple):
     may_retry: bool  # whether a retry may get another answer
     request_id: str
     body: bytes
-    adapted: str = ""  # what was adapted, in the words of the header
+    adapted: str = ""  # the adaptations, as in the header
     client: str = ""  # the client that sent the request, as in its state
     cpu_ns: int = 0  # CPU time of the work on its body
 

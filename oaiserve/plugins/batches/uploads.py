@@ -1,4 +1,4 @@
-"""What the routes of files do for both APIs: store an upload, and find a file."""
+"""Stores uploads and finds files, for the routes of both APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read the prompts and answers that a server keeps."""
+"""Access to the prompts and answers that a server keeps: only its owner may read them."""
 
 from __future__ import annotations
 

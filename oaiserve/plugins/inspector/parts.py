@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt come from: the chat template, the tools, a message, or an image.
+"""Finds the origin of each token of a prompt: the chat template, the tools, a message, or an image.
 
 The prompt is rendered again when somebody looks at it, so this costs nothing when it is served. If these tokens are
 not those that the model read, as with a template that writes the time, the origins are unknown.

@@ -54,7 +54,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class AskBody(msgspec.Struct, kw_only=True):
-    """What /api/chat and /api/generate share."""
+    """The fields that /api/chat and /api/generate share."""
 
     model: Model
     stream: Streams = None

@@ -74,7 +74,7 @@ class Abandoned(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """What has become of a response that was to be accepted."""
+    """The outcome of the attempt to accept a response."""
 
     made: StoredResponse | None = None  # the response so far, if a running process is making it, or its final state
     is_new: bool = True  # False: an earlier process had accepted it

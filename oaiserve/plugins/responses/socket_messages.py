@@ -1,4 +1,4 @@
-"""What a client and the server send each other on a socket: requests, input that steers, and events about errors.
+"""Messages of a client and the server on a socket: requests, input that steers, and events about errors.
 
 A message is read in turns with the bodies of other clients, and no objects are made of names that the client makes up.
 While it waits, a request is nothing but its bytes.

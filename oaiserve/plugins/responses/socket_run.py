@@ -110,7 +110,7 @@ class SocketRun:
         self.steers: list[tuple[str, bytes]] = []  # ids of accepted inputs, and their items
         self.is_over = False  # Its last event was sent, or is certain.
         self.has_failed = False
-        self.turn: Turn | None = None  # what must be kept of the response
+        self.turn: Turn | None = None  # the facts to keep of the response
         self.open_calls: list[str] = []  # calls in its output, which the client has to make
         self._left = asyncio.Event()
         self._is_cut = False

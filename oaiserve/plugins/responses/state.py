@@ -1,4 +1,4 @@
-"""What a server keeps for /v1/responses: stored responses, and those that are made in the background."""
+"""The state of /v1/responses: stored responses, and those that are made in the background."""
 
 from __future__ import annotations
 

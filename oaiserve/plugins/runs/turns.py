@@ -1,4 +1,4 @@
-"""What is kept of each turn of a run, and what follows from them for the whole run.
+"""The facts that are kept of each turn of a run, and those of the whole run, which follow from them.
 
 A gateway reads the same objects from its replicas, so that it can put together a run that several of them served.
 """

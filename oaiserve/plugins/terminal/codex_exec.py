@@ -1,4 +1,4 @@
-"""What `launch` changes for `codex exec`, which does a task without a user at the terminal.
+"""Changes of `launch` for `codex exec`, which does a task without a user at the terminal.
 
 By default it may only read, and small models then claim to have written the file that was asked for.
 """

@@ -1,4 +1,4 @@
-"""What a tool may do in a task without a user at the terminal, and the line that `launch` prints about it.
+"""The rights of a tool in a task without a user at the terminal, and the line that `launch` prints about them.
 
 `launch` grants no rights by itself: it prints the command that does, before the tool starts.
 """

@@ -30,7 +30,7 @@ def answer_grammar(
     """Return the grammar of an answer under a client's `constraint`, and the tools that it may call. Raises
     InvalidRequest if the constraint cannot be combined with the tools."""
     family = dialect.calls
-    opening = ""  # what the model writes before the text that the grammar constrains
+    opening = ""  # text that the model writes before that which the grammar constrains
     if family is not None and tools is not None and tools.is_forced:
         grammar = tools.raw or Grammar("lark_with_schemas", _calls(dialect, family, tools), param="tools")
         if constraint is not None and constraint.param not in TEXT_FORMATS:

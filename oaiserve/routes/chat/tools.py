@@ -60,7 +60,7 @@ class Tools:
 
 
 class ToolsBody(Protocol):
-    """What a request says of calls."""
+    """The fields of a request about calls."""
 
     @property
     def tool_choice(self) -> ToolChoice | ResponseToolChoice | None: ...

@@ -19,7 +19,7 @@ from oaiserve.runtime import Runtime
 
 
 class Capacity(Protocol):
-    """What the models of a backend can do."""
+    """The abilities of a backend's models."""
 
     @property
     def capacity(self) -> Mapping[str, Any]: ...

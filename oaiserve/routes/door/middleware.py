@@ -177,7 +177,7 @@ class PacedRefusals:
 
 def charge(scope: Scope, cpu_ns: int) -> int:
     """Charge the client of a request, its key or its address, for a refusal that took `cpu_ns` in addition to
-    REFUSAL_NS. Return for how many nanoseconds to hold the refusal back, which are counted."""
+    REFUSAL_NS. Count the time for which to hold the refusal back, and return it in nanoseconds."""
     address, _ = scope.get("client") or ("", 0)
     client = scope["state"]["owner"].encode() or (client_of(address) if is_address(address) else b"")
     delay_ns: int = scope["extensions"][CONNECTION]["charge"](client, cpu_ns)

@@ -28,7 +28,7 @@ _REWRITTEN = {*_UNEVALUATED, *_DEPENDENCIES, "not", "if"}
 
 
 def without_conditions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema for the same instances, or for fewer, in which fewer keywords are about others."""
+    """Return a schema with fewer keywords that depend on others. It allows the same instances, or fewer."""
     if schema.keys().isdisjoint(_REWRITTEN):
         return schema
     schema = with_evaluated(schema)
@@ -42,7 +42,7 @@ def without_conditions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace "unevaluated..." where no other schema evaluates a part: what remains is additional to those named."""
+    """Replace "unevaluated..." by "additional..." where no other schema evaluates a part."""
     if schema.keys().isdisjoint(_UNEVALUATED) or not schema.keys().isdisjoint(_EVALUATING):
         return schema
     changed = dict(schema)

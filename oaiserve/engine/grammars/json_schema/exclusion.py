@@ -16,7 +16,7 @@ MOST_DEPTH = 5  # unions and properties within each other
 
 @dataclass(slots=True)
 class _Change:
-    """What a schema demands in addition, so that others exclude it."""
+    """The additional demands of a schema, which exclude the instances of other schemas."""
 
     without: set[str] = field(default_factory=set)  # properties that an object must not have
     required: set[str] = field(default_factory=set)

@@ -333,7 +333,7 @@ class _Preparation:
         )
 
     def _with_patterns(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
-        """Return a schema whose named properties have the schemas of the patterns that their names match, too."""
+        """Return a schema in which each named property also obeys the schemas of the patterns that its name matches."""
         listed = schema.get("properties", {})
         required = schema.get("required", [])
         patterns = schema.get("patternProperties")

@@ -62,7 +62,7 @@ def refuse_unless_equal(
 
 
 class _PackedRun:
-    """What each module that attends got and gave when texts were packed, to be compared with its own code."""
+    """Inputs and outputs of each attention module for packed texts, to be compared with those of its own code."""
 
     def __init__(self, model: Module) -> None:
         self.calls: list[Call] = []

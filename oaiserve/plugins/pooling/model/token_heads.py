@@ -1,4 +1,4 @@
-"""What some models make of each token of a text, such as BGE-M3: a weight, for a search by words, and a vector.
+"""Layers of models such as BGE-M3 that give each token of a text a weight, for a search by words, and a vector.
 
 The formulas are those of FlagEmbedding's `EncoderOnlyEmbedderM3Model`.
 """
