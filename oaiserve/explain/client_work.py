@@ -204,8 +204,8 @@ class WorkByClient:
         return WorkBefore(self._number - 1, self._work_before_step, own.num_opened, own.num_open)
 
     def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:
-        """Return the work for each client since then, without clients that got none. The request itself had `own_tokens`
-        of its client's prompts and `own_rows` of its decodes, which don't count."""
+        """Return the work for each client since then, without clients that got none. The request itself had
+        `own_tokens` of its client's prompts and `own_rows` of its decodes, which don't count."""
         found = {}
         for client in dict.fromkeys(chain(before.work, self._clients.values())):
             if client.last_step <= before.number:
