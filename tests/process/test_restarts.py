@@ -75,6 +75,9 @@ class Front:
         """Run until all clients have their ends, and then stop, when nothing may be left."""
         self.world.run_until(lambda: all(client.ended_ns for client in self.clients), most_seconds=600)
         self.world.run_until(most_seconds=5)
+        # What a process that hangs has not reported comes back when it is killed.
+        self.world.run_until(lambda: all(each.has_ended for each in self.processes.all if each.hangs), most_seconds=600)
+        self.world.run_until(most_seconds=1)
         assert not [client for client in self.clients if client.ended_ns is None]
         for replica in self.engine._replicas.values():
             reports = replica._asked if len(self.engine._replicas) > 1 else {}  # Each is asked for one once a second.

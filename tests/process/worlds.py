@@ -117,6 +117,7 @@ class WorldProcess:
         self._engines = engines
         self._how = "with exit code 0"
         self.has_ended = False
+        self.hangs = False
         self.is_stopped = False  # as by a signal: it does nothing
         self.engine: WorldEngine | None = None
         self.server: EngineServer | None = None
@@ -167,6 +168,7 @@ class WorldProcess:
 
     def hang(self) -> None:
         """Do nothing any more."""
+        self.hangs = True
         self.engine.worker.end()
         self.server._beats.end()
 
