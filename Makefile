@@ -148,6 +148,8 @@ wheel: setup
 
 setup: $(INSTALLED)
 
+# Folders of which hardly anything is imported: what is, is compiled then.
+SELDOM_IMPORTED := test|tests|testing|transformers/models|_inductor|lexers|mypyc?|networkx|setuptools
 # pip would compile on one core. Packages may have files for other versions of Python, whose errors change nothing.
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("oaiserve needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one, as in: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -157,5 +159,5 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 		--editable '.[dev]'
-	@-$(BIN)/python -m compileall -q -j 0 -x '/(test|tests|testing)/' $(VENV)/lib
+	@-$(BIN)/python -m compileall -q -j 0 -x '/($(SELDOM_IMPORTED))/' $(VENV)/lib
 	@touch $@

@@ -27,6 +27,7 @@ from tools import retry_failed
 ROOT = Path(__file__).parents[1]
 INTO = ROOT / "build/range"
 MAX_PROCESSES = 4
+SELDOM_IMPORTED = "/transformers/models/"  # Few of these modules are, which are compiled then.
 PYTEST = (
     *(sys.executable, "-m", "pytest", "--numprocesses", str(min((os.cpu_count() or 1) + 1, MAX_PROCESSES))),
     *("--dist", "loadfile", "--no-loadscope-reorder", "-m", "not kernels and not real"),
@@ -126,8 +127,10 @@ def install(name: str, version: Version, needs: Sequence[str] = ()) -> Path:
     if not folder.is_dir():
         unfinished = folder.with_name(f"unfinished-{folder.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
-        subprocess.run([*command, f"{name}=={version}", *needs], check=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--target", str(unfinished), f"{name}=={version}", *needs], check=True)
+        compileall = [sys.executable, "-m", "compileall", "-q", "-x", SELDOM_IMPORTED, str(unfinished)]
+        subprocess.run(compileall, check=False)  # Packages may have files for other versions of Python.
         unfinished.rename(folder)
     return folder
 
