@@ -17,7 +17,6 @@ import os
 import runpy
 import select
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 SERVER = (sys.executable, "-m", "oaiserve")
@@ -143,8 +142,7 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str], preloaded: Sequence[str] = PRELOADED) -> None:
         self.environment = of_imports(environment)
-        self._folder = tempfile.mkdtemp(prefix="oaiserve-forks-")
-        self.address = Path(self._folder) / "socket"
+        self.address = Path(tempfile.mkdtemp(prefix="oaiserve-forks-")) / "socket"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forking", self.address, *preloaded],
             cwd=ROOT,
@@ -153,13 +151,9 @@ class ForkServer:
             stdout=subprocess.PIPE,
             process_group=0,  # Ctrl-C is for the tests.
         )
-        atexit.register(self._end)
+        atexit.register(self._process.communicate)
         assert self._process.stdout is not None
         assert self._process.stdout.read(1) == b"\n", "the fork server did not start"
-
-    def _end(self) -> None:
-        self._process.communicate()
-        shutil.rmtree(self._folder)
 
 
 @cache
@@ -177,7 +171,7 @@ class _Children:
         self._listener.bind(address)
         self._listener.listen(64)
         self._selector.register(self._listener, selectors.EVENT_READ, self._fork)
-        self._selector.register(sys.stdin, selectors.EVENT_READ, lambda: sys.exit(0))
+        self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         self._connections: dict[int, socket.socket] = {}  # by the descriptor of the child
 
     def next_order(self) -> tuple[dict[str, Any], list[int]]:
@@ -188,6 +182,13 @@ class _Children:
                     self._ended(key.fd, key.data)
                 elif (order := key.data()) is not None:
                     return order
+
+    def _end(self) -> NoReturn:
+        """End with the process that started this one, which may not be able to clean up."""
+        socket_file = Path(self._listener.getsockname())
+        socket_file.unlink()
+        socket_file.parent.rmdir()
+        sys.exit(0)
 
     def _fork(self) -> tuple[dict[str, Any], list[int]] | None:
         connection, _ = self._listener.accept()

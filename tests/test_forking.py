@@ -93,3 +93,13 @@ def test_what_a_fork_would_not_have_starts_a_new_process(
         process.kill()
         process.wait()
     assert isinstance(process, subprocess.Popen)
+
+
+def test_a_fork_server_ends_with_the_process_that_started_it_and_leaves_no_files() -> None:
+    code = "import os; from tests.forking import ForkServer; print(ForkServer({}, ()).address, flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=forking.ROOT)
+    # The fork server has the same standard error, so it has ended when there is no more of it.
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = Path(done.stdout.strip()).parent
+    assert folder.name.startswith("oaiserve-forks-")
+    assert not folder.exists()
