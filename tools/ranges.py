@@ -29,7 +29,7 @@ INTO = ROOT / "build/range"
 MAX_PROCESSES = 4
 SELDOM_IMPORTED = "/transformers/models/"  # Few of these modules are, which are compiled then.
 PYTEST = (
-    *(sys.executable, "-m", "pytest", "--numprocesses", str(min((os.cpu_count() or 1) + 1, MAX_PROCESSES))),
+    *(sys.executable, "-m", "pytest", "--numprocesses", str(min(os.cpu_count() or 1, MAX_PROCESSES))),
     *("--dist", "loadfile", "--no-loadscope-reorder", "-m", "not kernels and not real"),
 )
 
