@@ -222,6 +222,8 @@ def products(found: Probed) -> Finding:
     if ways.tiles:
         listed = "; ".join(map(str, ways.tiles))
         chosen += f" The kernel takes {listed}; and {ways.programs_per_sm} programs on a multiprocessor."
+    if ways.expert_tiles:
+        chosen += f" Experts take {'; '.join(map(str, ways.expert_tiles))}."
     return Finding("products", f"Products of {found.about}: {'; '.join(times)}. {chosen} --recheck measures again.")
 
 

@@ -94,7 +94,7 @@ def fake_device() -> Iterator[Launches]:
         replaced(numpy_sampling, sample_ids=_drawn)
         replaced(way, refuse_unless_finite=_only_computed, with_measured_scales=_with_scales_of_one)
         # The plain runner reads experts from the device, and results have no numbers that could differ.
-        replaced(comparison, _plain_runner=lambda own: own.new_runner(), _problem=lambda *_: None)
+        replaced(comparison, _plain_runner=lambda own, ways: own.new_runner(), _problem=lambda *_: None)
         replaced(comparison, notices_infinite=lambda *_: True)
         replaced(probe, tried=_tried)
         yield launches

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from oaiserve.engine.decoder.description import RotaryTable
+from oaiserve.engine.decoder.description import AttentionParameters, RotaryTable
 from oaiserve.engine.model.batch import Batch
 
 FP8 = torch.float8_e4m3fn
@@ -50,6 +50,11 @@ class Scoring(NamedTuple):
     softcap: float | None = None  # squashes scores to the range from -softcap to softcap
     sinks: torch.Tensor | None = None  # float32 [heads], scores of an extra key with the value 0, which all tokens see
     looks_ahead: bool = True  # whether tokens see others up to `Batch.last_visible`, or only earlier ones
+
+    @property
+    def parameters(self) -> AttentionParameters:
+        """Return these without the sinks, as the reference takes them."""
+        return AttentionParameters(self.scaling, self.sliding_window, self.softcap, self.looks_ahead)
 
 
 class Rotation(NamedTuple):

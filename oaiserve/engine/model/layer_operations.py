@@ -25,6 +25,7 @@ def add_and_norm(
     out_norm: Norm | None,
     norm: Norm | None,
     scale: float = 1.0,
+    rounded: None = None,  # where kernels write the norm once more
 ) -> tuple[Tensor, Tensor]:
     """Return hidden + scale * out_norm(the sum of `added`), maybe in its place, and the norm of that, if any."""
     if added:
@@ -34,7 +35,7 @@ def add_and_norm(
     return hidden, hidden if norm is None else norm(hidden.float()).to(hidden.dtype)
 
 
-def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
+def activate(products: Tensor, activation: str, *, is_gated: bool, rounded: None = None) -> Tensor:
     """Return the activation of `products` [T, inner]; or, if they have gates and then ups, activation(gate) * up."""
     if not is_gated:
         return ACTIVATIONS[activation](products.float()).to(products.dtype)

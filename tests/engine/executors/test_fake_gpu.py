@@ -18,8 +18,8 @@ from oaiserve.engine.executors.cuda import place as placing
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
-from oaiserve.engine.executors.cuda.product_ways import ProductWays
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.product_ways import MatrixTiles, ProductWays
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
@@ -29,6 +29,7 @@ from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequences.step import Chunk, Step
+from tests.engine.executors import fake_gpu
 from tests.engine.executors.cuda.packed_matrices import in_blocks_of_128
 from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watched
 from tests.engine.executors.native.small_models import load
@@ -185,12 +186,24 @@ def test_weights_in_blocks_take_as_many_launches(gpu: FakeGpu, tmp_path: Path) -
     assert sum(launches.values()) == 8 * num_layers + 5, launches
 
 
+def test_experts_are_multiplied_in_the_tiles_of_the_start(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("qwen3_moe")
+    executor = gpu.executor(model.decoder)
+    tiles = MatrixTiles(16, 32, num_warps=2, num_stages=2)
+    executor.kernels = executor.kernels._replace(ways=ProductWays(expert_tiles=(tiles,)))
+    variants: set[Any] = set()
+    monkeypatch.setattr(fake_gpu, "VARIANTS", variants)
+    gpu.launches(model, DECODES, executor)
+    products = [dict(arguments) for name, *arguments in variants if name == "product_kernel"]
+    assert {(one["TILE_N"], one["num_warps"]) for one in products} == {(32, 2)}
+
+
 def test_prompts_in_fp8_take_two_launches_more_for_each_layer(gpu: FakeGpu, tmp_path: Path) -> None:
     """Norms round their results."""
     found = described_for_gpu(FILES["fp8 by row"][0](tmp_path))
     model = Model(found.spec, found.decoder)
     executor = gpu.executor(model.decoder)
-    executor.kernels = with_ways(executor.kernels, ProductWays(rounded_from=65))
+    executor.kernels = executor.kernels._replace(ways=ProductWays(rounded_from=65))
     number = 4 * len(model.decoder.layers)
     for tokens, in_16_bits, in_8_bits in ((64, number, 0), (65, 0, number)):
         launches = gpu.launches(model, [(0, 0, tokens)], executor)
@@ -205,7 +218,7 @@ def test_prompts_in_fp8_with_scales_of_blocks_take_one_launch_more_for_each_laye
     monkeypatch.setattr(placing, "in_float8", in_blocks_of_128)
     spec = load(config_of("llama", **BLOCKS_OF_128))
     weights = CudaWeights(spec.decoder, dtype=DTYPE, device=GPU, in_float8=True)
-    kernels = with_ways(triton_kernels(), ProductWays(rounded_from=65))
+    kernels = triton_kernels()._replace(ways=ProductWays(rounded_from=65))
     executor = CudaExecutor(weights, kv_shapes(spec.decoder), num_blocks=8, block_size=BLOCK_SIZE, kernels=kernels)
     model = Model(spec, spec.decoder)
     few, many = (gpu.launches(model, [(0, 0, tokens)], executor) for tokens in (64, 65))

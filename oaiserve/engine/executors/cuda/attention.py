@@ -41,7 +41,7 @@ class CudaStep:
         self.batch = batch
         self.dtype = dtype
         self.kernels = kernels
-        self.products = StepProducts(batch, dtype, kernels.multiply, adapters)
+        self.products = StepProducts(batch, dtype, kernels, adapters)
         self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
         does_round = kernels.operations is not layer_operations and kernels.ways.rounds(len(batch.input_ids))

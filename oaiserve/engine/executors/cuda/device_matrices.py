@@ -20,8 +20,6 @@ from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8, FP8_MAX
 
-# Multiplies rows with a PackedMatrix, and adds a bias or None. Kernels also take `rounded` rows.
-Multiply = Callable[..., Tensor]
 Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are only for experts.
 TILE_COLUMNS = 128  # columns that are unpacked at a time
 UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are multiples of it
@@ -288,7 +286,13 @@ def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Ten
     return linear(rounded.flatten(1), matrix.expand(torch.float32), None if bias is None else bias.float())
 
 
-def plain_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays) -> Tensor:
+# Multiplies rows with a matrix, and adds a bias, in some ways. The same rows may be there rounded already.
+Multiply = Callable[[Tensor, PackedMatrix, Tensor | None, ProductWays, Rounded | None], Tensor]
+
+
+def plain_product(
+    x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays, rounded: Rounded | None = None
+) -> Tensor:
     """Compute `rounded_product` where `ways` round rows, and `expanded_product` elsewhere."""
     if ways.rounds(len(x)) and matrix.is_for_torch:
         return rounded_product(x, matrix, bias).to(x.dtype)

@@ -291,11 +291,8 @@ def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm 
     for number, (parts, out_norm, scale) in enumerate(launches, 1):
         last_norm = norm if number == len(launches) else None
         rounded = None if last_norm is None else step.new_rounded(hidden.shape[1])
-        if rounded is None:
-            hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale)
-        else:
-            hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale, rounded)
-            step.products.keep(x, rounded)
+        hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale, rounded)
+        step.products.keep(x, rounded)
     return hidden, x
 
 

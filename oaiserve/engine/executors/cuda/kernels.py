@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import AttentionParameters, RotaryTable
-from oaiserve.engine.executors.cuda.device_matrices import Multiply, expanded_product
+from oaiserve.engine.decoder.description import RotaryTable
+from oaiserve.engine.executors.cuda.device_matrices import Multiply, plain_product
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import rotated
@@ -37,9 +36,7 @@ class PlainAttention:
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             if new is not None:
                 self._paged.write(blocks, new, scale)
-        scaling, window, softcap, sinks, looks_ahead = scoring
-        parameters = AttentionParameters(scaling, window, softcap, looks_ahead)
-        return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)
+        return self._paged.attend(query, cache, scoring.parameters, scoring.sinks).to(query.dtype)
 
 
 class PlainLatentAttention:
@@ -66,9 +63,8 @@ class PlainLatentAttention:
 
     def attend(self, query: Tensor, cache: Tensor, rank: int, scoring: Scoring) -> Tensor:
         """Return the attention [T, heads, rank] of queries [T, heads, rank + shared] to a cache of such keys."""
-        scaling, window, softcap, sinks, looks_ahead = scoring
-        parameters = AttentionParameters(scaling, window, softcap, looks_ahead)
-        return self._paged.attend(query, LayerCache(cache, cache[..., :rank]), parameters, sinks).to(query.dtype)
+        of_keys = LayerCache(cache, cache[..., :rank])
+        return self._paged.attend(query, of_keys, scoring.parameters, scoring.sinks).to(query.dtype)
 
 
 class Kernels(NamedTuple):
@@ -78,8 +74,8 @@ class Kernels(NamedTuple):
     attention: Backend = PlainAttention
     operations: ModuleType = layer_operations  # or `triton_layers`
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
-    multiply: Multiply = expanded_product  # with matrices in quantized blocks
-    ways: ProductWays = UNMEASURED  # `multiply` has been given these.
+    multiply: Multiply = plain_product  # with matrices in quantized blocks
+    ways: ProductWays = UNMEASURED  # `multiply` takes these.
     recurrence: Recurrence = recurrence
     sampling: ModuleType | None = None  # `triton_sampling`; None: on the host
     adapters: TritonAdapters | None = None  # None: in plain torch
@@ -102,15 +98,3 @@ def triton_kernels() -> Kernels:
         sampling=triton_sampling,
         latent_attention=TritonLatentAttention,
     )
-
-
-def without(kernels: Kernels, fields: Iterable[str]) -> Kernels:
-    """Return kernels with plain torch in place of those in these fields."""
-    return kernels._replace(**{name: Kernels._field_defaults[name] for name in fields})
-
-
-def with_ways(kernels: Kernels, ways: ProductWays) -> Kernels:
-    """Return kernels that compute products in these ways."""
-    from oaiserve.engine.executors.cuda import triton_products
-
-    return kernels._replace(multiply=partial(triton_products.multiply, ways=ways), ways=ways)

@@ -40,11 +40,8 @@ class MLPLayer:
         """Return the terms [T, width] of the output, given the hidden state [T, width] and its norm `x`."""
         both = step.products.joined(x, self._inputs)
         rounded = step.new_rounded(both.shape[1] // (1 + self._is_gated), in_groups=True)
-        if rounded is None:
-            inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated)
-        else:
-            inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated, rounded=rounded)
-            step.products.keep(inner, rounded)
+        inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated, rounded=rounded)
+        step.products.keep(inner, rounded)
         return (step.products.joined(inner, self._down),)
 
 
@@ -105,7 +102,7 @@ class MixtureLayer:
         activate = kernels.operations.activate
         assert experts is not None
         num_tokens, top_k = chosen.shape
-        plan = experts.planned(chosen, len(self._gate_up.codes))
+        plan = experts.planned(chosen, len(self._gate_up.codes), kernels.ways)
         factors: Tensor | None = weights
         if self._mixture.scales_inputs:  # Each pair of a token and an expert has a row of its own.
             x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)

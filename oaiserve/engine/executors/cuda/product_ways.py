@@ -34,8 +34,9 @@ class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     rounded_from: int | None = None  # x is rounded to floats of 8 bits, if the matrix has these, for torch's product.
     adds_fast: bool = False  # Tensor cores keep fewer bits of the sums of such products.
     # The kernel's tiles, by their rows: those for as many rows as they have, or the last ones for more. Without any, it
-    # takes those that were fastest on an H100.
+    # takes those that were fastest on an H100. Those of experts are by the rows of an expert, if all have as many.
     tiles: tuple[MatrixTiles, ...] = ()
+    expert_tiles: tuple[MatrixTiles, ...] = ()
     programs_per_sm: int = PROGRAMS_PER_SM  # Columns are split until the kernel has this many programs.
 
     def unpacks(self, num_rows: int) -> bool:
@@ -44,9 +45,10 @@ class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     def rounds(self, num_rows: int) -> bool:
         return self.rounded_from is not None and num_rows >= self.rounded_from
 
-    def tiles_for(self, num_rows: int) -> MatrixTiles | None:
-        fitting = (tiles for tiles in self.tiles if num_rows <= tiles.rows)
-        return next(fitting, self.tiles[-1] if self.tiles else None)
+    def tiles_for(self, num_rows: int, *, of_experts: bool = False) -> MatrixTiles | None:
+        measured = self.expert_tiles if of_experts else self.tiles
+        fitting = (tiles for tiles in measured if num_rows <= tiles.rows)
+        return next(fitting, measured[-1] if measured else None)
 
 
 UNMEASURED = ProductWays()

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.description import Matrix
-from oaiserve.engine.executors.cuda.device_matrices import Multiply, PackedMatrix, Rounded
+from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix, Rounded
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import JoinedMatrix
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.adapters import AdapterPart
@@ -19,26 +20,25 @@ from oaiserve.engine.model.batch import Batch, CapturedAdapters
 class StepProducts(Products):
     """The products of one step, which may be captured. Adapters have their rows in the order of the description."""
 
-    def __init__(self, batch: Batch, dtype: torch.dtype, multiply: Multiply, adapters: CapturedAdapters | None) -> None:
+    def __init__(self, batch: Batch, dtype: torch.dtype, kernels: Kernels, adapters: CapturedAdapters | None) -> None:
         if adapters is not None:
             batch = replace(batch, adapters=[])
         super().__init__(batch)
         self._dtype = dtype  # the model's
-        self._multiply = multiply
-        self._rounded: tuple[Tensor, Rounded] | None = None  # the rows that were rounded last, before and after
+        self._kernels = kernels
+        # Rows, and the same rounded. Other products have rows that are not rounded yet.
+        self._rounded: tuple[Tensor | None, Rounded | None] = None, None
         self._captured = adapters
 
-    def keep(self, x: Tensor, rounded: Rounded) -> None:
-        """Use these rounded rows in the next products with `x`."""
+    def keep(self, x: Tensor, rounded: Rounded | None) -> None:
+        """Use these rounded rows, if there are any, in the next products with `x`."""
         self._rounded = x, rounded
 
     def joined(self, x: Tensor, matrix: JoinedMatrix) -> Tensor:
         """Return the product [T, n] of `x` [T, k], both in the model's dtype."""
         if isinstance(matrix.weight, PackedMatrix):
-            if self._rounded is not None and self._rounded[0] is x:
-                out = self._multiply(x, matrix.weight, matrix.bias, rounded=self._rounded[1])
-            else:
-                out = self._multiply(x, matrix.weight, matrix.bias)
+            rounded = self._rounded[1] if self._rounded[0] is x else None
+            out = self._kernels.multiply(x, matrix.weight, matrix.bias, self._kernels.ways, rounded)
         else:
             out = linear(x, matrix.weight, matrix.bias)
         if not self._rows and self._captured is None:

@@ -13,8 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
+from oaiserve.engine.executors.cuda.product_ways import MatrixTiles, ProductWays
 from oaiserve.engine.executors.cuda.triton_adapter_kernels import expand_kernel, shrink_kernel
-from oaiserve.engine.executors.cuda.triton_products import planned, tiles_for
+from oaiserve.engine.executors.cuda.triton_products import planned
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.transfer import on_device, pinned
@@ -22,6 +23,8 @@ from oaiserve.engine.model.transfer import on_device, pinned
 RANKS = 16
 SHRINK_COLUMNS = 128
 EXPAND_COLUMNS = 128
+# The rows of an adapter are cut as the few rows of an expert.
+FEW_ROWS = ProductWays(expert_tiles=(MatrixTiles(16, 64, num_warps=4, num_stages=4),))
 WIDEST_REPLAYED = 128  # the highest rank of an adapter in a replayed step
 
 
@@ -81,7 +84,7 @@ class Addition:
     def __init__(self, own: TritonAdapters, modules: Collection[str], numbers: Tensor, widest: int) -> None:
         self.modules = modules
         self._own = own
-        self._plan = planned(numbers, len(own.table), tiles_for(1, numbers.device))
+        self._plan = planned(numbers, len(own.table), FEW_ROWS)
         self._products = torch.empty(len(numbers), widest, dtype=torch.float32, device=numbers.device)
 
     def __call__(self, module: str, x: Tensor, out: Tensor) -> None:

@@ -38,10 +38,9 @@ def _store_rounded(
     is_inside,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
-    LEAST_LARGEST: tl.constexpr,
 ):
     """Write numbers [TILE] of a row, which has this many columns, rounded to floats of eight bits, and their scales."""
-    rounded, scale = rounded_groups(numbers.to(tl.float32), codes.dtype.element_ty, GROUP, TILE, LEAST_LARGEST)
+    rounded, scale = rounded_groups(numbers.to(tl.float32), codes.dtype.element_ty, GROUP, TILE)
     group = first_group + tl.arange(0, TILE // GROUP)
     tl.store(scales + group * num_stored, scale, mask=group * GROUP < columns)
     tl.store(codes + tl.arange(0, TILE), rounded, mask=is_inside)
@@ -68,7 +67,6 @@ def add_and_norm_kernel(
     scales,
     num_stored,  # scales of a group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
-    LEAST_LARGEST: tl.constexpr,
     NUM_ADDED: tl.constexpr,
     HAS_OUT_NORM: tl.constexpr,
     HAS_OUT_BIAS: tl.constexpr,
@@ -105,7 +103,7 @@ def add_and_norm_kernel(
         tl.store(out + row * width + column, x, mask=is_inside)
         if ROUNDED_GROUP > 0:
             of_row = codes + row * width
-            _store_rounded(x, of_row, scales + row, 0, num_stored, width, is_inside, ROUNDED_GROUP, TILE, LEAST_LARGEST)
+            _store_rounded(x, of_row, scales + row, 0, num_stored, width, is_inside, ROUNDED_GROUP, TILE)
 
 
 @triton.jit
@@ -137,7 +135,6 @@ def activate_kernel(
     scales,
     num_stored,  # scales of a group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
-    LEAST_LARGEST: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "clamped": (up + 1) * gate * sigmoid(alpha * gate), of gates and ups up to the limit
     IS_GATED: tl.constexpr,  # gates come first, then ups
     TILE: tl.constexpr,
@@ -162,4 +159,4 @@ def activate_kernel(
         begin = tl.program_id(1) * TILE
         of_row = codes + row * inner + begin
         group = begin // ROUNDED_GROUP
-        _store_rounded(x, of_row, scales + row, group, num_stored, inner, is_inside, ROUNDED_GROUP, TILE, LEAST_LARGEST)
+        _store_rounded(x, of_row, scales + row, group, num_stored, inner, is_inside, ROUNDED_GROUP, TILE)

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Norm
-from oaiserve.engine.executors.cuda.device_matrices import LEAST_LARGEST, Rounded
+from oaiserve.engine.executors.cuda.device_matrices import Rounded
 from oaiserve.engine.executors.cuda.launches import present
 from oaiserve.engine.executors.cuda.triton_layer_kernels import activate_kernel, add_and_norm_kernel
 
@@ -41,7 +41,6 @@ def add_and_norm(
         *(scale, width, hidden.stride(0), first.stride(0), second.stride(0)),
         *_rounded_arguments(rounded, hidden),
         ROUNDED_GROUP=_rounded_group(rounded, tile),
-        LEAST_LARGEST=LEAST_LARGEST,
         NUM_ADDED=len(added),
         HAS_OUT_NORM=out_norm is not None,
         HAS_OUT_BIAS=out_bias is not None,
@@ -73,7 +72,6 @@ def activate(
         *(products, out, inner, products.stride(0), alpha, limit),
         *_rounded_arguments(rounded, products),
         ROUNDED_GROUP=_rounded_group(rounded, ACTIVATED_AT_A_TIME),
-        LEAST_LARGEST=LEAST_LARGEST,
         ACTIVATION=activation,
         IS_GATED=is_gated,
         TILE=ACTIVATED_AT_A_TIME,

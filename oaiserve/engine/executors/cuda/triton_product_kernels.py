@@ -325,7 +325,6 @@ def round_rows_kernel(
     columns,
     x_stride,
     num_stored,  # scales of a group
-    LEAST_LARGEST: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale
     TILE: tl.constexpr,
 ):
@@ -334,7 +333,7 @@ def round_rows_kernel(
     column = tl.arange(0, TILE)
     is_inside = column < columns
     numbers = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    rounded, scale = rounded_groups(numbers, codes.dtype.element_ty, GROUP, TILE, LEAST_LARGEST)
+    rounded, scale = rounded_groups(numbers, codes.dtype.element_ty, GROUP, TILE)
     group = tl.arange(0, TILE // GROUP)
     tl.store(scales + group * num_stored + row, scale, mask=group * GROUP < columns)
     tl.store(codes + row * columns + column, rounded, mask=is_inside)

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.device_matrices import (
-    LEAST_LARGEST,
     TILE_COLUMNS,
     ExpertMatrices,
     PackedMatrix,
@@ -100,7 +99,6 @@ def rounded_rows(x: Tensor, group: int = 0) -> Rounded:
     round_rows_kernel[(rows,)](
         *(x, rounded.codes, rounded.scales, columns, x.stride(0), len(rounded.codes)),
         GROUP=group or tile,
-        LEAST_LARGEST=LEAST_LARGEST,
         TILE=tile,
         num_warps=min(16, max(1, tile // 512)),
     )
@@ -162,13 +160,11 @@ def _launch(
     )
 
 
-def planned(chosen: Tensor, num_experts: int, tiles: MatrixTiles | None = None) -> Plan:
+def planned(chosen: Tensor, num_experts: int, ways: ProductWays = UNMEASURED) -> Plan:
     """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
     num_pairs = chosen.numel()
-    if tiles is None:
-        tiles = tiles_for(-(-num_pairs // num_experts), chosen.device)
-    if tiles.rows >= LARGEST_OF_EXPERTS.rows:
-        tiles = LARGEST_OF_EXPERTS
+    rows = -(-num_pairs // num_experts)
+    tiles = ways.tiles_for(rows, of_experts=True) or tiles_for(rows, chosen.device, of_experts=True)
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
     # Parts of one tensor would begin at any address, and Triton compiles kernels for each kind of alignment.
     order, tile_expert, tile_first, tile_end = (
@@ -205,12 +201,14 @@ def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def tiles_for(num_rows: int, device: torch.device) -> MatrixTiles:
+def tiles_for(num_rows: int, device: torch.device, *, of_experts: bool = False) -> MatrixTiles:
     """Return the tiles for a product with `num_rows` rows. Up to 64 rows, it takes as long as reading the matrix."""
     if num_rows <= 16:
         return MatrixTiles(16, 64, num_warps=4, num_stages=4)
     if num_rows <= 32:
         return MatrixTiles(32, 64, num_warps=4, num_stages=4)
+    if of_experts:
+        return LARGEST_OF_EXPERTS
     if num_rows <= 64:
         return MatrixTiles(64, 64, num_warps=4, num_stages=3)
     has_room = triton_attention.card_of(device).shared_bytes >= LARGE_SHARED_BYTES

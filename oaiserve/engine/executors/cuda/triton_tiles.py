@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+from oaiserve.engine.executors.cuda import device_matrices
+
+LEAST_LARGEST = tl.constexpr(device_matrices.LEAST_LARGEST)
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -28,11 +31,10 @@ def to_float8(numbers, dtype: tl.constexpr):
 
 
 @triton.jit
-def rounded_groups(numbers, dtype: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr):
-    """Return float32 numbers [TILE] as floats of eight bits, and the scales [groups] of each GROUP of them. The largest
-    one of a group counts as LEAST at least."""
+def rounded_groups(numbers, dtype: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Return float32 numbers [TILE] as floats of eight bits, and the scales [groups] of each GROUP of them."""
     groups = tl.reshape(numbers, [TILE // GROUP, GROUP])
-    scale = tl.maximum(tl.max(tl.abs(groups), 1), LEAST) / 448.0
+    scale = tl.maximum(tl.max(tl.abs(groups), 1), LEAST_LARGEST) / 448.0
     # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a group is NaN.
     scale += tl.sum(groups * 0.0, 1)
     return to_float8(tl.reshape(groups / scale[:, None], [TILE]), dtype), scale

@@ -142,13 +142,10 @@ def of_4_bits(codes, zero, KIND: tl.constexpr, DTYPE: tl.constexpr):
         return first, second, third, _plain((codes >> 12) & 15, zero, KIND)
     elif KIND == "mxfp4":
         return _four(codes, FLOAT4_BF16, tl.bfloat16)
-    elif DTYPE == tl.bfloat16:  # noqa: SIM300
-        first, second, third, fourth = _four(codes, INT4_BF16, tl.bfloat16)
-        zero = (zero + 128.0).to(tl.bfloat16)
-        return first - zero, second - zero, third - zero, fourth - zero
     else:
-        first, second, third, fourth = _four(codes, INT4_FP16, tl.float16)
-        zero = (zero + 1024.0).to(tl.float16)
+        IS_BF16: tl.constexpr = DTYPE == tl.bfloat16  # noqa: SIM300
+        first, second, third, fourth = _four(codes, INT4_BF16 if IS_BF16 else INT4_FP16, DTYPE)
+        zero = (zero + (128.0 if IS_BF16 else 1024.0)).to(DTYPE)
         return first - zero, second - zero, third - zero, fourth - zero
 
 
@@ -181,44 +178,24 @@ def of_float8(codes, DTYPE: tl.constexpr):
     IN_PAIRS: tl.constexpr = cuda_capability_geq(9) and not cuda_capability_geq(10)
     if _is_plain("float8", DTYPE):
         return _plain(codes, 0, "float8")
-    elif DTYPE == tl.bfloat16:  # noqa: SIM300
-        if IN_PAIRS:
-            small = tl.inline_asm_elementwise(TWO_FLOAT8_BF16, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
-        else:
-            small = tl.inline_asm_elementwise(
-                FOUR_FLOAT8_BF16, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
-            )
-        return small * tl.full([1, 1], 2.0**120, tl.bfloat16)
     else:
+        IS_BF16: tl.constexpr = DTYPE == tl.bfloat16  # noqa: SIM300
+        dtype = DTYPE
         if IN_PAIRS:
-            small = tl.inline_asm_elementwise(TWO_FLOAT8_FP16, "=r,h", [codes], dtype=tl.float16, is_pure=True, pack=2)
+            two: tl.constexpr = TWO_FLOAT8_BF16 if IS_BF16 else TWO_FLOAT8_FP16
+            small = tl.inline_asm_elementwise(two, "=r,h", [codes], dtype=dtype, is_pure=True, pack=2)
         else:
-            small = tl.inline_asm_elementwise(
-                FOUR_FLOAT8_FP16, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4
-            )
-        return small * tl.full([1, 1], 2.0**8, tl.float16)
+            four: tl.constexpr = FOUR_FLOAT8_BF16 if IS_BF16 else FOUR_FLOAT8_FP16
+            small = tl.inline_asm_elementwise(four, "=r,=r,r", [codes], dtype=dtype, is_pure=True, pack=4)
+        return small * tl.full([1, 1], 2.0**120 if IS_BF16 else 2.0**8, DTYPE)
 
 
 @triton.jit
 def _four(codes, ASM: tl.constexpr, DTYPE: tl.constexpr):
-    if DTYPE == tl.bfloat16:  # noqa: SIM300
-        return tl.inline_asm_elementwise(
-            ASM,
-            "=r,=r,=r,=r,r",
-            [codes],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            ASM,
-            "=r,=r,=r,=r,r",
-            [codes],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
+    dtype = DTYPE  # An assignment makes a type of the constant.
+    return tl.inline_asm_elementwise(
+        ASM, "=r,=r,=r,=r,r", [codes], dtype=(dtype, dtype, dtype, dtype), is_pure=True, pack=2
+    )
 
 
 @triton.jit

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.device_matrices import plain_product
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.adapters import probe_adapter
@@ -56,7 +55,7 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     """Return the first difference of kernels, launched one by one or in `graphs`, from plain torch."""
     assert isinstance(own.executor, CudaExecutor)
     kernels = own.executor.kernels
-    plain = _plain_runner(own)
+    plain = _plain_runner(own, kernels.ways)
     runners = {"": own.new_runner()}
     if graphs is not None:
         runners[" in graphs"] = own.new_runner(graphs=graphs)
@@ -69,7 +68,7 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     for with_adapters in (False, True) if has_adapters else (False,):
         for name, before, step in _steps(own, with_adapters=with_adapters):
             expected = _launched(plain, before, step)[0].clone()
-            limit = _limit(own, before, step)
+            limit = _limit(own.spec, kernels.ways, before, step)
             for way, runner in runners.items():
                 if graphs is not None:  # A replay that computes nothing must not leave the right logits.
                     graphs.logits.zero_()
@@ -86,12 +85,10 @@ def notices_infinite(sampling: ModuleType, spec: ModelSpec) -> bool:
     return not bool(sampling.sample_ids(infinite, [GREEDY])[1].any())
 
 
-def _plain_runner(own: Ready) -> ModelRunner:
+def _plain_runner(own: Ready, ways: ProductWays) -> ModelRunner:
     assert isinstance(own.weights, CudaWeights)
     sizes = {"num_blocks": own.num_blocks, "block_size": own.options.block_size}
-    assert isinstance(own.executor, CudaExecutor)
-    kernels = Kernels(multiply=partial(plain_product, ways=own.executor.kernels.ways))
-    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=kernels)
+    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=Kernels(ways=ways))
     states = States.of(own.spec, own.num_states + 1)
     return ModelRunner(executor, own.spec.device, own.options.block_size, states=states)
 
@@ -105,13 +102,12 @@ def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tens
     return launched.logits, sampling.wait().token_ids
 
 
-def _limit(own: Ready, before: Step, step: Step) -> float:
+def _limit(spec: ModelSpec, ways: ProductWays, before: Step, step: Step) -> float:
     """Return by how much rounding may move outputs of a step: more if numbers of 8 bits are in its sums, or were in
     those of the step before."""
-    assert isinstance(own.executor, CudaExecutor)
     most_tokens = max(sum(chunk.num_tokens for chunk in one.chunks) for one in (before, step))
-    in_float8 = own.spec.has_float8_cache or own.executor.kernels.ways.rounds(most_tokens + _PADDING)
-    return tolerance(own.spec.dtype, in_float8=in_float8)
+    in_float8 = spec.has_float8_cache or ways.rounds(most_tokens + _PADDING)
+    return tolerance(spec.dtype, in_float8=in_float8)
 
 
 def _problem(

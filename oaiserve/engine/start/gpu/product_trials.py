@@ -1,9 +1,9 @@
-"""Times products with packed matrices in several ways on this device, and chooses the fastest for each number of rows.
-A probe does so in its process, because the device may fail in it."""
+"""Times products with packed matrices and with those of experts in several ways on this device, and chooses the fastest
+for each number of rows. A probe does so in its process, because the device may fail in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -15,10 +15,10 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     ExpertMatrices,
     PackedMatrix,
     expanded_product,
-    rounded_product,
+    plain_product,
 )
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, MatrixTiles, ProductWays
+from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles, ProductWays
 from oaiserve.engine.start.compare import Difference, difference
 from oaiserve.engine.start.gpu.features import Probed
 from oaiserve.engine.start.gpu.trials import Seconds, reason, seconds_on_device, unless_slower
@@ -40,134 +40,152 @@ TILES: Mapping[int, tuple[MatrixTiles, ...]] = MappingProxyType(
         256: (MatrixTiles(128, 64, 4, 2),),
     }
 )
+# The same for matrices of experts, by the rows of each expert.
+EXPERT_TILES: Mapping[int, tuple[MatrixTiles, ...]] = MappingProxyType(
+    {16: (MatrixTiles(16, 128, 4, 3),), 64: (MatrixTiles(64, 64, 4, 3),)}
+)
 PROGRAMS = (PROGRAMS_PER_SM, 2, 8)  # numbers of programs that are tried; these compile nothing
-# The ways whose times are compared, by their names in the table of `oaiserve doctor`
-WAYS = {"by a kernel": KERNEL, "unpacked": UNPACKED, "in FP8": ROUNDED, "in FP8, added fast": ROUNDED_FAST}
-ROWS = (16, 64, 256, 1024, 2048)  # the numbers of rows from which another way may be taken
-
-Times = dict[ProductWays, dict[int, float]]  # Seconds of one product with a matrix of each shape, by the number of rows
+FEW = 16  # the rows with which they are
+# The ways to round, by their names in the table of `oaiserve doctor`
+IN_FP8 = MappingProxyType({"in FP8": ROUNDED, "in FP8, added fast": ROUNDED_FAST})
+ROWS = (1, 16, 64, 256, 1024, 2048)  # the numbers of rows from which another way may be taken
 
 
 @torch.inference_mode()
 def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> Probed:
-    """Return in which ways products with packed matrices are fastest on this device, and why not in FP8.
+    """Return in which ways products are fastest on this device, and why not in FP8.
 
     Raises what kernels raise: a start can't do without them.
     """
-    dense = [one for one in weights.packed if not isinstance(one, ExpertMatrices)]
-    matrices = list({(one.kind, one.shape, one.group_columns): one for one in dense}.values())
-    if not matrices:
-        return Probed({"fp8_products": NO_MATRICES})
-    kernel, of_tiles = with_tiles(matrices, weights, seconds)
-    times = timed((kernel, UNPACKED), matrices, weights, seconds)
-    ways = replace(kernel, unpacked_from=least_rows(times[UNPACKED], times[kernel]))
-    times[KERNEL] = times.pop(kernel)
-    why_not = ""
-    try:
-        ways, in_fp8 = with_fp8(ways, [one for one in matrices if one.is_for_torch], weights, seconds)
-        times |= in_fp8
-    except NotUsed as not_used:
-        why_not = str(not_used)
-    return Probed({"fp8_products": why_not}, ways, as_table(times) | of_tiles)
+    different = {(type(one), one.kind, one.shape, one.group_columns): one for one in weights.packed}.values()
+    matrices = [one for one in different if not isinstance(one, ExpertMatrices)]
+    trials = Trials(weights, seconds)
+    ways = UNMEASURED
+    why_not = NO_MATRICES
+    if matrices:
+        ways = trials.by_kernel_or_unpacked(matrices)
+        ways, why_not = trials.with_fp8(ways, [one for one in matrices if one.is_for_torch])
+    if experts := [one for one in different if isinstance(one, ExpertMatrices)]:
+        ways = replace(ways, expert_tiles=trials.fastest_tiles(EXPERT_TILES, experts, of_experts=True))
+    return Probed({"fp8_products": why_not}, ways, trials.table)
 
 
-def with_tiles(
-    matrices: list[PackedMatrix], weights: CudaWeights, seconds: Seconds
-) -> tuple[ProductWays, dict[str, dict[str, float]]]:
-    """Return the kernel with its fastest tiles for each number of rows, and how long each of them takes.
+class Trials:
+    """Products with matrices of a model, and how long they have taken."""
 
-    Tiles that do not fit on the device, or are wrong there, are not taken. The first error is raised if there are no
-    others.
-    """
-    from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
+    def __init__(self, weights: CudaWeights, seconds: Seconds) -> None:
+        self.table: dict[str, dict[str, float]] = {}  # as `Probed.seconds`
+        self._weights = weights
+        self._seconds = seconds
 
-    chosen: list[MatrixTiles] = []
-    table: dict[str, dict[str, float]] = {}
-    for rows, others in TILES.items():
-        taken: dict[MatrixTiles, float] = {}
-        errors: list[Exception] = []
-        for tiles in (triton_products.tiles_for(rows, weights.device), *others):
-            way = replace(KERNEL, tiles=(tiles,))
-            try:
-                if not wrong_product(way, matrices, weights, (rows,)):
-                    taken[tiles] = timed((way,), matrices, weights, seconds, (rows,))[way][rows]
-                    table.setdefault(f"in {tiles}", {})[str(rows)] = taken[tiles]
-            except Exception as error:
-                errors.append(error)
-        if not taken and errors:
-            raise errors[0]
-        if taken:
-            chosen.append(min(taken, key=lambda tiles: taken[tiles]))
-    ways = [replace(KERNEL, tiles=tuple(chosen), programs_per_sm=number) for number in PROGRAMS]
-    few = ROWS[0]
-    times = timed(ways, matrices, weights, seconds, (few,))
-    return min(ways, key=lambda way: times[way][few]), table
+    def by_kernel_or_unpacked(self, matrices: Sequence[PackedMatrix]) -> ProductWays:
+        """Return the way in which the kernel is fastest, with unpacked matrices where that is faster."""
+        tiles = self.fastest_tiles(TILES, matrices)
+        kernels = [replace(KERNEL, tiles=tiles, programs_per_sm=number) for number in PROGRAMS]
+        kernel = min(kernels, key=lambda way: self._time(way, matrices, FEW))
+        by_kernel = self._times("by a kernel", kernel, matrices)
+        return replace(kernel, unpacked_from=least_rows(self._times("unpacked", UNPACKED, matrices), by_kernel))
 
+    def fastest_tiles(
+        self,
+        candidates: Mapping[int, tuple[MatrixTiles, ...]],
+        matrices: Sequence[PackedMatrix],
+        *,
+        of_experts: bool = False,
+    ) -> tuple[MatrixTiles, ...]:
+        """Return the kernel's fastest tiles for each number of rows.
 
-class NotUsed(Exception):
-    """Says why torch shall not compute something in place of a kernel."""
+        Tiles that do not fit on the device, or are wrong there, are not taken. The first error is raised if there are
+        no others.
+        """
+        from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
 
+        chosen: list[MatrixTiles] = []
+        for rows, others in candidates.items():
+            taken: dict[MatrixTiles, float] = {}
+            errors: list[Exception] = []
+            for tiles in (triton_products.tiles_for(rows, self._weights.device, of_experts=of_experts), *others):
+                way = replace(KERNEL, **{"expert_tiles" if of_experts else "tiles": (tiles,)})
+                try:
+                    if not self._wrong(way, matrices, rows):
+                        taken[tiles] = self._time(way, matrices, rows)
+                        self.table.setdefault(f"{'of experts ' * of_experts}in {tiles}", {})[str(rows)] = taken[tiles]
+                except Exception as error:
+                    errors.append(error)
+            if not taken and errors:
+                raise errors[0]
+            if taken:
+                chosen.append(min(taken, key=lambda tiles: taken[tiles]))
+        return tuple(chosen)
 
-def with_fp8(
-    ways: ProductWays, matrices: list[PackedMatrix], weights: CudaWeights, seconds: Seconds
-) -> tuple[ProductWays, Times]:
-    """Return ways that multiply these matrices in FP8 where that is faster, and how long each takes.
-
-    Raises NotUsed if it is nowhere right and faster.
-    """
-    if not matrices:
-        raise NotUsed(NO_MATRICES)
-    both = (ROUNDED, ROUNDED_FAST)
-    ends = ROWS[0], ROWS[-1]
-    problems = {rounded: reason(partial(wrong_product, rounded, matrices, weights, ends)) for rounded in both}
-    right = [rounded for rounded, problem in problems.items() if not problem]
-    if not right:
-        raise NotUsed(problems[ROUNDED])
-    times = timed((ways, *right), matrices, weights, seconds)
-    fastest = min(right, key=lambda rounded: times[rounded][ROWS[-1]])
-    rounded_from = least_rows(times[fastest], times[ways])
-    if rounded_from is None:
-        raise NotUsed(unless_slower(times[fastest][ROWS[-1]], times[ways][ROWS[-1]]))
-    del times[ways]
-    return replace(ways, rounded_from=rounded_from, adds_fast=fastest.adds_fast), times
-
-
-def wrong_product(way: ProductWays, matrices: list[PackedMatrix], weights: CudaWeights, all_rows: Iterable[int]) -> str:
-    """Return the first difference of products from those of plain torch, or an empty text."""
-    plain = expanded_product if way.rounded_from is None else rounded_product
-    for matrix in matrices:
-        for rows in all_rows:
-            x = inputs_of(matrix, rows, weights)
-            apart = difference(product_of(x, matrix, way)(), plain(x, matrix, None))
-            if (problem := Difference("products", apart, TOLERANCE)).is_beyond_rounding:
-                return f"{problem}"
-    return ""
-
-
-def timed(
-    ways: Iterable[ProductWays],
-    matrices: list[PackedMatrix],
-    weights: CudaWeights,
-    seconds: Seconds,
-    all_rows: Iterable[int] | None = None,
-) -> Times:
-    return {
-        way: {
-            rows: sum(seconds(product_of(inputs_of(matrix, rows, weights), matrix, way)) for matrix in matrices)
-            for rows in all_rows or ROWS
+    def with_fp8(self, ways: ProductWays, matrices: Sequence[PackedMatrix]) -> tuple[ProductWays, str]:
+        """Return ways that multiply these matrices in FP8 where that is right and faster, or why they never do so."""
+        if not matrices:
+            return ways, NO_MATRICES
+        problems = {
+            name: reason(partial(self._wrong, way, matrices, ROWS[0], ROWS[-1])) for name, way in IN_FP8.items()
         }
-        for way in ways
-    }
+        right = {IN_FP8[name]: name for name, problem in problems.items() if not problem}
+        if not right:
+            return ways, problems["in FP8"]
+        times = {way: self._times(name, way, matrices) for way, name in right.items()}
+        fastest = min(right, key=lambda way: times[way][ROWS[-1]])
+        others = {rows: self._time(ways, matrices, rows) for rows in ROWS}
+        rounded_from = least_rows(times[fastest], others)
+        if rounded_from is None:
+            return ways, unless_slower(times[fastest][ROWS[-1]], others[ROWS[-1]])
+        return replace(ways, rounded_from=rounded_from, adds_fast=fastest.adds_fast), ""
+
+    def _wrong(self, way: ProductWays, matrices: Sequence[PackedMatrix], *all_rows: int) -> str:
+        """Return the first difference of products from those of plain torch, or an empty text."""
+        for matrix in matrices:
+            for rows in all_rows:
+                product = self._product(way, matrix, rows)
+                plain = plain_expert_product if isinstance(matrix, ExpertMatrices) else plain_product
+                apart = difference(product(), plain(*product.args))
+                if (problem := Difference("products", apart, TOLERANCE)).is_beyond_rounding:
+                    return f"{problem}"
+        return ""
+
+    def _times(self, name: str, way: ProductWays, matrices: Sequence[PackedMatrix]) -> dict[int, float]:
+        """Return the seconds of one product with each matrix, by the number of rows, and note them in the table."""
+        times = {rows: self._time(way, matrices, rows) for rows in ROWS}
+        self.table[name] = {str(rows): seconds for rows, seconds in times.items()}
+        return times
+
+    def _time(self, way: ProductWays, matrices: Iterable[PackedMatrix], rows: int) -> float:
+        return sum(self._seconds(self._product(way, matrix, rows)) for matrix in matrices)
+
+    def _product(self, way: ProductWays, matrix: PackedMatrix, rows: int) -> partial[Tensor]:
+        """Return a product with random rows, or with as many for each expert."""
+        from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
+
+        multiply: Callable[..., Tensor] = triton_products.multiply
+        if isinstance(matrix, ExpertMatrices):
+            rows *= len(matrix.codes)
+            multiply = expert_product
+        x = torch.randn(rows, matrix.shape[1], device=self._weights.device).to(self._weights.dtype)
+        return partial(multiply, x, matrix, None, way)
 
 
-def product_of(x: Tensor, matrix: PackedMatrix, way: ProductWays) -> Callable[[], Tensor]:
-    from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
+def expert_product(x: Tensor, matrices: ExpertMatrices, factors: Tensor | None, way: ProductWays) -> Tensor:
+    """Return the products of rows with the matrices of all experts in turn."""
+    from oaiserve.engine.executors.cuda import triton_products
 
-    return partial(triton_products.multiply, x, matrix, None, way)
+    num_experts = len(matrices.codes)
+    plan = triton_products.planned(torch.arange(len(x), device=x.device) % num_experts, num_experts, way)
+    return triton_products.product(x, matrices, plan, pairs_of_row=1, factors=factors)
 
 
-def inputs_of(matrix: PackedMatrix, rows: int, weights: CudaWeights) -> Tensor:
-    return torch.randn(rows, matrix.shape[1], device=weights.device).to(weights.dtype)
+def plain_expert_product(x: Tensor, matrices: ExpertMatrices, *_: object) -> Tensor:
+    """Compute `expert_product` in plain torch."""
+    of_experts = x.unflatten(0, (-1, len(matrices.codes))).unbind(1)
+    biases = [None] * len(of_experts) if matrices.bias is None else matrices.bias
+    products = [
+        expanded_product(rows, matrices.of(expert), bias)
+        for expert, (rows, bias) in enumerate(zip(of_experts, biases, strict=True))
+    ]
+    return torch.stack(products, dim=1).flatten(0, 1)
 
 
 def least_rows(times: Mapping[int, float], others: Mapping[int, float]) -> int | None:
@@ -178,9 +196,3 @@ def least_rows(times: Mapping[int, float], others: Mapping[int, float]) -> int |
             break
         least = rows
     return least
-
-
-def as_table(times: Times) -> dict[str, dict[str, float]]:
-    return {
-        name: {str(rows): seconds for rows, seconds in times[way].items()} for name, way in WAYS.items() if way in times
-    }

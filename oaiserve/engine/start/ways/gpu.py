@@ -17,7 +17,7 @@ from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways, without
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -190,11 +190,8 @@ def kernels_for(
     ways = found.ways
     if found.verdict["fp8_products"]:
         ways = msgspec.structs.replace(ways, rounded_from=None)
-    kernels = triton_kernels()
-    if ways != kernels.ways:
-        kernels = with_ways(kernels, ways)
     off = fields_off(found)
-    kernels = without(kernels, off)
+    kernels = triton_kernels()._replace(ways=ways, **{name: Kernels._field_defaults[name] for name in off})
     if not found.verdict["state_chunks"]:
         kernels = kernels._replace(recurrence=in_chunks(kernels.recurrence))
     if not options.has_adapters or "adapters" in off:

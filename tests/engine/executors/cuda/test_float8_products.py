@@ -1,6 +1,5 @@
 """Products in floats of eight bits: torch's are those of rounded rows in float32, and near those of the rows."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ from torch.nn.functional import ScalingType
 
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.executors.cuda import device_matrices, place
-from oaiserve.engine.executors.cuda.device_matrices import in_float8, plain_product, rounded_product
+from oaiserve.engine.executors.cuda.device_matrices import in_float8, rounded_product
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_ways
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.start.compare import FLOAT8_TOLERANCE, difference
@@ -195,11 +194,7 @@ def test_layers_round_their_inputs_for_products_with_blocks(monkeypatch: pytest.
     batches = (batch_with(model.spec, [([*range(5, 26)], 0)]) for _ in range(2))
     of_kernels, rounded = (
         on_weights(weights, model.decoder, kernels=kernels).forward(batch)
-        for kernels, batch in zip(
-            (with_ways(triton_kernels(), ways), Kernels(multiply=partial(plain_product, ways=ways))),
-            batches,
-            strict=True,
-        )
+        for kernels, batch in zip((triton_kernels()._replace(ways=ways), Kernels(ways=ways)), batches, strict=True)
     )
     assert difference(of_kernels, rounded) < 0.03  # Few numbers round to the other neighbour.
 
@@ -230,11 +225,7 @@ def test_prompts_of_a_checkpoint_in_fp8_are_multiplied_in_fp8(tmp_path: Path) ->
     found = described(FILES["fp8 by row"][0](tmp_path))
     of_kernels, rounded, expanded = (
         on_cpu(found.decoder, kernels=kernels).forward(prompt_of(found))
-        for kernels in (
-            with_ways(triton_kernels(), ways),
-            Kernels(multiply=partial(plain_product, ways=ways)),
-            Kernels(),
-        )
+        for kernels in (triton_kernels()._replace(ways=ways), Kernels(ways=ways), Kernels())
     )
     assert difference(of_kernels, rounded) < 0.03  # Few numbers round to the other neighbour.
     assert 0.03 < difference(rounded, expanded) < FLOAT8_TOLERANCE / 2

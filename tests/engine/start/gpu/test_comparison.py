@@ -219,7 +219,7 @@ def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -
     found = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
     model = Model(replace(found.spec, device=torch.device("cpu")), found.decoder)
 
-    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
         return 2 * expanded_product(x, matrix, bias)
 
     assert ready_model(model).weights.packed

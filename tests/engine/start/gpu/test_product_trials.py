@@ -224,6 +224,48 @@ def test_tiles_that_do_not_fit_or_are_wrong_are_not_taken(
         product_ways(weights, tiles_clock({}))
 
 
+@pytest.fixture(scope="module")
+def mixture() -> CudaWeights:
+    return CudaWeights(model_of(config_of("qwen3_moe")).decoder, dtype=torch.bfloat16, device=CPU)
+
+
+@pytest.mark.parametrize(("small", "is_wrong"), [(0.1, False), (0.3, False), (0.1, True)])
+def test_the_fastest_tiles_that_are_right_are_taken_for_experts(
+    mixture: CudaWeights, small: float, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_trials, "EXPERT_TILES", {1: (SMALL,), 33: ()})
+    monkeypatch.setattr(product_trials, "expert_product", noted := Noted(product_trials.expert_product))
+    if is_wrong:
+        kernel = triton_products.product_kernel
+        monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32], Negated(kernel)))
+    times = {SMALL: small, WIDE: 0.2, triton_products.LARGEST_OF_EXPERTS: 0.4}
+    found = product_ways(mixture, lambda run: times[run.args[-1].expert_tiles[0]])
+    few = SMALL if small < 0.2 and not is_wrong else WIDE
+    assert found.ways.expert_tiles == (few, triton_products.LARGEST_OF_EXPERTS)
+    num_experts = len(mixture.packed[0].codes)
+    assert noted.rows == {num_experts, 33 * num_experts}
+    number = len({one.shape for one in mixture.packed})
+    of_small = {"of experts in tiles of 16 by 32 with 4 warps and 2 stages": {"1": pytest.approx(number * small)}}
+    assert found.seconds == ({} if is_wrong else of_small) | {
+        f"of experts in {WIDE}": {"1": pytest.approx(number * 0.2)},
+        f"of experts in {triton_products.LARGEST_OF_EXPERTS}": {"33": pytest.approx(number * 0.4)},
+    }
+    chosen = torch.tensor([[0, 2], [1, 2]])
+    assert triton_products.planned(chosen, num_experts, found.ways).tiles == few
+
+
+class Noted:
+    """Computes a product of experts, and notes its rows."""
+
+    def __init__(self, product: Callable[..., torch.Tensor]) -> None:
+        self.rows: set[int] = set()
+        self._product = product
+
+    def __call__(self, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        self.rows.add(len(x))
+        return self._product(x, *others)
+
+
 SHAPES = {
     "8B": [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
     "70B": [(10_240, 8192), (8192, 8192), (57_344, 8192), (8192, 28_672)],
@@ -234,7 +276,7 @@ SHAPES = {
 def test_a_start_compiles_few_kernels_for_products(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes about a second, a start may try them for ten, and it needs some of them anyway."""
     monkeypatch.undo()
-    monkeypatch.setattr(product_trials, "wrong_product", lambda *_: "")
+    monkeypatch.setattr(product_trials.Trials, "_wrong", lambda *_: "")
     monkeypatch.setattr(fake_gpu, "VARIANTS", set())
     fake_gpu.replace_kernels(monkeypatch, [triton_products], torch.bfloat16)
     on_gpu = {"device": fake_gpu.GPU}
