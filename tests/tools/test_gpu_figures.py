@@ -52,6 +52,7 @@ def measured() -> dict[str, dict[str, Any]]:
         "products": {"seconds": seconds, "ways": {"unpacked_from": None}},
         "weight_bytes": 4e9,
         "decode": [{**decode, "device_ms": 1.5}],
+        "prompts": [{"tokens": 2048, "bytes": 4e9, "operations": 2e13, "device_ms": 40.0}],
         "profile": profile,
     }
     found: dict[str, dict[str, Any]] = {
@@ -75,11 +76,11 @@ def measured() -> dict[str, dict[str, Any]]:
                 {"blocks": 128, "bytes": 268e6, "launch_ms": 1.0, "step_waits_ms": 0.3, "out_ms": 5.0, "in_ms": 5.36},
             ],
         },
-        "long-contexts": {
-            "few_tokens": [{"tokens": 64, "context": 30_000, "cut_us": 90.0, "whole_us": 700.0, "difference": 0.01}],
-            "latent": [{"model": "DeepSeek V3", "rows": 16, "us": 60.0, "gb_per_s": 2500.0}],
-            "penalties": [{"rows": 64, "us": 80.0, "us_with_penalties": 95.0}],
+        "few-tokens": {
+            "attention": [{"tokens": 64, "context": 30_000, "cut_us": 90.0, "whole_us": 700.0, "difference": 0.01}]
         },
+        "latent": {"attention": [{"model": "DeepSeek V3", "rows": 16, "us": 60.0, "gb_per_s": 2500.0}]},
+        "penalties": {"draws": [{"rows": 64, "us": 80.0, "us_with_penalties": 95.0}]},
     }
     return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}
 
@@ -130,7 +131,7 @@ def test_the_parts_that_lose_most_time_are_named_with_what_they_reach() -> None:
 def test_the_page_has_a_short_table_of_both_models() -> None:
     text = summary.as_page(report(measured()))
     assert "| decode of 64 at 512 | 1.20 (1.00; 0.90) | 1.20 (1.00; 0.90) |" in text
-    assert "| AWQ, 4.00 GB | 1.50 (1.00; 1.50) |" in text
+    assert "| AWQ, 4.00 GB | 1.50 (1.00; 1.50) | 40.0 (20.0; 2.00) |" in text
     assert f"{CHECKS[0]} 1 right, " in text
     assert len(text) < 4000
     assert all(len(line) <= tables.MARGIN for line in text.splitlines() if not line.startswith("|"))

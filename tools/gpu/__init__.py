@@ -5,7 +5,7 @@ python -m tools.gpu_check figures|answers --out DIR
 python -m tools.gpu_check --dry-run
     Both calls on a fake GPU, for which it compiles all kernels. Run it before a call on a real one.
 python -m tools.gpu.kernels
-    Compiles every kernel for four kinds of cards: after a change of a kernel, or for a new Triton.
+    Compiles every kernel for five kinds of cards: after a change of a kernel, or for a new Triton.
 python -m tools.gpu.pack, then sh tools/gpu/check.sh figures|answers
     Packs what the check needs on a machine without a network, and runs it there.
 
@@ -14,7 +14,7 @@ The parts:
 - The check: run.py starts each section in a process of its own (section.py). They take turns at the device (turns.py).
   summary.py and tables.py write the text.
 - Figures: environment, steps (with profiles, reference and timing), gpt2, quantized, streams, offload and
-  long_contexts. Where a part of a section fails, parts.py lets the others go on.
+  kernel_times. Where a part of a section fails, parts.py lets the others go on.
 - Answers: probes, answers, and schedule with its requests. Cases run side by side in processes (side_by_side.py,
   worker.py), and ties.py tells rounding from a fault.
 - Models: models.py describes them with random weights, workload.py starts engines of them, and doubles.py starts them

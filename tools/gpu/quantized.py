@@ -1,4 +1,7 @@
-"""Measures decode steps of models in few bits, and of a KV cache in FP8, beside the same layers in 16 bits."""
+"""Measures decodes and a prompt of models in few bits, and of a KV cache in FP8, next to the same layers in 16 bits.
+
+The start of each times its products with 1 to 2,048 rows in all ways, as a server does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started
 from tests.models.decoders import real_shape
 from tests.models.packed import Packing
-from tools.bench.floor import DecoderShape, Work
+from tools.bench.floor import DecoderShape, Work, step_work
 from tools.engine_load import random_step
 from tools.gpu.models import Packed, described_on
 from tools.gpu.parts import Found, in_turn
@@ -26,7 +29,8 @@ from tools.gpu.workload import BLOCK_SIZE, PRODUCTS, blocks_for, release, starte
 
 VOCAB = 16_384  # few, so that layers take most of a step
 LAYERS = 8
-BATCHES = (16, 1, 64)
+BATCHES = (16, 1, 64, 256)
+PROMPT = 2048  # tokens
 PROFILED = 16
 STEPS = 12
 
@@ -68,7 +72,7 @@ def run(target: Target) -> Iterator[Found]:
 
 def measured(name: str, case: Case, target: Target) -> Iterator[Found]:
     quick = target.quick
-    batches, context = ((4, 1), 40) if quick else (BATCHES, 512)
+    batches, context, prompt = ((4, 1), 40, 20) if quick else (BATCHES, 512, PROMPT)
     packing = _OF_32 if quick and case.packing is _AWQ else case.packing
     config = case.config(quick=quick)
     described = described_on(config, target.device, packing=packing)
@@ -94,6 +98,14 @@ def measured(name: str, case: Case, target: Target) -> Iterator[Found]:
         read = weights + batch * context * made.spec.kv_bytes_per_token
         rows.append({"sequences": batch, "bytes": read, "weight_bytes": weights, "operations": 0, **found})
         yield {name: result | {"decode": rows}}
+    step = random_step([(0, prompt)], BLOCK_SIZE, made.spec.vocab_size)
+    with target.turn():
+        timed_steps(made.runner, [step] * 2, overlaps=True)
+        found = timed_steps(made.runner, [step] * (2 if quick else STEPS), overlaps=True)
+    # The shape of a decoder has no experts.
+    operations = 0.0 if case.family == "gpt-oss" else step_work(DecoderShape.of(made.spec, config), [(0, prompt)]).flops
+    result["prompts"] = [{"tokens": prompt, "bytes": made.weight_bytes, "operations": operations, **found}]
+    yield {name: result | {"decode": rows}}
     step = random_step([(context - 1, 1)] * min(PROFILED, max(batches)), BLOCK_SIZE, made.spec.vocab_size)
     least = {} if case.family == "gpt-oss" else needed_in_few_bits(made, config, step)
     with target.turn():

@@ -27,7 +27,7 @@ from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
-from oaiserve.engine.start.gpu.product_trials import TILES
+from oaiserve.engine.start.gpu.product_trials import EXPERT_TILES, TILES
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES, is_amd
 from tools.gpu.fake_device import noted_kernels
@@ -147,6 +147,18 @@ def try_tiles(matrix: PackedMatrix) -> None:
             triton_products.multiply(x, matrix, None, ProductWays(None, tiles=(tiles,)))
 
 
+def try_expert_tiles(kind: Kind) -> None:
+    """Multiply with all tiles that a start tries for experts."""
+    matrices = expert_matrices(kind, 8, 2048, 2048)
+    for rows, candidates in EXPERT_TILES.items():
+        for tiles in candidates:
+            plan = triton_products.planned(
+                torch.zeros(8 * rows, dtype=torch.int64), 8, ProductWays(expert_tiles=(tiles,))
+            )
+            x = torch.empty(8 * rows, 2048, dtype=torch.bfloat16)
+            triton_products.product(x, matrices, plan, pairs_of_row=1, factors=None)
+
+
 def round_rows(width: int, group: int = 0) -> None:
     triton_products.rounded_rows(torch.empty(64, width, dtype=torch.bfloat16), group)
 
@@ -255,6 +267,8 @@ def shapes() -> dict[str, Callable[[], None]]:
         "FP8, rows of 28,672": lambda: round_rows(28_672),
         "32 experts in MXFP4": lambda: compute_experts("mxfp4", 32, 2880, 2880),
         "128 experts": lambda: compute_experts("dense", 128, 2048, 768),
+        "experts in MXFP4, tiles to choose from": lambda: try_expert_tiles("mxfp4"),
+        "experts, tiles to choose from": lambda: try_expert_tiles("dense"),
         "experts in MXFP4, 8,192 rows": lambda: multiply_many_rows("mxfp4"),
         "experts in 4 bits, 8,192 rows": lambda: multiply_many_rows("int4"),
         "experts, 8,192 rows": lambda: multiply_many_rows("dense"),

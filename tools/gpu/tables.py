@@ -55,7 +55,7 @@ def figures(sections: Sections) -> list[str]:
         gpt2(sections),
     ]
     lines = [line for table in tables if len(table) > 1 for line in (*as_markdown(table), "")]
-    for sentences in (gaps(sections), streams(sections), offload(sections), long_contexts(sections)):
+    for sentences in (gaps(sections), streams(sections), offload(sections), kernel_times(sections)):
         lines += [*sentences, ""] if sentences else []
     return lines
 
@@ -162,10 +162,13 @@ def quantized(sections: Sections) -> Rows:
     section = sections.get("quantized", {})
     found = {name: one for name, one in section.items() if isinstance(one, dict) and "decode" in one}
     batches = sorted({row["sequences"] for one in found.values() for row in one["decode"]})
-    rows = [["few layers, decode: device ms (floor; times)", *map(str, batches)]]
+    prompts = sorted({row["tokens"] for one in found.values() for row in one.get("prompts", ())})
+    rows = [["few layers, decode: device ms (floor; times)", *map(str, batches), *(f"prompt of {n}" for n in prompts)]]
     for name, one in found.items():
         by_batch = {row["sequences"]: _with_floor(sections, row) for row in one["decode"]}
-        rows.append([f"{name}, {one['weight_bytes'] / 1e9:.2f} GB", *(by_batch.get(batch, "") for batch in batches)])
+        by_tokens = {row["tokens"]: _with_floor(sections, row) for row in one.get("prompts", ())}
+        cells = [*(by_batch.get(batch, "") for batch in batches), *(by_tokens.get(tokens, "") for tokens in prompts)]
+        rows.append([f"{name}, {one['weight_bytes'] / 1e9:.2f} GB", *cells])
     return rows
 
 
@@ -227,21 +230,20 @@ def offload(sections: Sections) -> list[str]:
     return []
 
 
-def long_contexts(sections: Sections) -> list[str]:
-    found = sections.get("long-contexts", {})
+def kernel_times(sections: Sections) -> list[str]:
     sentences = [
         f"{row['tokens']} tokens behind {number(row['context'])}, attention of a layer of an 8B: "
         f"{number(row['cut_us'])} µs with keys cut among programs, {number(row['whole_us'])} without."
-        for row in found.get("few_tokens", [])
+        for row in sections.get("few-tokens", {}).get("attention", [])
     ]
     sentences += [
         f"{row['model']}, latent attention of a layer, {row['rows']} decodes: {number(row['us'])} µs, "
         f"{number(row['gb_per_s'])} GB/s."
-        for row in found.get("latent", [])
+        for row in sections.get("latent", {}).get("attention", [])
     ]
     sentences += [
         f"Draws of {row['rows']}: {number(row['us'])} µs, with penalties {number(row['us_with_penalties'])}."
-        for row in found.get("penalties", [])
+        for row in sections.get("penalties", {}).get("draws", [])
     ]
     return sentences
 
@@ -267,7 +269,7 @@ def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), products(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentence in (*streams(sections), *offload(sections), *long_contexts(sections), *checked):
+    for sentence in (*streams(sections), *offload(sections), *kernel_times(sections), *checked):
         lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
 

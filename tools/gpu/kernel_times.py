@@ -1,4 +1,4 @@
-"""Times kernels alone: few tokens after a long context, latent vectors, and draws with penalties.
+"""Times kernels alone: few tokens after a long context, latent vectors, and draws with penalties, a section each.
 
 Each is shown next to what it replaces: keys that one program of a tile reads, the bytes of the cache at the bandwidth
 that a copy reaches, and draws without penalties.
@@ -22,7 +22,7 @@ from oaiserve.engine.model.sampling.sampled_ids import DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import sequence_of
-from tools.gpu.parts import Found, in_turn
+from tools.gpu.parts import Found
 from tools.gpu.sections import Target
 from tools.gpu.timing import graph_of, median_seconds
 from tools.gpu.workload import BLOCK_SIZE
@@ -36,11 +36,6 @@ ROWS = (16, 64)
 LATENT_CONTEXT = 8192
 VOCABULARY = 151_936
 DRAW_ROWS = (64, 256)
-
-
-def run(target: Target) -> Iterator[Found]:
-    parts = {"few_tokens": few_tokens, "latent": latent, "penalties": penalties}
-    yield from in_turn({name: partial(part, target) for name, part in parts.items()})
 
 
 def few_tokens(target: Target) -> Iterator[Found]:
@@ -67,7 +62,7 @@ def few_tokens(target: Target) -> Iterator[Found]:
             cut_seconds = median_seconds(graph_of(attend, device), device)
         row = {"tokens": count, "context": context, "cut_us": 1e6 * cut_seconds, "whole_us": 1e6 * whole_seconds}
         rows.append(row | ({} if target.is_dry else {"difference": float((whole - cut).abs().max())}))
-    yield {"few_tokens": rows}
+    yield {"attention": rows}
 
 
 def latent(target: Target) -> Iterator[Found]:
@@ -86,7 +81,7 @@ def latent(target: Target) -> Iterator[Found]:
                 seconds = median_seconds(graph_of(attend, device), device)
             num_bytes = count * (context + 1) * (RANK + SHARED) * keys.element_size()
             rows.append({"model": model, "rows": count, "us": 1e6 * seconds, "gb_per_s": num_bytes / seconds / 1e9})
-    yield {"latent": rows}
+    yield {"attention": rows}
 
 
 def penalties(target: Target) -> Iterator[Found]:
@@ -109,7 +104,7 @@ def penalties(target: Target) -> Iterator[Found]:
             with target.turn():
                 row[name] = 1e6 * median_seconds(graph_of(draw, device), device)
         rows.append(row)
-    yield {"penalties": rows}
+    yield {"draws": rows}
 
 
 def _batch(sequences: list[tuple[int, int]], device: torch.device) -> Batch:
