@@ -1,13 +1,15 @@
 """Tests /embed with Hugging Face's client."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import InferenceClient, constants
+from huggingface_hub import FeatureExtractionInput, InferenceClient, constants
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import TextPrompt
+from oaiserve.plugins.pooling.hugging_face import FeaturesBody, TextsBody
 from tests.routes.asking import refused
 from tests.routes.doubles import pools
 from tests.serving import Served
@@ -90,3 +92,10 @@ def test_each_token_has_a_vector(embedder: Served) -> None:
     refused(
         embedder.post("/embed_all", inputs=["a", ""]), "inputs", "must not have an empty string, got one at index 1"
     )
+
+
+def test_each_field_of_the_official_package_is_read() -> None:
+    official = {field.name for field in fields(FeatureExtractionInput)}
+    assert official >= {"inputs", "truncation_direction"}
+    assert official <= {*FeaturesBody.__struct_fields__}
+    assert official - {"normalize", "dimensions"} <= {*TextsBody.__struct_fields__}
