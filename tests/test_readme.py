@@ -89,7 +89,7 @@ def test_flags_exist(page: str) -> None:
     of_others |= {"--find-links", "--torch-backend", "--extra-index-url", "--quiet", "--constraint"}
     # Flags of tools.
     of_others |= {"--json", "--markdown", "--only", "--quick", "--seed", "--gguf", "--trace", "--server"}
-    of_others |= {"--list", "--minutes", "--short", "--seconds"}  # likewise
+    of_others |= {"--list", "--rounds", "--short", "--seconds"}  # likewise
     of_others |= {"--share", "--requests-per-minute"}  # of oaiserve keys limit
     of_others |= {"--no-table"}  # of oaiserve bench diff
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))

@@ -1,8 +1,5 @@
 """Histories of all kinds of messages and items, as `tools.attack.histories` writes them, with two strict templates."""
 
-import asyncio
-import json
-
 from tests.missing_plugins import has_plugin
 from tools.attack.histories import attack, drawn
 
@@ -28,6 +25,6 @@ OBJECTS = """\
 def test_generated_histories_are_read_with_strict_templates() -> None:
     apis = [api for api in ("chat", "responses", "messages") if api == "chat" or has_plugin(api)]
     bodies = drawn(seed=11, number=25, apis=apis)
-    num_sent, faults = asyncio.run(attack({"turns": TURNS, "objects": OBJECTS}, bodies, shrinks=False))
+    num_sent, faults = attack({"turns": TURNS, "objects": OBJECTS}, bodies)
     assert num_sent > 33 * len(apis)
-    assert [json.dumps(fault.as_json()) for fault in faults] == []
+    assert faults == []

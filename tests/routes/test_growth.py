@@ -1,6 +1,6 @@
 """What a client sends costs time in proportion to its size: here are forms that once cost the square of it.
 
-`tools.attack.growth` sends all forms to a real server.
+`tools.attack.growth` sends all forms.
 """
 
 import json

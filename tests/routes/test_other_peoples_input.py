@@ -18,8 +18,8 @@ from tests.routes.asking import BODIES, CHAT, COMPLETIONS, HI, MESSAGES, REQUIRE
 from tests.routes.doubles import FakeTelemetry
 from tests.routes.test_generated_histories import OBJECTS
 from tests.serving import Serve, Served, run_server
-from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
+from tools.attack.in_process import EncodingEngine, encoding_engine
 
 Body = dict[str, Any]
 

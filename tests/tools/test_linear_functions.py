@@ -1,4 +1,4 @@
-"""`tools.attack.growth --functions` reports the functions whose time grows faster than their input."""
+"""`tools.attack.growth` reports the functions and routes whose time grows faster than their input."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -62,6 +62,16 @@ def test_slow_functions_are_named_and_fail(monkeypatch: pytest.MonkeyPatch, caps
     assert growth.main(["--functions"]) == 1
     assert growth.main(["--functions", "--only", "line"]) == 0
 
-    assert capsys.readouterr().out == (
-        "a square: takes more than linear time\n1 of 2 functions fail\n0 of 1 functions fail\n"
-    )
+    assert capsys.readouterr().out == ("a square: takes more than linear time\n1 of 2 cases fail\n0 of 1 cases fail\n")
+
+
+def test_a_route_that_fails_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(size: int) -> None:
+        raise AssertionError("answered 500")
+
+    monkeypatch.setattr(growth, "FUNCTIONS", ())
+    monkeypatch.setattr(growth, "cases_of_routes", lambda: [Case("/a", fail, 1), Case("/b", lambda size: None, 1)])
+
+    assert growth.main([]) == 1
+
+    assert capsys.readouterr().out == "/a: answered 500\n1 of 2 cases fail\n"

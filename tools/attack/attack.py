@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
 from tools.attack.wire import Answer, Connection, connect, few_at_once
@@ -26,6 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 Sent = bytes | Callable[[Connection], Awaitable[None]]  # the bytes of a request, or what sends them
 Harmless = Callable[[bytes], bytes]  # returns a request without what is hostile about it
 Number = Callable[[int, int], int]  # picks the number to send from that of a full and that of a quick run
+Requests = Callable[[Number], Iterable[Sent]]
 
 
 def request(
@@ -66,7 +66,6 @@ class Strike:
     def __init__(
         self,
         url: str,
-        log_file: Path,
         *,
         quick: bool,
         answer_seconds: float,
@@ -75,13 +74,11 @@ class Strike:
         """With `harmless`, what it returns is sent instead of each request, and the answers aren't checked."""
         self._harmless = harmless
         self.url = url
-        self._log_file = log_file
         self._quick = quick
         self.answer_seconds = answer_seconds
         self.num_sent = 0
         self.answers: list[Answer] = []
         self.problems: list[str] = []
-        self._log_start = log_file.stat().st_size
 
     @property
     def is_complete(self) -> bool:
@@ -90,13 +87,6 @@ class Strike:
     def number(self, full: int, quick: int) -> int:
         """Return how many to send in this run."""
         return quick if self._quick else full
-
-    @property
-    def log(self) -> bytes:
-        """Return the server's log since the run began."""
-        with self._log_file.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read()
 
     def check(self, holds: bool, problem: str) -> None:
         if not holds and self._harmless is None:
@@ -107,8 +97,28 @@ class Strike:
         return await connect(self.url, ATTACKER_ADDRESS)
 
     async def ask(self, data: Sent) -> Answer:
-        """Send the bytes on a connection of their own, and return what came back first."""
-        return (await self.exchange(data, most_answers=1))[0]
+        """Send the bytes, or what a function sends, on a connection of its own, and return what came back first."""
+        self.num_sent += 1
+        if self._harmless is not None and isinstance(data, bytes):
+            data = self._harmless(data)
+        started = time.monotonic()
+        try:
+            connection = await self.connect()
+        except OSError as error:
+            answer = Answer("timeout" if isinstance(error, TimeoutError) else "refused")
+        else:
+            # A server may answer before it has read everything.
+            sending = asyncio.create_task(_send(connection, data))
+            try:
+                has_body = not (isinstance(data, bytes) and data.startswith(b"HEAD "))
+                answer = await connection.answer(self.answer_seconds, has_body=has_body)
+            finally:
+                sending.cancel()
+                connection.close()
+        answer.seconds = time.monotonic() - started
+        answer.sent = data[:MOST_SHOWN_BYTES] if isinstance(data, bytes) else b""
+        self.answers.append(answer)
+        return answer
 
     async def ask_all(self, requests: Iterable[Sent], at_once: int) -> None:
         await few_at_once([partial(self.ask, each) for each in requests], at_once)
@@ -127,35 +137,6 @@ class Strike:
 
         await few_at_once([partial(leave, each) for each in requests], at_once)
 
-    async def exchange(self, data: Sent, *, most_answers: int = 9, quiet_seconds: float = 3.0) -> list[Answer]:
-        """Send the bytes, or what a function sends, and return all answers that come back until the server closes or
-        is quiet. The first one has `answer_seconds`. Counts as one request with one answer, the first."""
-        self.num_sent += 1
-        if self._harmless is not None and isinstance(data, bytes):
-            data = self._harmless(data)
-        started = time.monotonic()
-        try:
-            connection = await self.connect()
-        except OSError as error:
-            answers = [Answer("timeout" if isinstance(error, TimeoutError) else "refused")]
-        else:
-            # A server may answer before it has read everything.
-            sending = asyncio.create_task(_send(connection, data))
-            try:
-                has_body = not (isinstance(data, bytes) and data.startswith(b"HEAD "))
-                answers = [await connection.answer(self.answer_seconds, has_body=has_body)]
-                while len(answers) < most_answers and answers[-1].status is not None:
-                    answers.append(await connection.answer(quiet_seconds))
-                if len(answers) > 1 and answers[-1].outcome in ("timeout", "closed", "reset"):
-                    answers.pop()
-            finally:
-                sending.cancel()
-                connection.close()
-        answers[0].seconds = time.monotonic() - started
-        answers[0].sent = data[:MOST_SHOWN_BYTES] if isinstance(data, bytes) else b""
-        self.answers.append(answers[0])
-        return answers
-
 
 async def _send(connection: Connection, data: Sent) -> None:
     with contextlib.suppress(OSError):  # the answer, or how the connection ended, says more
@@ -172,7 +153,7 @@ class Attack:
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end
-    server: str = "keys"  # the kind of server, one of tools.attack.server.KINDS, or GATEWAY
+    server: str = "keys"  # the kind of server, one of tools.attack.server.KINDS
     bare: bool = False  # a 400 in plain text is allowed, because no request was understood
     answer_seconds: float = 30.0  # the longest wait for an answer
     limit_seconds: float = 60.0  # the longest run
@@ -184,10 +165,10 @@ class Attack:
     harmless: Harmless | None = None
     most_ratio_to_harmless: float = 1.2
     rounds: int = 5
+    requests: Requests | None = None  # what a burst sends
 
 
 Run = Callable[[Strike], Awaitable[None]]
-Requests = Callable[[Number], Iterable[Sent]]
 
 
 class Family:
@@ -218,7 +199,7 @@ class Family:
             async def run(strike: Strike) -> None:
                 await strike.ask_all(requests(strike.number), at_once)
 
-            self.attack(sends, outcomes, **limits)(run)
+            self.attack(sends, outcomes, requests=requests, **limits)(run)
             return requests
 
         return add

@@ -14,7 +14,6 @@ a test looks, and mend the reader. The exit code is 1 after a fault.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gzip
 import io
 import json
@@ -39,7 +38,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import gguf
-import httpx
 import numpy as np
 import soundfile
 import torch
@@ -48,7 +46,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from oaiserve import cli
-from oaiserve.app import create_app
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.gguf import read_head
@@ -65,9 +62,10 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.storage.private import cache_folder
 from tests.engine.grammars.keywords import OBEYED
 from tests.engine.grammars.plain import make_grammars
-from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.routes.doubles import FakeEngine
 from tools.attack import model_formats, schema
 from tools.attack.families import generated
+from tools.attack.in_process import App
 from tools.attack.media_files import plain
 from tools.attack.spoils import Edit, bytes_edited, header_edited, json_edited, spoiled, token_replaced
 
@@ -313,18 +311,11 @@ def read_schema(folder: Path) -> Read:
 
 
 def read_body(folder: Path) -> Read:
-    app = create_app(Config("demo"), FakeEngine(), FakeTelemetry())  # type: ignore[arg-type]
-    loop = asyncio.new_event_loop()
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
-    lifespan = app.router.lifespan_context(app)  # ends when nobody holds it any more
-    loop.run_until_complete(lifespan.__aenter__())
+    app = App(FakeEngine())
 
     def send(content: bytes) -> None:
-        assert lifespan
         path, _, body = content.partition(b"\n")
-        answer = loop.run_until_complete(
-            http.post(json.loads(path), content=body, headers={"content-type": "application/json"})
-        )
+        answer = app.post(json.loads(path), body)
         assert answer.status_code < 500, f"answered {answer.status_code}: {answer.text[:300]}"
 
     return send

@@ -67,10 +67,10 @@ def anthropic_types() -> ModuleType:
 
 
 class Bodies:
-    """Writes bodies for each of the three APIs. What it writes is a function of the seed."""
+    """Writes bodies for each of the three APIs."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+    def __init__(self, random: Random) -> None:
+        self.random = random
         self._writer = Writer(self.random)
 
     def chance(self, of: float) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
+
 from loadtest.intervals import percentile
 from loadtest.measure import distribution
 from tools.attack.attack import Attack, Strike
@@ -53,6 +55,8 @@ class Result:
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
+    num_files: int = 0  # open ones, and threads, after the attack
+    num_threads: int = 0
     log_bytes: int = 0
     itl_quiet: list[float] = field(default_factory=list)
     itl_attack: list[float] = field(default_factory=list)
@@ -100,14 +104,14 @@ def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_secon
     process_usage.reset_peak_rss(server.pid)
     result.rss_before_mib = process_usage.rss_mib(server.pid)
     log_before = log_file.stat().st_size
-    strike = Strike(server.url, log_file, quick=quick, answer_seconds=attack.answer_seconds)
+    strike = Strike(server.url, quick=quick, answer_seconds=attack.answer_seconds)
     attacked: list[Span] = []
     harmless: list[Span] = []
     num_rounds = 1 if attack.harmless is None or quick else attack.rounds
     for _ in range(num_rounds):
         if attack.harmless is not None:
             seconds = attack.answer_seconds
-            other = Strike(server.url, log_file, quick=quick, answer_seconds=seconds, harmless=attack.harmless)
+            other = Strike(server.url, quick=quick, answer_seconds=seconds, harmless=attack.harmless)
             harmless.append(_run_for(attack, other, quiet_seconds))
             result.num_harmless += other.num_sent
             result.problems += [f"beside harmless requests: {problem}" for problem in other.problems]
@@ -129,6 +133,10 @@ def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_secon
     _note_neighbour(result, list(neighbour.events), num_events, quiet, attacked, harmless)
     result.state = server.state()
     result.rss_after_mib = process_usage.rss_mib(server.pid)
+    if server.exit_code is None:
+        process = psutil.Process(server.pid)
+        result.num_files = process.num_fds()
+        result.num_threads = process.num_threads()
     return result
 
 

@@ -3,8 +3,6 @@ succeeds takes the server, and not the machine."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +14,11 @@ import httpx
 import torch
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, HI, NEIGHBOUR_KEY
-from tools.attack.liar import LIAR
 from tools.server_process import ServerProcess, free_port, running_process
 
 MEMORY_LIMIT_BYTES = 10 * 2**30  # address space
 ALIVE_SECONDS = 10.0
 START_SECONDS = 600.0  # on a busy machine
-FEW_FILES = 256
 # The memory of the KV cache is the system's until its blocks are used for the first time. A small cache is all in use
 # after the warm-up, so that what grows later is something else.
 KV_CACHE = ("--kv-cache-memory", "400MiB")
@@ -36,12 +32,9 @@ _VISION = {
     "image_size": 512, "patch_size": 16,
 }  # fmt: skip
 LENGTH = ("--max-model-len", "4096")
-GATEWAY = "gateway"  # a gateway to a server of the first of KINDS and a replica that lies
 KINDS = {
     "keys": LENGTH,
-    "few files": LENGTH,  # it may open FEW_FILES
-    "TLS": LENGTH,
-    "images": (*LENGTH, "--allow-media-from", "*.a.invalid"),  # a random model that reads images
+    "images": LENGTH,  # a random model that reads images
     "short answers": ("--max-model-len", "128", "--request-timeout-seconds", "20"),
 }
 
@@ -85,39 +78,22 @@ class Server:
 @contextmanager
 def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
     """Run a server of this kind with these flags. Raises StartFailed."""
-    if kind == GATEWAY:
-        with oaiserve("keys", model, [*flags, "--trusted-proxy", "127.0.0.1"]) as behind, _gateway(behind.url) as front:
-            yield front
-        return
     port = free_port()
     with TemporaryDirectory() as folder:
         if kind == "images":
             model = f"{folder}/model"
             _save_model(Path(model))
-        command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", *([f"--nofile={FEW_FILES}"] if kind == "few files" else [])]
+        command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}"]
         command += [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json"]
-        command += [*KV_CACHE, *KEYS, *KINDS[kind], *(_certificate(Path(folder)) if kind == "TLS" else ()), *flags]
+        command += [*KV_CACHE, *KEYS, *KINDS[kind], *flags]
         with running_process(
             command,
             port,
             log_file=Path(folder) / "log",
-            tls=kind == "TLS",
             start_limit_seconds=START_SECONDS,
             stop_limit_seconds=5.0,
         ) as process:
             yield Server(kind, process)
-
-
-@contextmanager
-def _gateway(behind: str) -> Iterator[Server]:
-    """Run a gateway in front of a sound server and one that lies."""
-    port = free_port()
-    with LIAR.listening(), TemporaryDirectory() as folder:
-        command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", sys.executable, "-m", "oaiserve", "route"]
-        command += ["--port", str(port), "--replica", behind, "--replica", LIAR.url]
-        key = {"OAISERVE_REPLICA_KEY": NEIGHBOUR_KEY}
-        with running_process(command, port, log_file=Path(folder) / "log", env=os.environ | key) as process:
-            yield Server(GATEWAY, process)
 
 
 def _save_model(folder: Path) -> None:
@@ -129,11 +105,3 @@ def _save_model(folder: Path) -> None:
         of_images=pixels, settings={"image_seq_len": 64}, config={"scale_factor": 4}, vision=_VISION, text=_TEXT
     )
     save_whole("smolvlm", kind, folder, torch.bfloat16, 0.02)
-
-
-def _certificate(folder: Path) -> list[str]:
-    certificate = folder / "certificate.pem"
-    key = folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
-    subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
-    return ["--tls-certificate", str(certificate), "--tls-key", str(key)]

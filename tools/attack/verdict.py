@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from statistics import median
 from urllib.parse import urlsplit
 
 from loadtest.intervals import percentile
@@ -15,6 +17,8 @@ from tools.attack.wire import Answer
 MOST_ITL_SECONDS = 0.5  # during accepted work, in place of the attack's `most_itl_ratio`
 MOST_RSS_GROWTH_MIB = 100.0
 MOST_RSS_PEAK_MIB = 1024.0  # above what it was before, while the attack lasts
+MOST_GROWTH_MIB = 24.0  # from one half of the rounds that count to the other
+MOST_MORE = 4  # files and threads: pools grow to their size
 MOST_HEALTH_SECONDS = 2.0
 MOST_TTFT_SECONDS = 10.0  # for the prober's small requests
 MOST_LOG_BYTES_PER_REQUEST = 2048  # about two lines of the log
@@ -66,6 +70,22 @@ def failures(attack: Attack, result: Result) -> list[str]:
         faults.append(f"the neighbour got {_list(neighbour_got)}")
     if result.log_bytes > most_log:
         faults.append(f"{result.log_bytes:,} bytes of log (most {most_log:,})")
+    return faults
+
+
+def growth(results: Sequence[Result]) -> list[str]:
+    """Return a sentence for each thing that a server holds more of from round to round of an attack. The first third of
+    the rounds does not count, in which the server fills what it keeps within bounds, such as compiled grammars."""
+    steady = results[len(results) // 3 :]
+    half = len(steady) // 2
+    faults = []
+    for what, most, values in (
+        ("MiB of memory", MOST_GROWTH_MIB, [result.rss_after_mib for result in steady]),
+        ("open files", MOST_MORE, [result.num_files for result in steady]),
+        ("threads", MOST_MORE, [result.num_threads for result in steady]),
+    ):
+        if half and (more := median(values[-half:]) - median(values[:half])) > most:
+            faults.append(f"{more:.0f} more {what} in the later half of the rounds (most {most:g})")
     return faults
 
 

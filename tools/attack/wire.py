@@ -6,9 +6,7 @@ It knows nothing of servers and attacks. What the standard clients refuse to sen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -53,16 +51,10 @@ class Answer:
 
 
 async def connect(url: str, source: str | None = None, limit_seconds: float = 10.0) -> Connection:
-    """Open a connection, with TLS for https, from the address `source` of this machine. Raises OSError and
-    TimeoutError."""
+    """Open a connection from the address `source` of this machine. Raises OSError and TimeoutError."""
     parts = urlsplit(url)
-    context = None
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     local = (source, 0) if source else None
-    opening = asyncio.open_connection(parts.hostname, parts.port, ssl=context, local_addr=local, limit=READ_BYTES)
+    opening = asyncio.open_connection(parts.hostname, parts.port, local_addr=local, limit=READ_BYTES)
     return Connection(*await asyncio.wait_for(opening, limit_seconds))
 
 
@@ -70,21 +62,12 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self._rest = b""  # what came after the last answer
 
     async def send(self, data: bytes) -> None:
         """Send the data as fast as the server reads it. Raises OSError."""
         for start in range(0, len(data), 1 << 20):
             self.writer.write(data[start : start + (1 << 20)])
             await self.writer.drain()
-
-    async def begins(self, limit_seconds: float) -> bool:
-        """Wait until something has come, of which `answer` reads later. Meanwhile no more is taken than asyncio's
-        buffer holds, twice READ_BYTES: the rest stays with the kernel and the server."""
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(limit_seconds):
-                self._rest += await self.reader.read(1)
-        return bool(self._rest)
 
     async def answer(self, limit_seconds: float, *, has_body: bool = True) -> Answer:
         """Read one final answer, to HEAD without a body. Never raises: the outcome says what happened."""
@@ -109,8 +92,6 @@ class Connection:
         # It reads answers to a request that it knows of; which one does not matter.
         parser.send(h11.Request(method="GET" if has_body else "HEAD", target="/", headers=[("host", "any")]))
         parser.send(h11.EndOfMessage())
-        if self._rest:
-            parser.receive_data(self._rest)
         status = "closed"
         while True:
             try:
@@ -128,7 +109,6 @@ class Connection:
                 answer.num_body_bytes += len(event.data)
                 answer.body += event.data[: MOST_KEPT_BYTES - len(answer.body)]
             elif isinstance(event, h11.EndOfMessage):
-                self._rest = parser.trailing_data[0]
                 return status
 
     def close(self, *, reset: bool = False) -> None:

@@ -7,7 +7,6 @@ of that.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -15,7 +14,6 @@ from itertools import count
 from typing import Any
 
 from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, of_same_size, outcomes, post
-from tools.attack.wire import Answer, few_at_once
 
 TOKENS = 12  # tokens of an answer to a constraint that is accepted
 FEW_AT_ONCE = 4
@@ -24,9 +22,7 @@ Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
 GRAMMARS = Family("grammars", "bombs in grammars and regexes")
 NO = outcomes(400) | FULL
-NO_OR_DONE = NO | outcomes(200)
-refused = partial(GRAMMARS.attack, outcomes=NO, harmless=of_same_size)
-refused_or_done = partial(GRAMMARS.attack, outcomes=NO_OR_DONE, limit_seconds=120, is_work=True)
+refused_or_done = partial(GRAMMARS.burst, outcomes=NO | outcomes(200), limit_seconds=120, is_work=True)
 
 
 def record(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
@@ -75,52 +71,13 @@ def body(constraint: Constraint) -> bytes:
     return json.dumps({"messages": HI, "max_tokens": TOKENS, **constraint}).encode()
 
 
-async def ask(strike: Strike, constraint: Constraint, *, may_pass: bool) -> Answer:
-    """Send a constraint. Where it is refused, the error must name its field."""
-    answer = await strike.ask(post(CHAT, body(constraint)))
-    (field,) = constraint
-    if answer.status == 400 and answer.error is not None:
-        strike.check(answer.error.get("param") == field, f"an error about {field} names {answer.error.get('param')!r}")
-    strike.check(may_pass or answer.status != 200, f"accepted: {json.dumps(constraint)[:200]}")
-    return answer
-
-
-async def ask_all(
-    strike: Strike, constraints: Iterable[Constraint], *, may_pass: bool = True, at_once: int = FEW_AT_ONCE
-) -> None:
-    await few_at_once([partial(ask, strike, each, may_pass=may_pass) for each in constraints], at_once)
-
-
-def as_regex_and_pattern(regexes: Iterable[str]) -> list[Constraint]:
-    kinds = (lambda regex: other(regex=regex), lambda regex: schema({"type": "string", "pattern": regex}))
-    return [kind(regex) for kind in kinds for regex in regexes]
+def asking(constraints: Iterable[Constraint]) -> list[Sent]:
+    return [post(CHAT, body(each)) for each in constraints]
 
 
 # -- what can only be refused -----------------------------------------------------------------------------------------
 
 TWICE = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}
-
-
-@refused("schemas of other documents and hosts")
-async def schemas_remote(strike: Strike) -> None:
-    """References to other documents, one of them on a port where somebody counts who comes."""
-    num_fetched = 0
-
-    def come(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_fetched
-        num_fetched += 1
-        writer.close()
-
-    async with await asyncio.start_server(come, "127.0.0.1", 0) as server:
-        here = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        places = (
-            f"http://{here}/a.json", f"https://{here}/a.json", f"//{here}/a.json", "file:///etc/passwd",
-            "http://169.254.169.254/latest/meta-data", "other.json#/a", "urn:a:b", "data:application/json,{}",
-        )  # fmt: skip
-        values = [{"$ref": place} for place in places]
-        values += [{"$id": f"http://{here}/", "$ref": "a.json"}, record({"a": {"anyOf": [{"$ref": places[0]}, {}]}})]
-        await ask_all(strike, map(schema, values), may_pass=False)
-    strike.check(not num_fetched, f"the server fetched a schema {num_fetched} times")
 
 
 @GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, harmless=of_same_size)
@@ -164,23 +121,25 @@ EXPLODING = (
 )
 
 
-@refused_or_done("doubling definitions, long chains, joined unions and patterns, 10,000 items, ...")
-async def schemas_exploding(strike: Strike) -> None:
-    await ask_all(strike, map(schema, EXPLODING))
+@refused_or_done("doubling definitions, long chains, joined unions and patterns, 10,000 items, ...",
+                 at_once=FEW_AT_ONCE)  # fmt: skip
+def schemas_exploding(number: Number) -> list[Sent]:
+    return asking(map(schema, EXPLODING))
 
 
-@refused_or_done("(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...")
-async def regexes_exploding(strike: Strike) -> None:
+@refused_or_done("(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...", at_once=FEW_AT_ONCE)
+def regexes_exploding(number: Number) -> list[Sent]:
     regexes = (
         "(a+)+b", "(a*)*b", "(a|a)*b", "(a|aa)+$", "(.*)*", ".*a.{500}", ".*a.{20}b", "(a?){1000}a{1000}",
         "a{1,100000}", "(a{1000}){100}", "((a{10}){10}){10}", "(" * 49 + "a" + ")*" * 49, r"[\s\S]{0,16000}",
         "(x+x+)+y", "|".join(f"{i}x" for i in range(2_000)), "a?" * 4_000, "a" * 16_000,
     )  # fmt: skip
-    await ask_all(strike, as_regex_and_pattern(regexes))
+    kinds = (lambda regex: other(regex=regex), lambda regex: schema({"type": "string", "pattern": regex}))
+    return asking(kind(regex) for kind in kinds for regex in regexes)
 
 
-@refused_or_done("grammars that double, are ambiguous or endless, or reach for the library's own")
-async def grammars_hostile(strike: Strike) -> None:
+@refused_or_done("grammars that double, are ambiguous or endless, or reach for the library's own", at_once=FEW_AT_ONCE)
+def grammars_hostile(number: Number) -> list[Sent]:
     doubling = "\n".join(f"T{i + 1}: T{i} T{i}" for i in range(40))
     rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(200))
     grammars = (
@@ -193,17 +152,16 @@ async def grammars_hostile(strike: Strike) -> None:
         f"root ::= [{'a-z' * 9_000}]", "x" * 65_537,
         *(unit * (65_000 // len(unit)) for unit in ('\\"', "\\/", "<", "a", "\n")),
     )  # fmt: skip
-    await ask_all(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
+    return asking([*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
 
 
-@refused_or_done("10,000 choices, prefixes of each other, none")
-async def choices(strike: Strike) -> None:
-    number = strike.number(10_000, 5_000)
+@refused_or_done("10,000 choices, prefixes of each other, none", at_once=FEW_AT_ONCE)
+def choices(number: Number) -> list[Sent]:
     lists = (
-        [f"{i}" for i in range(number)], ["a" * i for i in range(1, 361)], ["a" * 65_000, "a" * 65_001], [""],
-        ["x"] * 10_000, [f"{i}" for i in range(10_001)], ["\0", "\u202e", "\U0010ffff"], [],
+        [f"{i}" for i in range(number(10_000, 5_000))], ["a" * i for i in range(1, 361)], ["a" * 65_000, "a" * 65_001],
+        [""], ["x"] * 10_000, [f"{i}" for i in range(10_001)], ["\0", "\u202e", "\U0010ffff"], [],
     )  # fmt: skip
-    await ask_all(strike, [other(choice=each) for each in lists])
+    return asking(other(choice=each) for each in lists)
 
 
 def large(number: int) -> Constraint:
@@ -211,16 +169,16 @@ def large(number: int) -> Constraint:
     return schema(record({f"section_{number}_{i}": SECTION for i in range(190)}))
 
 
-@refused_or_done("40 different schemas of 132 kB, 4 at once", name="schemas-132kb")
-async def large_schemas(strike: Strike) -> None:
-    await ask_all(strike, map(large, range(strike.number(40, 8))))
+@refused_or_done("40 different schemas of 132 kB, 4 at once", at_once=FEW_AT_ONCE, name="schemas-132kb")
+def large_schemas(number: Number) -> list[Sent]:
+    return asking(map(large, range(number(40, 8))))
 
 
-@refused_or_done("1,000 different schemas, 16 at once", name="schemas-1000", limit_seconds=180)
-async def many_schemas(strike: Strike) -> None:
+@refused_or_done("1,000 different schemas, 16 at once", at_once=MANY_AT_ONCE, name="schemas-1000", limit_seconds=180)
+def many_schemas(number: Number) -> list[Sent]:
     """A thousand different schemas, none of which is there already, many at once."""
-    schemas = [record({**PERSON, f"own_{i}": {"type": "string"}}) for i in range(strike.number(1_000, 100))]
-    await ask_all(strike, map(schema, schemas), at_once=MANY_AT_ONCE)
+    schemas = [record({**PERSON, f"own_{i}": {"type": "string"}}) for i in range(number(1_000, 100))]
+    return asking(map(schema, schemas))
 
 
 @GRAMMARS.attack("schemas of 132 kB, whose clients leave at once", outcomes("left", 200), is_work=True)
@@ -228,5 +186,6 @@ async def schemas_left(strike: Strike) -> None:
     """Clients that send a schema of 132 kB, and leave while it is compiled."""
     schemas = [post(CHAT, body(large(number))) for number in range(strike.number(40, 8))]
     await strike.leave_all(schemas, FEW_AT_ONCE, after_seconds=0.02)
-    answer = await ask(strike, schema(record(PERSON)), may_pass=True)
+    (asked,) = asking([schema(record(PERSON))])
+    answer = await strike.ask(asked)
     strike.check(answer.status == 200, f"afterwards a schema got {answer.outcome}")

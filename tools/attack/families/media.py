@@ -1,4 +1,4 @@
-"""Attacks by images, and by URLs of images."""
+"""Attacks by images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from tools.attack.media_files import IMAGES, plain
 
 MEDIA = Family("media", "media bombs")
 DONE = outcomes(200, 400) | FULL
-ODD_URLS = (
-    *("http\u017f://a.invalid/", "http://.a.invalid/", f"http://{64 * 'b'}.a.invalid/", "http://b..a.invalid/"),
-    *("http://[", "http://[::1%25eth0]/", "http://a.invalid:0/", "http://a.invalid:99999/", "http://a.invalid:x/"),
-    *("http://a.invalid\\@b/", "http://u:p@a.invalid/", "http://a.invalid/\t\u3042", "//a.invalid", "data:", ""),
-    *("http://xn--.a.invalid/", "http://a.invalid./?\u017f#", "\0", "http://a\u3002invalid/", "file:///dev/zero"),
-    "data:,",
-)
 
 
 def url_of(content: bytes) -> str:
@@ -49,8 +42,3 @@ def few_pixels(data: bytes) -> bytes:
              rounds=3)  # fmt: skip
 def many_pixels(number: Number) -> list[Sent]:
     return [sixteen(url_of(IMAGES["WebP of one color"]()))] * number(8, 4)
-
-
-@MEDIA.burst("URLs of images that are none, or have odd hosts", outcomes(400), 20, server="images", name="odd-urls")
-def odd_urls(number: Number) -> list[Sent]:
-    return [of_image(url) for url in ODD_URLS] * number(20, 1)
