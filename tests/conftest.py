@@ -62,7 +62,10 @@ def restored_logging() -> Iterator[None]:
     """Restore the loggers of the process after each test."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.handlers[:], logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    disabled_level = logging.root.manager.disable
     yield
+    if logging.root.manager.disable != disabled_level:
+        logging.disable(disabled_level)
     for logger, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
         logger.handlers[:] = handlers
         if logger.level != level:  # Setting it clears a cache in each of a thousand loggers.

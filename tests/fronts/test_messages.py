@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -13,8 +13,6 @@ from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn, TurnPrompt
 from oaiserve.fronts.messages import Begin, FromFront, Record, ToFront
-from oaiserve.plugins.keys.options import KeysOptions
-from oaiserve.plugins.shared.store_options import StoreOptions
 from oaiserve.process.plain_data import decoder, encode
 from tests.process.plain_values import any_of
 from tests.process.test_messages import ready_facts
@@ -22,6 +20,20 @@ from tests.process.test_messages import ready_facts
 IDS = st.integers(1, 2**64 - 1)
 TRACES = st.builds(TraceContext, st.integers(1, 2**128 - 1), IDS, st.none() | IDS, st.booleans(), st.none() | st.text())
 RECORDS = any_of(RequestRecord, trace=TRACES, turn=st.none())
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Settings of a plug-in."""
+
+    store: Path | None = None
+
+
+@dataclass(frozen=True)
+class KeysOptions:
+    """Settings of another one."""
+
+    stored_keys: bool = False
 
 
 @given(RECORDS)
@@ -48,7 +60,7 @@ def test_settings_reach_a_front_process_with_those_of_plugins() -> None:
         EngineOptions(max_waiting=5),
         TelemetryOptions(slo="ttft:2s"),
         Path("/settings.toml"),
-        (StoreOptions(response_store=Path("/store.db")), KeysOptions(stored_keys=True)),
+        (StoreOptions(store=Path("/store.db")), KeysOptions(stored_keys=True)),
     )
     begin = decoder(ToFront)(encode(Begin.of("front 1", config, ready_facts())))
     assert begin.config([StoreOptions, KeysOptions]) == config
