@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve import __version__
 from oaiserve.config import EngineOptions, OptionError, ServerOptions, TelemetryOptions, flag_of
-from oaiserve.engine.sampling_rule import SamplingRule
+from oaiserve.engine.types.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.http.keys import Keyring
 from oaiserve.plugin import Command, Plugin

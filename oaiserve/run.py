@@ -26,8 +26,8 @@ from oaiserve.commands.file_checks import warn_of_exposed_keys
 from oaiserve.commands.listening import end_at_once_on_interrupt, page_of_request, run_until_signal
 from oaiserve.commands.servers import announced
 from oaiserve.config import Config
-from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.http.connections import allowed_connections

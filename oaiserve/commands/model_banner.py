@@ -11,7 +11,7 @@ from oaiserve.commands.banner import Banner, address, places
 from oaiserve.commands.models import model_at
 from oaiserve.commands.table import size
 from oaiserve.config import Config
-from oaiserve.engine.pooling import Task
+from oaiserve.engine.types.pooling import Task
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.system_cpus import default_threads
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.engine.accounts.energy import Energy
-from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.media import MediaKind
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import ChatPrompt, Deliver, Prompt, Request
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.fill import FillTokens
 from oaiserve.engine.text.stored_tokenizer import TokenizerParts
+from oaiserve.engine.types.adapters import ServedAdapter
+from oaiserve.engine.types.media import MediaKind
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState
 from oaiserve.facts.open_row import OpenRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.step_record import HostPart
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from oaiserve.engine.encoder_turns import EncoderTurns
-from oaiserve.engine.media import Encoded, MediaKind, MediaReader, Medium, Vectors
 from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.engine.types.media import Encoded, MediaKind, MediaReader, Medium, Vectors
 from oaiserve.facts.engine_numbers import EngineNumbers
 
 # Share of step time that encoding may add while other requests run. The gap between two tokens of these requests grows

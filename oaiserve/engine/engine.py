@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.admission import Admission
 from oaiserve.engine.current_numbers import current_numbers
 from oaiserve.engine.engine_parts import EngineParts
@@ -40,7 +39,6 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.requests.commands import Abort, DropAdapter, Stop, Submitted
 from oaiserve.engine.requests.open_rows import OpenRows
-from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
@@ -51,6 +49,8 @@ from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tiers.lower_tier import LowerTier
 from oaiserve.engine.tokenize import Post, TokenizeStage
+from oaiserve.engine.types.adapters import ServedAdapter
+from oaiserve.engine.types.sampling_rule import SamplingRule
 from oaiserve.errors import InvalidRequest, NotFound, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers

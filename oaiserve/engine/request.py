@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.loop_rule import LoopRule
-from oaiserve.engine.media import MediaFile
+from oaiserve.engine.types.logprobs import TokenLogprobs
+from oaiserve.engine.types.loop_rule import LoopRule
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import APIError
 from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import EngineAccount, Origin, ReadAgain

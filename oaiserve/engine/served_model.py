@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.checkpoints.recommended_sampling import Recommendation
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tiers.lower_tier import MakeTier
+from oaiserve.engine.types.adapters import AdapterTable
+from oaiserve.engine.types.pooling import Pooling
+from oaiserve.engine.types.sampling_rule import SamplingRule
 
 if TYPE_CHECKING:
     from oaiserve.engine.profiler_ranges import Ranges

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TokenPrompt, TooManyTokens
 from oaiserve.engine.text.template_text import by_template, is_written, joined
+from oaiserve.engine.types.media import MediaReader, Prepared, PromptMedia
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
 from oaiserve.runtime import Runtime

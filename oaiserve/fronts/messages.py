@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
-from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.facts.turn import Turn, TurnPrompt

@@ -18,7 +18,7 @@ A `Rule` edits the logits of one draw, for which its maker gets the model's `Tok
 
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
-from oaiserve.engine.sampling_rule import Rule
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.sampling_rule import Rule
 
 __all__ = ["Architecture", "Family", "Rule", "Tokenizer"]

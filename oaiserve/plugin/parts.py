@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from oaiserve.engine.decoder.families.family import Family
     from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
     from oaiserve.engine.event_streams import LoopStreams
-    from oaiserve.engine.sampling_rule import Rule
     from oaiserve.engine.start.request import LoadMedia, Way
     from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.engine.types.sampling_rule import Rule
     from oaiserve.facts.metric import Metric
     from oaiserve.facts.record import RequestRecord
     from oaiserve.http.keys import KeySource

@@ -17,10 +17,7 @@ import msgspec
 
 from oaiserve.checkpoints.recommended_sampling import Recommendation
 from oaiserve.config import EngineOptions, LogFormat, LogLevel
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.boundary import AnyEngine, AnyTokenizer
-from oaiserve.engine.media import MediaKind
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     Aborted,
     Event,
@@ -36,6 +33,9 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.types.adapters import ServedAdapter
+from oaiserve.engine.types.media import MediaKind
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow

@@ -16,8 +16,8 @@ from msgspec.msgpack import Ext
 
 from oaiserve.checkpoints.adapters import BadAdapter
 from oaiserve.config import Bytes
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import TooManyTokens
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.errors import APIError, InternalError, StartupError, kinds_of
 
 Kind = TypeVar("Kind")

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.energy import Energy
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.admission import Admission
 from oaiserve.engine.request import (
     TERMINAL,
@@ -37,6 +36,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.requests.drain_rate import drain_seconds
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.time_limits import TimeLimits
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, NotFound, Unavailable, invalid
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState, added

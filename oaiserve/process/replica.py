@@ -13,8 +13,8 @@ from itertools import count
 from threading import Lock
 from typing import Any, Protocol
 
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.current_numbers import current_numbers
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.engine_numbers import EngineNumbers, added, sums_of
 from oaiserve.process.link import Link

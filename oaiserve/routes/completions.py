@@ -12,7 +12,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import (
     GapPrompt,
     Prompt,
@@ -23,6 +22,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
     Usage,
 )
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.errors import ContextLengthExceeded
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.common_shape import HOLE, ChoicesShape, StreamChunk, Whole, encode, filled

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.engine.request import TokenChunk, Usage
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ReadAgain, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes

@@ -21,9 +21,9 @@ from starlette.types import Scope
 
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.adapters import BadAdapter
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.default_limits import default_limits
-from oaiserve.engine.pooling import Task
+from oaiserve.engine.types.adapters import ServedAdapter
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.answer.paging import between
 from oaiserve.routes.door.middleware import is_of_anthropic, json_response

@@ -20,10 +20,10 @@ from oaiserve.runtime import Runtime
 
 if TYPE_CHECKING:
     from oaiserve.config import Config
-    from oaiserve.engine.adapters import ServedAdapter
     from oaiserve.engine.boundary import AnyEngine
     from oaiserve.engine.event_streams import LoopStreams
-    from oaiserve.engine.pooling import Task
+    from oaiserve.engine.types.adapters import ServedAdapter
+    from oaiserve.engine.types.pooling import Task
     from oaiserve.http.fetch import Fetcher
     from oaiserve.http.shared_limit import SharedLimit
     from oaiserve.routes.dialects.dialect import Dialect

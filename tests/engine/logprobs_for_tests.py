@@ -1,6 +1,6 @@
 """Log-probabilities by position, as tests write and compare them."""
 
-from oaiserve.engine.logprobs import Entry, TokenLogprobs
+from oaiserve.engine.types.logprobs import Entry, TokenLogprobs
 
 
 def token_logprobs(*positions: list[Entry], rank: int = 0) -> TokenLogprobs:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.tokenize import TokenizeStage
+from oaiserve.engine.types.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.answers import answers_of, collect
 from tests.engine.doubles import Inbox, SimulatedEngine

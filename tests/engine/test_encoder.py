@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.encoder import SHARE, SLICE_NS, Encoder, Ended
-from oaiserve.engine.media import Encoded, Medium, PromptMedia, Vectors
 from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.engine.types.media import Encoded, Medium, PromptMedia, Vectors
 from oaiserve.facts.engine_numbers import EngineNumbers
 
 PIECE_NS = 4_000_000

@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.logprobs import Entry, TokenLogprobs
+from oaiserve.engine.types.logprobs import Entry, TokenLogprobs
 from tests.engine.logprobs_for_tests import token_logprobs
 
 ENTRIES = st.tuples(st.integers(0, 2**31 - 1), st.binary(max_size=4), st.floats(max_value=0, allow_nan=False))

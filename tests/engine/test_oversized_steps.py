@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.oversized_steps import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
+from oaiserve.engine.types.media import PromptMedia
 from tests.engine.memory import sequence
 
 

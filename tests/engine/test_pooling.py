@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.policy import fair
@@ -17,6 +16,7 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import OutOfMemory, Step
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from oaiserve.facts.step_record import StepKind
 from tests.engine.answers import collect

@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.sequences.blocks import StatePool
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import Draw
+from oaiserve.engine.types.media import PromptMedia
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import FixedTarget, Memory, make, sequence
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from oaiserve.engine.grammars.grammar import CompiledGrammar
-from oaiserve.engine.media import MediaFile, MediaKind, Medium, Prepared, PromptMedia
 from oaiserve.engine.request import (
     ChatPrompt,
     Grammar,
@@ -19,6 +18,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
 )
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.types.media import MediaFile, MediaKind, Medium, Prepared, PromptMedia
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from oaiserve.http.fair_turns import LARGE_BYTES
 from tests.engine.doubles import Gate, new_world

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.types.media import MediaFile
 from tests.missing_plugins import is_served
 from tests.plain_http import Handler, running_http
 from tests.routes.asking import CHAT, MESSAGES, RESPONSES

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes
-from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.media import MediaFile
+from oaiserve.engine.types.logprobs import TokenLogprobs
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import APIError, InvalidRequest, Overloaded
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.media import MediaFile, Prepared, Vectors
 from oaiserve.engine.request import (
     ChatPrompt,
     Failed,
@@ -21,6 +20,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenPrompt,
 )
+from oaiserve.engine.types.media import MediaFile, Prepared, Vectors
 from oaiserve.errors import (
     AdapterUnloaded,
     InternalError,

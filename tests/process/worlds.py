@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.types.adapters import AdapterTable
 from oaiserve.process.frames import Frames, framed
 from oaiserve.process.messages import NotStarted, ToEngine, ToFront
 from oaiserve.process.plain_data import decoder, encode

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import Pooled, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.plugins.speech import plugin
 from oaiserve.plugins.speech.sound import SoundProcess
 from oaiserve.plugins.speech.tokens import SAMPLES_PER_TOKEN, WindowText

@@ -13,10 +13,6 @@ from typing import Any
 
 from oaiserve.checkpoints.adapters import BadAdapter
 from oaiserve.checkpoints.recommended_sampling import Recommendation
-from oaiserve.engine.adapters import AdapterTable, ServedAdapter
-from oaiserve.engine.logprobs import Entry
-from oaiserve.engine.media import MediaKind
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -40,6 +36,10 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.text.fill import FillTokens
 from oaiserve.engine.text.template_abilities import Abilities
+from oaiserve.engine.types.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.types.logprobs import Entry
+from oaiserve.engine.types.media import MediaKind
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.types.adapters import AdapterTable
 from tests import serving as on_sockets
 from tests.routes.asking import refused
 from tests.serving import Served

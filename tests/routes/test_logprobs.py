@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS
-from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.routes.answer.common_shape import HOLE, filled, joined
 from oaiserve.routes.answer.logprobs import (
     ChatLogprobs,

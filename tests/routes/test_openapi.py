@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from oaiserve.app import routes
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import APIError
 from oaiserve.routes import openapi
 from oaiserve.routes.intake.body_types import ChatBody, CompletionBody

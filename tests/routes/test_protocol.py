@@ -13,8 +13,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import input_token_count_params, response_compact_params, response_create_params
 
-from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.types.logprobs import TokenLogprobs, text_of
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import at_once
 from oaiserve.routes.adaptations import HEADER, Adaptations

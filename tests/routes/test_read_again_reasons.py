@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.adapters import AdapterTable
+from oaiserve.engine.types.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
 from oaiserve.facts.record import ReadAgain, RequestRecord
 from tests.engine.doubles import ScriptedRunner, letter_id
 from tests.engine.text.tokenizers_for_tests import byte_level

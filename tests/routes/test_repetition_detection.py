@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.loop_rule import USUAL, LoopRule
 from oaiserve.engine.request import FinishReason
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 from tests.routes.doubles import says
 from tests.serving import Served
 

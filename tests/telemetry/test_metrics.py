@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.adapters import MOST_ADAPTERS
+from oaiserve.engine.types.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError, InternalError, Overloaded, StoreFailed, Unavailable, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric

@@ -10,7 +10,6 @@ from oaiserve.engine.grammars.grammar import Matcher
 from oaiserve.engine.grammars.json_spelling import respelled
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
-from oaiserve.engine.media import Encoded
 from oaiserve.engine.request import Request
 from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
 from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
@@ -20,6 +19,7 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.engine.types.media import Encoded
 
 
 class Choices:

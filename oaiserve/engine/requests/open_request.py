@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from oaiserve.engine.accounts.step_account import RequestNotes
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Deliver, Request, Usage
 from oaiserve.engine.requests.output import ChoiceOutput
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import Work
 from oaiserve.facts.lost_prefix import LostPrefix

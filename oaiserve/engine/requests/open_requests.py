@@ -15,7 +15,6 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
-from oaiserve.engine.media import Encoded
 from oaiserve.engine.replica_reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, LeftOut, Request, Terminal
 from oaiserve.engine.requests.choices import Choices
@@ -31,6 +30,7 @@ from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.engine.types.media import Encoded
 from oaiserve.errors import APIError, InternalError, InvalidRequest
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import nan
 
-from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.loop_rule import USUAL
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.engine.sequences.loops import Loop, LoopWatch, loop_at_end
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import StopMatcher, StopStrings, TokenTable
+from oaiserve.engine.types.logprobs import TokenLogprobs
+from oaiserve.engine.types.loop_rule import USUAL
 
 REPETITION_DETECTED = "repetition_detected"  # vLLM's stop reason of choices that a `LoopRule` ends
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from oaiserve.engine.loop_rule import USUAL, LoopRule
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 
 MOST_BETWEEN_CHECKS = 32  # tokens
 

@@ -7,14 +7,14 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.engine.sequences.clients import Client, RequestTurn
 from oaiserve.engine.sequences.draw_columns import GREEDY_BELOW, draw_parameters
 from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
 from oaiserve.engine.sequences.lookup import Lookup
+from oaiserve.engine.types.media import Encoded, PromptMedia
+from oaiserve.engine.types.sampling_rule import SamplingRule
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import WaitReason

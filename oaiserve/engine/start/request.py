@@ -15,10 +15,10 @@ from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
-from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.builtin_templates import template_file
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.runtime import Queue, Runtime
 

@@ -12,7 +12,6 @@ import torch
 
 from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.native.prebuilt import usable_features
@@ -25,6 +24,7 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.adapters import AdapterTable
 from oaiserve.errors import StartupError
 from oaiserve.runtime import Runtime
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import TaskOption
-from oaiserve.engine.pooling import Task, gguf_task
+from oaiserve.engine.types.pooling import Task, gguf_task
 
 
 def find_task(source: ModelSource, option: TaskOption) -> Task:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from oaiserve.checkpoints.checkpoint import Checkpoint
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.setting_types import settings_named
-from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import (
     ChatPrompt,
     FilledPrompt,
@@ -46,6 +45,7 @@ from oaiserve.engine.text.stored_tokenizer import (
 )
 from oaiserve.engine.text.template_text import by_template, joined, outside, plain
 from oaiserve.engine.text.tokenizer_files import load_tokenizer
+from oaiserve.engine.types.logprobs import text_of
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
 from oaiserve.runtime import Runtime

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING
 
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import TERMINAL, ChatPrompt, Event, Prompt, PromptDone, Request, TokenChunk
+from oaiserve.engine.types.logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
     Integers = array[int]

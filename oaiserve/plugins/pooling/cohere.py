@@ -10,8 +10,8 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, PromptDone, Usage
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.pooling import inputs as pooling
 from oaiserve.plugins.pooling.embeddings import size_of

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.plugins.pooling import inputs as pooling
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer, pooled_answer_to

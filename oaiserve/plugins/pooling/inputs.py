@@ -9,8 +9,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, TextPrompt, Usage
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.answer.common_shape import encode, joined
 from oaiserve.routes.intake.body_types import ModelName, Priority

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.plugins.responses.cache_diagnostics import PromptCacheDiagnostics
 from oaiserve.plugins.responses.items import encrypted
 from oaiserve.plugins.responses.offered import OfferedTools, input_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.errors import ClientError
 from oaiserve.plugins.responses.cache_diagnostics import diagnostics_of
 from oaiserve.plugins.responses.offered import OfferedTools

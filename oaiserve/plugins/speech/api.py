@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import (
     Pooled,
     PromptDone,
@@ -24,6 +23,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
     Usage,
 )
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.http.fair_turns import LONG, Work
 from oaiserve.plugins.speech.body import SpeechBody, Task, parameters, read_body
 from oaiserve.plugins.speech.metrics import Sounds

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
+from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.routes.answer.common_shape import (
     HOLE,
     ChoicesShape,

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS
-from oaiserve.engine.logprobs import Entry, TokenLogprobs, text_of
 from oaiserve.engine.request import TokenChunk
+from oaiserve.engine.types.logprobs import Entry, TokenLogprobs, text_of
 
 encode = msgspec.json.Encoder().encode
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oaiserve.engine.loop_rule import USUAL, LoopRule
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import (
     MAX_LOOP_LENGTH,

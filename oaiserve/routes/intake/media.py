@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from starlette.requests import Request
 
-from oaiserve.engine.media import FILE_BYTES, Detail, MediaFile, MediaKind
+from oaiserve.engine.types.media import FILE_BYTES, Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched
 from oaiserve.http.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.routes.adaptations import STORED, Adaptations, Note

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.pooling import Task
 from oaiserve.engine.request import GapPrompt, PooledAs, Prompt, Request, SamplingParams
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.record import Origin
 from oaiserve.http.fair_turns import Work

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
 from oaiserve.engine.request import ChatPrompt, Request, SamplingParams
+from oaiserve.engine.types.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
 
 
 class Pictures:

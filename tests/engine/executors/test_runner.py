@@ -13,11 +13,11 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.request import Grammar, SamplingParams
-from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step
+from oaiserve.engine.types.sampling_rule import SamplingRule
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine, reference_of

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from oaiserve.engine.media import Encoded, Medium, PromptMedia
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.types.media import Encoded, Medium, PromptMedia
 from tests.engine.model.steps import sequence_of
 
 IMAGE = 96  # the vectors replace this token

@@ -3,7 +3,6 @@
 from typing import Any
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.engine_parts import EngineParts
@@ -18,6 +17,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.adapters import AdapterTable
 from tests.engine.doubles import SimulatedEngine, new_world
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer

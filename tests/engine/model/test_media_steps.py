@@ -15,7 +15,6 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.media import Encoded
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk, States
@@ -25,6 +24,7 @@ from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.types.media import Encoded
 from tests.engine.executors.native.small_models import native_of
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, reference_of, states_of

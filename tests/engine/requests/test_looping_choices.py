@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.loop_rule import USUAL, LoopRule
 from oaiserve.engine.request import Aborted, Event, Finished, Grammar, Reasoning, TokenChunk
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 from oaiserve.facts.record import EngineAccount
 from tests.engine.doubles import (
     EOS,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.loop_rule import USUAL, LoopRule
 from oaiserve.engine.sequences.loops import MOST_BETWEEN_CHECKS, Loop, LoopWatch, loop_at_end
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 
 
 def plain_loop(token_ids: list[int], rule: LoopRule) -> Loop | None:

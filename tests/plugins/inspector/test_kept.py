@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oaiserve.config import OptionError
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt, Prompt, PromptDone, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import RequestTimes
 from oaiserve.plugins.inspector.kept import FIRST_CHARACTERS, KeptRequests

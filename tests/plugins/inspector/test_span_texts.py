@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oaiserve.config import Config
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt, FinishReason, Prompt, Request, TextPrompt, TokenChunk, TokenPrompt
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.plugins.inspector import plugin

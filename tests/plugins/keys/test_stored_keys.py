@@ -10,8 +10,8 @@ from openai import RateLimitError
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Finished, Usage
+from oaiserve.engine.types.adapters import ServedAdapter
 from oaiserve.errors import Overloaded, StartupError
 from oaiserve.facts.record import EngineAccount, OthersTime, Whose
 from oaiserve.facts.times import RequestTimes

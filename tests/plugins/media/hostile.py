@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from oaiserve.engine.media import MediaFile, MediaLimits
+from oaiserve.engine.types.media import MediaFile, MediaLimits
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media.model import decode
 from oaiserve.plugins.media.model.decode import decode_image, image_size

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt, Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media import plugin
 from oaiserve.runtime import THREADS

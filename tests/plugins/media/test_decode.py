@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image
 
-from oaiserve.engine.media import Detail, MediaFile, MediaLimits
+from oaiserve.engine.types.media import Detail, MediaFile, MediaLimits
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media.model import decode
 from oaiserve.plugins.media.model.decode import decode_image, decode_sound, image_size

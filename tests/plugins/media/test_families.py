@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from oaiserve.engine.media import MediaFile, MediaLimits
+from oaiserve.engine.types.media import MediaFile, MediaLimits
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media.model.families import IMAGES, SOUNDS, Settings
 from oaiserve.plugins.media.model.forms import Form

@@ -8,10 +8,10 @@ from gguf import GGMLQuantizationType as Kind
 
 from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import EngineOptions
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.plugins.media import plugin
 from oaiserve.plugins.media.model.load import load_media

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.plugins.ollama.options import OPTIONS
 from oaiserve.routes.adaptations import HEADER
 from tests.routes.asking import CALL, HI, HYBRID, PARAMETERS

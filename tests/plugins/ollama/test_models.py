@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.types.pooling import Pooling
 from tests.routes.asking import HYBRID, answered, bearer
 from tests.serving import Serve, Served
 

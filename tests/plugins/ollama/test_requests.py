@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import ChatPrompt, Request, TextPrompt
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.routes.adaptations import HEADER
 from tests.plugins.ollama.asking import BODIES, CHAT, GENERATE, ask
 from tests.routes.asking import HI, HYBRID, PARAMETERS, answered, chatted

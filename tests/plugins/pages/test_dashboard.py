@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.plugin_loading import own_plugins, pages_of
 from oaiserve.plugins.pages.files import page_files
 from oaiserve.plugins.shared.feed import MOST_VIEWERS

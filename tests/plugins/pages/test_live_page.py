@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.facts.times import duration
 from oaiserve.plugins.shared.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.facts.record import Outcome
 from tests.routes.asking import answered, refused
 from tests.routes.doubles import pools

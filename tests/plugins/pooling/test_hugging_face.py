@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from huggingface_hub import FeatureExtractionInput, InferenceClient, constants
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import TextPrompt
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.plugins.pooling.hugging_face import FeaturesBody, TextsBody
 from tests.routes.asking import refused
 from tests.routes.doubles import pools

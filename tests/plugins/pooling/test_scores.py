@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt
+from oaiserve.engine.types.pooling import Pooling
 from tests.routes.asking import answered, refused
 from tests.routes.doubles import pools
 from tests.serving import Served

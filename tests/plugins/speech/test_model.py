@@ -19,10 +19,10 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
-from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import Finished, Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequences.step import Step, StepResult
 from oaiserve.engine.start.task import find_task
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import StartupError
 from oaiserve.plugin_loading import own_plugins, ways_of
 from oaiserve.plugins.speech.model import decoder as speech

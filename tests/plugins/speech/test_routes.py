@@ -11,8 +11,8 @@ from openai.types import audio
 from openai.types.audio.transcription_create_params import TranscriptionCreateParamsBase
 from openai.types.audio.translation_create_params import TranslationCreateParams
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import TokenPrompt
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.facts.record import Outcome
 from oaiserve.plugins.speech.api import SpeechAnswer
 from oaiserve.plugins.speech.body import FIELDS

@@ -14,8 +14,8 @@ from oaiserve.runtime import Runtime
 from oaiserve.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from oaiserve.engine.adapters import ServedAdapter
-    from oaiserve.engine.pooling import Task
+    from oaiserve.engine.types.adapters import ServedAdapter
+    from oaiserve.engine.types.pooling import Task
     from oaiserve.routes.exchange import Exchange
 
 UNKNOWN_MODEL = "unknown"  # the model of requests to engines that list none

@@ -17,8 +17,8 @@ from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.hub import in_cache
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Config
-from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.task import find_task
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.facts.trace import TraceContext
 from oaiserve.plugin import Plugin

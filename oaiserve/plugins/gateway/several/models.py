@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from oaiserve.config import Config
-from oaiserve.engine.pooling import Task
+from oaiserve.engine.types.pooling import Task
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.plugins.gateway.several.loaded import LoadedModel

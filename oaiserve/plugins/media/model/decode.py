@@ -16,7 +16,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.media import MediaFile
+from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import InvalidRequest, invalid
 from oaiserve.http.data_url import base64_decoded
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 
-from oaiserve.engine.media import MediaFile, MediaKind, MediaLimits
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.types.media import MediaFile, MediaKind, MediaLimits
 from oaiserve.errors import StartupError, invalid
 from oaiserve.plugins.media.model.decode import decode_image, decode_sound
 from oaiserve.plugins.media.model.families import IMAGES, SOUNDS, Family, Fields, Settings

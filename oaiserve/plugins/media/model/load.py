@@ -9,12 +9,12 @@ from torch import Tensor
 
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.media import MediaKind, MediaLimits
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.model_config import select_dtype
 from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.types.media import MediaKind, MediaLimits
 from oaiserve.plugins.media.model.forms import NOUNS, Form, form_of, kinds_of, read_settings
 from oaiserve.plugins.media.model.mmproj import NotRead, read_mmproj
 from oaiserve.plugins.media.model.reader import FileReader

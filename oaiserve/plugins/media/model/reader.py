@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oaiserve.engine.media import (
+from oaiserve.engine.types.media import (
     PROMPT_IMAGES,
     MediaFile,
     MediaKind,

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from oaiserve.checkpoints.load_errors import reported, tensors_named
-from oaiserve.engine.media import Encoded, MediaKind, Medium
 from oaiserve.engine.sequences.step import OutOfMemory
+from oaiserve.engine.types.media import Encoded, MediaKind, Medium
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.plugins.media.model.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
 

@@ -16,7 +16,7 @@ from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS, encoder_tensors
 from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK, Task, has_score
+from oaiserve.engine.types.pooling import GGUF_MODES, GGUF_RANK, Task, has_score
 from oaiserve.errors import StartupError
 from oaiserve.plugins.pooling.model.heads import Head, pool
 from oaiserve.plugins.pooling.model.jina_bert import JinaBert

@@ -27,11 +27,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
-from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
+from oaiserve.engine.types.pooling import Pooling, Task
 from oaiserve.errors import StartupError
 from oaiserve.plugins.pooling.model.attention import PACKED
 from oaiserve.plugins.pooling.model.files import PoolingFiles, find_file, read_files, read_json, read_score_files

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PooledAs
 from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.plugins.pooling.model.attention import runs_of
 from oaiserve.plugins.pooling.model.heads import Head
 from oaiserve.plugins.pooling.model.token_heads import TokenHeads

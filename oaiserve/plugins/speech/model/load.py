@@ -15,13 +15,13 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import select_dtype
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.request import StartRequest, needing_native
+from oaiserve.engine.types.media import Encoded, MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
+from oaiserve.engine.types.pooling import Pooling
 from oaiserve.errors import StartupError
 from oaiserve.plugins.speech.model.decoder import SpeechDecoder
 from oaiserve.plugins.speech.model.runner import SpeechRunner

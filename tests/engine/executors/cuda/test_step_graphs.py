@@ -13,12 +13,12 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.step_sizes import MOST_PROMPTS, Size, step_sizes
 from oaiserve.engine.executors.runner import Launched, ModelRunner
-from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.scheduling.progress import planned_draw
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
+from oaiserve.engine.types.media import PromptMedia
 from tests.engine.executors.cuda.step_runs import GraphRunner, Model, check_replayed, model_of, plain_runner
 from tests.engine.executors.native.small_models import FAMILIES
 from tests.engine.model.engine_runs import run, some_requests

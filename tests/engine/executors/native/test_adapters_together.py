@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from oaiserve.config import KVCacheDtype
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.types.adapters import AdapterTable
 from tests.engine.answers import collect, collect_together
 from tests.engine.executors.native.small_models import config, make_model, native_decoder
 from tests.engine.model.runners import make_engine

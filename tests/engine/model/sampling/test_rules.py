@@ -7,9 +7,9 @@ import torch
 
 from oaiserve.engine.model.sampling.logit_edits import edit_logits
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sampling_rule import Rule, SamplingRule
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk
+from oaiserve.engine.types.sampling_rule import Rule, SamplingRule
 from tests.engine.model.sampling.sampling import last_chunks, sample
 
 GREEDY = SamplingParams(temperature=0)
