@@ -255,7 +255,8 @@ class RateLimited(Overloaded):
         self.type = type
 
     def headers(self) -> dict[str, str]:
-        return super().headers() or {"x-should-retry": "false"}  # it would be too much again
+        # Without a time after which to retry, the request asks for more than the limit, and always will.
+        return super().headers() or {"x-should-retry": "false"}
 
 
 class HeadersTooLarge(ClientError):

@@ -34,7 +34,7 @@ def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Cgroup]:
             top = Cgroup(root / _TOP / controller, 1)
         else:
             continue
-        # In a container, the path may be that outside of it, and only the top is there.
+        # A container may report the path on its host. Inside, only the top folder exists then.
         yield top
         for prefix in _prefixes(path):
             yield Cgroup(top.folder / prefix, top.version)

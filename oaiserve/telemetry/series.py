@@ -116,7 +116,8 @@ def labelling(
     """
     where = [(labels.index(label), value) for label, value in metric.where]
     names = [RENAMED.get(label, label) for label in metric.labels]
-    # The position in the labels of the series and other names of its values, or -1 and a constant.
+    # For each label of the metric: its position in the labels of the series, or -1 and a constant; and other names of
+    # its values.
     parts: list[tuple[int, str, Mapping[str, str]]] = []
     for label, name in zip(metric.labels, names, strict=True):
         if name in labels:

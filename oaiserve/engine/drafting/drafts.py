@@ -115,7 +115,7 @@ class Drafts:
         return [(o.sequence, o.draft[:length]) for o, length in zip(options, lengths, strict=True) if length]
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
-        """Return the draft of a sequence. If a token of it is under way, the draft follows the one that is expected."""
+        """Return the draft of a sequence. If a token is still being computed, it begins after the expected token."""
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
         if most < 1:
             return None

@@ -114,9 +114,8 @@ class _RegexGroup:
 
 
 def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
-    """Return the regex of a group. `before` and `after` match the text around it, if it is at that end of the pattern.
-
-    None: it is not, so an anchor there could never match."""
+    """Return the regex of a group. At the beginning of the pattern, `before` matches the text before the group, and at
+    the end, `after` that after it. Elsewhere they are None, and an anchor could never match."""
     emitted = []
     for branch in group.branches:
         if (branch.is_start and before is None) or (branch.is_end and after is None):

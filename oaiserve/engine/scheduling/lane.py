@@ -59,7 +59,7 @@ class Lane:
         self.step = Step()
         self.beside: Step | None = None  # the foreground's part of the step, if it has work; None in the foreground
         self._by_adapter = by_adapter
-        # By what they wait for: a block that is being computed or read, or a sequence that computes their prompt.
+        # Waiting sequences, by the block that is being computed or read, or by the sequence that computes their prompt
         self._parked: dict[Hashable, list[Sequence]] = {}
 
     def charge_masks(self, sequence: Sequence, mask_ns: int) -> None:

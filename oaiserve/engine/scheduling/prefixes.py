@@ -112,7 +112,7 @@ class Prefixes:
         return ends
 
     def begin(self, sequence: Sequence) -> None:
-        """Note the blocks that a sequence will compute, which begins to run in a lane: others may wait for them."""
+        """Note the blocks of a sequence that begins to run in a lane, so that others can wait for them."""
         hashes = self.hashes(sequence)
         size = self._pool.block_size
         if self._states is None:
