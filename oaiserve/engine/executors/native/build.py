@@ -95,6 +95,8 @@ def build(dtype: torch.dtype) -> Path:
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
+        if _flaw(path) is None:
+            return path  # without waiting for a process that compiles another library
         with _building[dtype], _alone_in(path.parent):
             if not _is_sound(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -159,18 +161,22 @@ def _compile(path: Path, dtype: torch.dtype) -> Path:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a library lies at the path as `_compile` has written it."""
+    """Return whether a library lies at the path as `_compile` has written it. The log says why another is not used."""
+    flaw = _flaw(path)
+    if flaw:
+        log.warning("The native code is compiled again: %s", flaw)
+    return flaw is None
+
+
+def _flaw(path: Path) -> str | None:
+    """Return why the file at the path is not used, or "" if there is none. None: it is as `_compile` wrote it."""
     try:
         content = private.read_file(path)
     except FileNotFoundError:
-        return False
+        return ""
     except (NotPrivate, OSError) as error:
-        log.warning("The native code is compiled again: %s", error)
-        return False
-    if not variants.is_sound(content):
-        log.warning("The native code is compiled again: %s is damaged", path)
-        return False
-    return True
+        return str(error)
+    return None if variants.is_sound(content) else f"{path} is damaged"
 
 
 def _kind(dtype: torch.dtype) -> str:

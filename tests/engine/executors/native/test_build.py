@@ -41,6 +41,15 @@ def test_a_library_is_compiled_once_for_each_dtype(compiler: Compiler) -> None:
     assert sorted(path.parent.iterdir()) == sorted([path, other]), "no other files are left"
 
 
+def test_a_built_library_does_not_wait_for_a_process_that_compiles_another(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler('echo made > "$out"')
+    path = build.build(torch.float32)
+    monkeypatch.setattr(build, "_alone_in", lambda folder: pytest.fail(f"it waits until it is alone in {folder}"))
+    assert build.build(torch.float32) == path
+
+
 def test_the_compiler_may_have_arguments(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = compiler('echo made > "$out"')
     alone = build.library_path(torch.float32)
