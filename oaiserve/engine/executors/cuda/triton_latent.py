@@ -14,12 +14,7 @@ import triton
 from oaiserve.engine.decoder.description import RotaryTable
 from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.launches import present
-from oaiserve.engine.executors.cuda.triton_attention import (
-    LARGE_SM_BYTES,
-    Card,
-    Plans,
-    Tile,
-)
+from oaiserve.engine.executors.cuda.triton_attention import LARGE_SM_BYTES, Card, Plans, Tile
 from oaiserve.engine.executors.cuda.triton_latent_kernels import latent_kernel, latent_write_kernel
 from oaiserve.engine.model.attention import Angles, Scoring
 from oaiserve.engine.model.batch import Batch

@@ -11,6 +11,7 @@ import triton.language as tl
 from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     MASKED,
     _blocks,
+    _first_state,
     _load_rows,
     _part_of,
     _store_part,
@@ -141,9 +142,7 @@ def latent_kernel(
     tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
     first, last = _part_of(first, last, part, parts, ITEM_ALIGNMENT)
 
-    acc = tl.zeros([TILE_ROWS, TILE_RANK], tl.float32)
-    total = tl.zeros([TILE_ROWS], tl.float32)
-    highest = tl.full([TILE_ROWS], MASKED, tl.float32)
+    acc, total, highest = _first_state(query, head, is_row, TILE_ROWS, TILE_RANK, False)
     table = block_tables + tl.load(table_rows + row) * table_stride
     key_token = first + tl.arange(0, TILE_N)
     block = _blocks(table, key_token, last, BLOCK_SIZE)

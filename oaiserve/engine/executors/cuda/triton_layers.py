@@ -32,6 +32,7 @@ def add_and_norm(
         out = torch.empty_like(hidden)
     first, second = (*added, hidden, hidden)[:2]
     tile, num_warps = _row_tile(width)
+    written, rounded_group = _rounded_arguments(rounded, hidden, tile)
     out_weight, out_bias, out_epsilon, has_out_mean = _arguments(out_norm)
     weight, bias, epsilon, has_mean = _arguments(norm)
     add_and_norm_kernel[(rows,)](
@@ -39,8 +40,8 @@ def add_and_norm(
         *(present(out_weight, hidden), present(out_bias, hidden), present(weight, hidden), present(bias, hidden)),
         *(out_epsilon, epsilon),
         *(scale, width, hidden.stride(0), first.stride(0), second.stride(0)),
-        *_rounded_arguments(rounded, hidden),
-        ROUNDED_GROUP=_rounded_group(rounded, tile),
+        *written,
+        ROUNDED_GROUP=rounded_group,
         NUM_ADDED=len(added),
         HAS_OUT_NORM=out_norm is not None,
         HAS_OUT_BIAS=out_bias is not None,
@@ -68,10 +69,11 @@ def activate(
     rows, columns = products.shape
     inner = columns // (1 + is_gated)
     out = products.new_empty(rows, inner)
+    written, rounded_group = _rounded_arguments(rounded, products, ACTIVATED_AT_A_TIME)
     activate_kernel[rows, -(-inner // ACTIVATED_AT_A_TIME)](
         *(products, out, inner, products.stride(0), alpha, limit),
-        *_rounded_arguments(rounded, products),
-        ROUNDED_GROUP=_rounded_group(rounded, ACTIVATED_AT_A_TIME),
+        *written,
+        ROUNDED_GROUP=rounded_group,
         ACTIVATION=activation,
         IS_GATED=is_gated,
         TILE=ACTIVATED_AT_A_TIME,
@@ -80,18 +82,12 @@ def activate(
     return out
 
 
-def _rounded_arguments(rounded: Rounded | None, unread: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return the codes and scales that a kernel writes, and the number of scales of a group."""
+def _rounded_arguments(rounded: Rounded | None, unread: Tensor, tile: int) -> tuple[tuple[Tensor, Tensor, int], int]:
+    """Return the codes and scales that a kernel writes with the number of scales of a group, and the columns of a tile
+    that share a scale, or 0 if nothing is rounded."""
     if rounded is None:
-        return unread, unread, 0
-    return rounded.codes, rounded.scales, len(rounded.codes)
-
-
-def _rounded_group(rounded: Rounded | None, tile: int) -> int:
-    """Return the columns of a tile that share a scale, or 0 if nothing is rounded."""
-    if rounded is None:
-        return 0
-    return rounded.group or tile
+        return (unread, unread, 0), 0
+    return (rounded.codes, rounded.scales, len(rounded.codes)), rounded.group or tile
 
 
 def _arguments(norm: Norm | None) -> tuple[Tensor | None, Tensor | None, float, bool]:

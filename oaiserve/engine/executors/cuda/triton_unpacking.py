@@ -85,20 +85,10 @@ and.b32 s, t, 0x80008000;
 shr.u32 t, t, SHIFT;
 lop3.b32 $1, t, MASK, s, 0xEA;
 }"""
-_IN_BF16 = {"SHIFT": "4", "MASK": "0x07F007F0"}
-_IN_FP16 = {"SHIFT": "1", "MASK": "0x3F803F80"}
-
-
-def _filled(code: str, words: dict[str, str]) -> tl.constexpr:
-    for word, value in words.items():
-        code = code.replace(word, value)
-    return tl.constexpr(code)
-
-
-TWO_FLOAT8_BF16 = _filled(_TWO_FLOATS_OF_8_BITS, _IN_BF16)
-TWO_FLOAT8_FP16 = _filled(_TWO_FLOATS_OF_8_BITS, _IN_FP16)
-FOUR_FLOAT8_BF16 = _filled(_FOUR_FLOATS_OF_8_BITS, _IN_BF16)
-FOUR_FLOAT8_FP16 = _filled(_FOUR_FLOATS_OF_8_BITS, _IN_FP16)
+TWO_FLOAT8_BF16 = tl.constexpr(_TWO_FLOATS_OF_8_BITS.replace("SHIFT", "4").replace("MASK", "0x07F007F0"))
+TWO_FLOAT8_FP16 = tl.constexpr(_TWO_FLOATS_OF_8_BITS.replace("SHIFT", "1").replace("MASK", "0x3F803F80"))
+FOUR_FLOAT8_BF16 = tl.constexpr(_FOUR_FLOATS_OF_8_BITS.replace("SHIFT", "4").replace("MASK", "0x07F007F0"))
+FOUR_FLOAT8_FP16 = tl.constexpr(_FOUR_FLOATS_OF_8_BITS.replace("SHIFT", "1").replace("MASK", "0x3F803F80"))
 
 
 @constexpr_function

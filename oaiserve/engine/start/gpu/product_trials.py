@@ -11,12 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from oaiserve.engine.executors.cuda.device_matrices import (
-    ExpertMatrices,
-    PackedMatrix,
-    expanded_product,
-    plain_product,
-)
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, expanded_product, plain_product
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles, ProductWays
 from oaiserve.engine.start.compare import Difference, difference
@@ -60,13 +55,10 @@ def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> 
     different = {(type(one), one.kind, one.shape, one.group_columns): one for one in weights.packed}.values()
     matrices = [one for one in different if not isinstance(one, ExpertMatrices)]
     trials = Trials(weights, seconds)
-    ways = UNMEASURED
-    why_not = NO_MATRICES
-    if matrices:
-        ways = trials.by_kernel_or_unpacked(matrices)
-        ways, why_not = trials.with_fp8(ways, [one for one in matrices if one.is_for_torch])
+    ways = trials.by_kernel_or_unpacked(matrices) if matrices else UNMEASURED
+    ways, why_not = trials.with_fp8(ways, [one for one in matrices if one.is_for_torch])
     if experts := [one for one in different if isinstance(one, ExpertMatrices)]:
-        ways = replace(ways, expert_tiles=trials.fastest_tiles(EXPERT_TILES, experts, of_experts=True))
+        ways = replace(ways, expert_tiles=trials.fastest_tiles(EXPERT_TILES, experts))
     return Probed({"fp8_products": why_not}, ways, trials.table)
 
 
@@ -87,11 +79,7 @@ class Trials:
         return replace(kernel, unpacked_from=least_rows(self._times("unpacked", UNPACKED, matrices), by_kernel))
 
     def fastest_tiles(
-        self,
-        candidates: Mapping[int, tuple[MatrixTiles, ...]],
-        matrices: Sequence[PackedMatrix],
-        *,
-        of_experts: bool = False,
+        self, candidates: Mapping[int, tuple[MatrixTiles, ...]], matrices: Sequence[PackedMatrix]
     ) -> tuple[MatrixTiles, ...]:
         """Return the kernel's fastest tiles for each number of rows.
 
@@ -100,6 +88,7 @@ class Trials:
         """
         from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
 
+        of_experts = isinstance(matrices[0], ExpertMatrices)
         chosen: list[MatrixTiles] = []
         for rows, others in candidates.items():
             taken: dict[MatrixTiles, float] = {}
@@ -179,11 +168,9 @@ def expert_product(x: Tensor, matrices: ExpertMatrices, factors: Tensor | None, 
 
 def plain_expert_product(x: Tensor, matrices: ExpertMatrices, *_: object) -> Tensor:
     """Compute `expert_product` in plain torch."""
-    of_experts = x.unflatten(0, (-1, len(matrices.codes))).unbind(1)
-    biases = [None] * len(of_experts) if matrices.bias is None else matrices.bias
     products = [
-        expanded_product(rows, matrices.of(expert), bias)
-        for expert, (rows, bias) in enumerate(zip(of_experts, biases, strict=True))
+        expanded_product(rows, matrices.of(expert), None if matrices.bias is None else matrices.bias[expert])
+        for expert, rows in enumerate(x.unflatten(0, (-1, len(matrices.codes))).unbind(1))
     ]
     return torch.stack(products, dim=1).flatten(0, 1)
 
