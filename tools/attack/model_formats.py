@@ -33,7 +33,8 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "initializer_range": 0.3,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # as wide as the longest blocks
+# As wide as the longest blocks, with a matrix for each of their formats.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 3}
 GPT_OSS = LLAMA | {
     "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
@@ -44,6 +45,7 @@ SHORT_BLOCKS = (Kind.Q8_0, Kind.Q4_0, Kind.F16)
 LONG_BLOCKS = (
     *(Kind.Q4_K, Kind.Q6_K, Kind.Q5_K, Kind.IQ4_XS, Kind.Q2_K, Kind.Q3_K),
     *(Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.BF16),
+    *(Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0),
 )
 
 
