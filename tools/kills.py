@@ -173,7 +173,7 @@ class Fleet:
         self._store = Path(stack.enter_context(TemporaryDirectory())) / "responses.db"
         url = self._front(stack)
         headers = {"authorization": f"Bearer {KEY}"}
-        client = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False, verify=False)
+        client = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False)
         self._http = stack.enter_context(client)
         self._alone: dict[tuple[int, int], Any] = {}
         self._wait_until_up()

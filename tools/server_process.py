@@ -52,7 +52,7 @@ class ServerProcess:
         """Wait until the path answers with success: to a POST of the question, or to a GET. Raises StartFailed."""
         give_up = time.monotonic() + limit_seconds
         last = "no answer"
-        with httpx.Client(base_url=self.url, timeout=limit_seconds, trust_env=False, verify=False) as http:
+        with httpx.Client(base_url=self.url, timeout=limit_seconds, trust_env=False) as http:
             while self.process.poll() is None and time.monotonic() < give_up:
                 try:
                     response = http.request("POST" if question else "GET", path, json=question)
@@ -81,7 +81,6 @@ def running_process(
     log_file: Path | None = None,
     ready_path: str = "/ready",
     question: Mapping[str, Any] | None = None,
-    tls: bool = False,
     start_limit_seconds: float = START_LIMIT_SECONDS,
     stop_limit_seconds: float = 20.0,
     start: Start = subprocess.Popen,
@@ -94,8 +93,7 @@ def running_process(
     with running_group(
         command, env=env, cwd=cwd, log_file=log_file, stop_limit_seconds=stop_limit_seconds, start=start
     ) as (process, log):
-        scheme = "https" if tls else "http"
-        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, log)
+        server = ServerProcess(f"http://127.0.0.1:{port}", process, log)
         server.wait_for_answer(ready_path, question, start_limit_seconds)
         server.start_seconds = time.monotonic() - started
         yield server

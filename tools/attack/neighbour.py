@@ -129,7 +129,7 @@ async def ask(http: httpx.AsyncClient, kind: str, method: str, path: str, body: 
 async def live(url: str) -> None:
     # Connections are not kept, because an idle one may be closed by the server in the moment in which it is used.
     transport = httpx.AsyncHTTPTransport(
-        local_address=NEIGHBOUR_ADDRESS, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+        local_address=NEIGHBOUR_ADDRESS, limits=httpx.Limits(max_keepalive_connections=0)
     )
     headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
     question = {"prompt": "Hi", "max_tokens": 2, "stream": True}

@@ -64,9 +64,7 @@ class Server:
             return f"ended ({self.exit_code})"
         headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
         try:
-            with httpx.Client(
-                base_url=self.url, timeout=ALIVE_SECONDS, trust_env=False, verify=False, headers=headers
-            ) as http:
+            with httpx.Client(base_url=self.url, timeout=ALIVE_SECONDS, trust_env=False, headers=headers) as http:
                 health = http.get("/health").status_code
                 answer = http.post(CHAT, json={"messages": HI, "max_tokens": 1}).status_code
         except httpx.HTTPError as error:
