@@ -77,7 +77,12 @@ class Connection(HttpToolsProtocol):
         self._charge = charge
         self._on_lost = on_lost
         self._extensions: dict[str, dict[object, object]] = {
-            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body, "charge": charge}
+            CONNECTION: {
+                "cut": self._cut,
+                "awaits_body": self._awaits_body,
+                "charge": charge,
+                "part_writer": self._part_writer,
+            }
         }
         self._write_timer: asyncio.TimerHandle | None = None
         self._wait: Wait | None = None
@@ -321,6 +326,21 @@ class Connection(HttpToolsProtocol):
 
     def _awaits_body(self) -> bool:
         return self._reading is Reading.BODY and self.cycle is self._running
+
+    def _part_writer(self) -> Callable[[bytes], bool] | None:
+        cycle = self._running
+        if cycle is None or not cycle.chunked_encoding or cycle.scope["method"] == "HEAD":
+            return None
+        write = self.transport.write
+
+        def write_part(part: bytes) -> bool:
+            if self.flow.write_paused or cycle.disconnected or cycle.response_complete:
+                return False
+            if part:
+                write(b"%x\r\n%b\r\n" % (len(part), part))
+            return True
+
+        return write_part
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

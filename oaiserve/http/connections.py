@@ -24,8 +24,10 @@ SPARE_FILES = 64  # files that the server may open while it serves, for example 
 FEWEST_CONNECTIONS = 8
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
-# that is being answered has not come to its end; `charge` is `Refusals.charge`. The second is present once the server
-# has cut the connection for that.
+# that is being answered has not come to its end; `charge` is `Refusals.charge`. Once an answer has begun,
+# `part_writer()` returns None, or for a chunked answer a function that writes a part of it without `send`. The function
+# returns False and writes nothing while the client doesn't read, and once it has left. An empty part is only such a
+# question. The second extension is present once the server has cut the connection because of an unread answer.
 CONNECTION = "oaiserve.http.connection"
 WRITE_TIMED_OUT = "oaiserve.write_timed_out"
 # Present if the request asks for another protocol: a mapping of `protocol`, in lower case, and of functions. Before it

@@ -26,10 +26,10 @@ USED: dict[type, frozenset[str]] = {
     RequestResponseCycle: frozenset(
         (
             *("chunked_encoding", "disconnected", "expected_content_length", "message_event", "response_complete"),
-            *("response_started", "send", "transport", "waiting_for_100_continue"),
+            *("response_started", "scope", "send", "transport", "waiting_for_100_continue"),
         )
     ),
-    FlowControl: frozenset(("drain", "pause_reading", "resume_reading")),
+    FlowControl: frozenset(("drain", "pause_reading", "resume_reading", "write_paused")),
     Server: frozenset(
         (
             *("config", "force_exit", "handle_exit", "lifespan", "on_tick", "server_state", "should_exit"),

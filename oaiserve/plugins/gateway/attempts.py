@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oaiserve.errors import REASON_HEADER, BadGateway, LoopDetected
 from oaiserve.facts.trace import Attempt
-from oaiserve.plugins.gateway.client_request import ClientRequest
+from oaiserve.plugins.gateway.client_request import TRACEPARENT, ClientRequest
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 MOST_TRIES = 3  # most replicas that get the same request
 MOVES_ON = (429, 503)  # statuses of refusals after which another replica may accept the request
 ROUTE_HEADER = DECISION_HEADER.encode()
-TRACEPARENT = b"traceparent"
-TRACESTATE = b"tracestate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
 from urllib.parse import parse_qsl, quote, urlencode
@@ -22,6 +23,8 @@ from oaiserve.wire.routing_decision import BACKGROUND_HEADER, FORWARDED_HEADER, 
 
 LARGE_BYTES = 64 * 1024  # Larger bodies are parsed in a worker thread.
 SESSION_HEADER = "x-session-id"
+TRACEPARENT = b"traceparent"
+TRACESTATE = b"tracestate"
 DEADLINES = (b"x-ttft-deadline-ms", b"x-deadline-ms")
 # These headers belong to one connection, and are not passed on.
 OF_CONNECTION = {
@@ -29,8 +32,7 @@ OF_CONNECTION = {
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
 }
 # The gateway writes these itself. It leaves out the origin, which has been checked against a name of the gateway.
-_OF_BODY = {b"content-length", b"content-encoding"}
-_NOT_ASKED = OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
+_NOT_ASKED = OF_CONNECTION | {b"content-length", b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # Only the gateway sets these.
 _OF_PROXIES = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 # Paths of objects that one replica stores, unless all share a store. Replicas are asked until one has the object.
@@ -91,13 +93,33 @@ def num_hops_of(scope: Scope) -> int:
     return int(text) if text.isdecimal() and len(text) == 1 else 0
 
 
+def checked_path(scope: Scope) -> str:
+    """Return the path that was checked. A replica might read the original differently."""
+    return quote(scope["path"], safe="/:@!$&'()*+,;=~")
+
+
+def passed_headers(scope: Scope, num_hops: int) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request without those of its connection, and with its id."""
+    passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
+    headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]
+    headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
+    headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
+    return headers
+
+
+def without_trace(headers: Sequence[tuple[bytes, bytes]], trace: TraceContext) -> list[tuple[bytes, bytes]]:
+    """Return the headers without those of a trace that spans of the gateway replace. The state of a trace that could
+    not be continued says nothing about the new one."""
+    replaced = (TRACEPARENT, TRACESTATE) if trace.tracestate is None else (TRACEPARENT,)
+    return [header for header in headers if header[0] not in replaced]
+
+
 async def client_request_of(
     scope: Scope, body: bytearray, sent: SentPieces, num_hops: int, runtime: Runtime, *, has_ids: bool
 ) -> ClientRequest:
     began_ns = runtime.clock_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
-    # This is the path that was checked. A replica might read the original differently.
-    path = quote(scope["path"], safe="/:@!$&'()*+,;=~")
+    path = checked_path(scope)
     if path.startswith(f"{MODELS_PATH}/"):
         prompt = prompt._replace(model=name_in(scope))
         path = f"{MODELS_PATH}/{quote(prompt.model, safe='')}"  # The name may be a path that begins with a slash.
@@ -114,11 +136,8 @@ async def client_request_of(
         if is_of_one_replica:
             query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
     target = path.encode() + (b"?" + query if query else b"")
-    passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
-    headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]
-    headers.append((b"x-request-id", state["request_id"].encode()))
+    headers = [header for header in passed_headers(scope, num_hops) if header[0] != b"content-encoding"]
     headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
-    headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
     if client := state["client"]:
         headers.append((b"x-forwarded-for", client.encode()))
     if state.get("is_background"):

@@ -24,12 +24,13 @@ from oaiserve.errors import ANTHROPIC_PATH, FILES_PATH, MODELS_PATH, LoopDetecte
 from oaiserve.facts.times import Phase
 from oaiserve.http.fair_turns import TurnWorkers, Work
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.gateway.attempts import TRACEPARENT, TRACESTATE, Attempts
+from oaiserve.plugins.gateway.attempts import Attempts
 from oaiserve.plugins.gateway.client_request import (
     OF_ONE_REPLICA,
     ClientRequest,
     client_request_of,
     num_hops_of,
+    without_trace,
 )
 from oaiserve.plugins.gateway.lists import (
     CLIENTS_PATH,
@@ -183,9 +184,7 @@ class Gateway:
                     await (await unless_left(self._in_turn(listing), left))(scope, receive, send)
                     return Ending.ANSWERED
                 if self._tracing is not None:  # Each attempt has its own span.
-                    # The state of a trace that could not be continued says nothing about the new one.
-                    replaced = (TRACEPARENT, TRACESTATE) if request.trace.tracestate is None else (TRACEPARENT,)
-                    request.headers = [header for header in request.headers if header[0] not in replaced]
+                    request.headers = without_trace(request.headers, request.trace)
                 begun = await self._attempts.begin(request, left)
                 if not begun.may_go_on:
                     held.give_back(held.number)

@@ -80,7 +80,7 @@ class Relay:
         while True:
             ending = Ending.ANSWERED
             try:
-                rest = await self._send_parts(begun, request, send_part, left, signs)
+                rest = await self._send_parts(begun, request, send_part, part_writer(scope), left, signs)
                 self._blame(cutters)
             except CutOff as error:
                 if left.done():
@@ -130,6 +130,7 @@ class Relay:
         begun: BegunAnswer,
         request: ClientRequest,
         send_part: Send,
+        write: Callable[[bytes], bool] | None,
         left: asyncio.Task[None],
         signs: asyncio.Task[None] | None,
     ) -> bytes:
@@ -139,20 +140,34 @@ class Relay:
         events = StreamSplitter(is_marked=begun.may_go_on)
         left.add_done_callback(lambda _: answer.close())
         begun.upstream.num_open += 1
+
+        def whole_events(part: bytes) -> bytes:
+            if begun.is_stream:
+                try:
+                    part, pieces = events.push(part)
+                except msgspec.MsgspecError as error:
+                    raise CutOff(f"a mark that is none: {error}") from None
+                request.sent.add(pieces)
+            if part and signs is not None:
+                signs.cancel()
+            return part
+
+        def check_rest() -> None:
+            if len(events.rest) > MOST_EVENT_BYTES:
+                raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
+
+        def write_at_once(part: bytes) -> bool:
+            if write is None or not write(b""):
+                return False
+            write(whole_events(part))
+            check_rest()
+            return True
+
         try:
-            while part := await answer.read():
-                if begun.is_stream:
-                    try:
-                        part, pieces = events.push(part)
-                    except msgspec.MsgspecError as error:
-                        raise CutOff(f"a mark that is none: {error}") from None
-                    request.sent.add(pieces)
-                if part:
-                    if signs is not None:
-                        signs.cancel()
+            while part := await answer.read(write_at_once):
+                if part := whole_events(part):
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
-                if len(events.rest) > MOST_EVENT_BYTES:
-                    raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
+                check_rest()
             if request.method == "POST" and answer.status < 400:
                 begun.upstream.num_failures = begun.upstream.num_pauses = 0
             return bytes(events.rest)
@@ -194,6 +209,12 @@ class Relay:
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_failures, 5)), left)
         self.attempts.metrics.continued.labels("failed").inc()
         return None
+
+
+def part_writer(scope: Scope) -> Callable[[bytes], bool] | None:
+    """Return the function of the client's connection that writes a part of the answer that has begun, if it has one."""
+    make = scope.get("extensions", {}).get(CONNECTION, {}).get("part_writer")
+    return None if make is None else make()
 
 
 async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:

@@ -1,6 +1,7 @@
 """HTTP/1.1 to one replica: persistent connections, requests, and answers piece by piece as they come.
 
-A piece of a stream takes a few microseconds here: it passes a parser in C, and its content is not parsed. This file
+A piece of a stream takes a few microseconds here: it passes a parser in C, and its content is not parsed. Usually it is
+passed on before the event loop turns to anything else, without waking the task of its request. This file
 knows neither the router nor the content of requests.
 """
 
@@ -62,10 +63,11 @@ class UpstreamAnswer:
         self.headers: list[tuple[bytes, bytes]] = []
         self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done with the last header
         self._connection = connection
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self.parts: list[bytes] = []  # The connection adds parts of the body.
+        self._num_bytes = 0  # Counts the bytes of the connection that came with these parts.
         self._is_paused = self._is_complete = self._is_lost = False
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
 
     def header(self, name: bytes) -> bytes:
         """Return the value of a header by its name in lower case, or an empty one."""
@@ -75,23 +77,27 @@ class UpstreamAnswer:
     def is_stream(self) -> bool:
         return self.header(b"content-type").startswith(b"text/event-stream")
 
-    async def read(self) -> bytes:
-        """Wait for more of the body, and return all of it so far; nothing at its end. Raises CutOff."""
-        while not self._parts:
+    async def read(self, take: Callable[[bytes], bool] | None = None) -> bytes:
+        """Wait for more of the body, and return all of it so far; nothing at its end. Raises CutOff.
+
+        Parts of usual size that come during the wait are passed to `take` at once, which wakes no task. The wait ends
+        when it returns False, which leaves the part to the caller, or with its exception.
+        """
+        while not self.parts:
             if self._is_complete:
                 return b""
             if self._is_lost:
                 raise CutOff("the replica has closed the connection")
             self._waiter = asyncio.get_running_loop().create_future()
+            self._take = take
             try:
                 await self._waiter
             finally:
-                self._waiter = None
-        parts = self._parts
-        self._parts = []
+                self._waiter = self._take = None
+        part = b"".join(self.parts)
+        self.parts.clear()
         self._num_bytes = 0
         self._resume()
-        part = parts[0] if len(parts) == 1 else b"".join(parts)
         if len(part) > LARGE_PART_BYTES and self.is_stream:
             async with self._connection.turns:
                 await asyncio.sleep(len(part) / LARGE_PARTS_BYTES_PER_SECOND)
@@ -104,9 +110,21 @@ class UpstreamAnswer:
 
     # -- called by the connection -------------------------------------------------------------------------------------
 
-    def more(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._num_bytes += len(part)
+    def received(self, num_bytes: int) -> None:
+        """Pass on the parts that came with `num_bytes` of the connection."""
+        take = self._take
+        if take is not None and num_bytes <= LARGE_PART_BYTES:
+            parts = self.parts
+            part = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            try:
+                if take(part):
+                    return
+            except Exception as error:  # It is the reader's.
+                self._wake(error)
+                return
+            parts.append(part)
+        self._num_bytes += num_bytes
         if self._num_bytes > MOST_GATHERED_BYTES and not self._is_paused:
             self._is_paused = True
             self._connection.transport.pause_reading()
@@ -128,9 +146,13 @@ class UpstreamAnswer:
             self._connection.transport.resume_reading()
         self._is_paused = False
 
-    def _wake(self) -> None:
+    def _wake(self, error: Exception | None = None) -> None:
+        self._take = None
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            if error is None:
+                self._waiter.set_result(None)
+            else:
+                self._waiter.set_exception(error)
 
 
 class Upstream:
@@ -280,9 +302,11 @@ class ReplicaConnection(asyncio.Protocol):
         if self.transport.is_closing():
             answer.lost(Unreachable("the replica has closed the connection"))
         else:
-            self.transport.write(head)
-            if body:
+            if len(body) > LARGE_PART_BYTES:
+                self.transport.write(head)
                 self.transport.write(body)
+            else:
+                self.transport.write(head + body)  # Each write is a call of the system.
         return answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -309,6 +333,8 @@ class ReplicaConnection(asyncio.Protocol):
             self._head_timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._head_is_late, answer)
         if self._head_bytes > MOST_HEAD_BYTES and self._answer is answer:
             self._spoil(answer, f"a head or trailers of more than {MOST_HEAD_BYTES} bytes")
+        if answer.parts:
+            answer.received(len(data))
 
     def _head_is_late(self, answer: UpstreamAnswer) -> None:
         self._spoil(answer, f"no end of the head within {HEAD_SECONDS:g} seconds")
@@ -362,7 +388,7 @@ class ReplicaConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         if self._answer is not None:
-            self._answer.more(body)
+            self._answer.parts.append(body)
 
     def on_message_complete(self) -> None:
         if self._answer is None or not self._answer.head.done():  # after an interim answer

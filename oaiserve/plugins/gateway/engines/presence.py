@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class Presence:
     client: str  # the name of its key, or its address if it has none
     name: str | None  # name of the client's key, which operators may see
     times: PassedTimes = field(default_factory=PassedTimes)
+    left_ns: int = 0  # when it was no longer there
 
 
 class Behind(NamedTuple):
@@ -77,15 +79,16 @@ class Presences:
 
     def __init__(self) -> None:
         self.open: dict[Presence, None] = {}
-        self._gone: deque[Presence] = deque(maxlen=MOST_GONE)
+        self._gone: deque[Presence] = deque(maxlen=MOST_GONE)  # the last one to leave comes first
         self.alone = Line()
 
     def enter(self, presence: Presence) -> None:
         self.open[presence] = None
 
-    def leave(self, presence: Presence) -> None:
+    def leave(self, presence: Presence, now_ns: int) -> None:
+        presence.left_ns = now_ns
         del self.open[presence]
-        self._gone.append(presence)
+        self._gone.appendleft(presence)
 
     def drop(self, presence: Presence) -> None:
         """Forget a request that the engine has not answered."""
@@ -98,7 +101,7 @@ class Presences:
         until_ns = own.times.first_byte or 0
         found: dict[tuple[str, str | None], list[int]] = {}
         spans: list[tuple[int, int]] = []
-        for other in (*self.open, *self._gone):
+        for other in (*self.open, *takewhile(lambda gone: gone.left_ns > since_ns, self._gone)):
             sent_ns = other.times.sent
             if other is own or sent_ns is None:
                 continue

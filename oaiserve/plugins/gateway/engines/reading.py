@@ -7,7 +7,7 @@ than its times and its status.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 from oaiserve.plugins.gateway.sources import UNREADABLE
 
 MOST_EVENT_BYTES = 2**20  # limit of an event of a stream, and of a whole answer
+MOST_TOGETHER = 32  # parts that are read at once
+LARGE_PART_BYTES = 4096  # size from which a part is read before others come
 EVENT_STREAM = b"text/event-stream"
 LINES = b"application/x-ndjson"  # Ollama's streams: an object on each line
 JSON = b"application/json"
@@ -71,12 +73,14 @@ class Told:
         self.last_text_ns: int | None = None
         self.gaps_ns = array("q")  # between two events with text
 
-    def text_came(self, now_ns: int) -> None:
+    def texts_came(self, times_ns: Sequence[int]) -> None:
+        """Note the times of events with text, one or more."""
         if self.last_text_ns is None:
-            self.first_text_ns = now_ns
-        else:
-            self.gaps_ns.append(now_ns - self.last_text_ns)
-        self.last_text_ns = now_ns
+            self.first_text_ns = self.last_text_ns = times_ns[0]
+            times_ns = times_ns[1:]
+        for time_ns in times_ns:
+            self.gaps_ns.append(time_ns - self.last_text_ns)
+            self.last_text_ns = time_ns
 
     def read(self, event: Event, now_ns: int) -> None:
         """Note what an object says."""
@@ -101,7 +105,7 @@ class Told:
         if event.done is True and isinstance(event.done_reason, str):
             self.finish_reasons[0] = event.done_reason[:32]
         if has_text:
-            self.text_came(now_ns)
+            self.texts_came([now_ns])
         for usage in (event.usage, whole.get("usage")):
             if isinstance(usage, Mapping):
                 self._read_usage(usage)
@@ -164,35 +168,68 @@ class Reading:
         self.is_stream = self.is_events or content_type.startswith(LINES)
         if not self.is_stream and not content_type.startswith(JSON):
             self.unread = f"its type is {content_type.decode('latin-1')[:40] or 'missing'}"
+        self._parts: list[bytes] = []  # those that are read later, several at once, and when they came
+        self._times_ns: list[int] = []
         self._rest = bytearray()  # the event, or the answer, that has not ended
-        self._tail = b""  # last bytes, at least four, whether they can be read or not
+        self._tail = b""  # the last four bytes, whether they can be read or not
         self._has_begun = False
 
     @property
     def is_between(self) -> bool:
         """Return whether the bytes so far end with a whole event."""
-        return not self._tail or self._tail[-4:].replace(b"\r", b"").endswith(b"\n\n")
-
-    def _has_text_alone(self, part: bytes) -> bool:
-        """Return whether a part is one event like those before, with nothing to note but its text. Most are, and to
-        decode each of them would take a multiple of the time."""
-        return (
-            self._has_begun
-            and self.is_events
-            and not self._rest
-            and part.startswith(b'data: {"')
-            and part.endswith(b"}\n\n")
-            and part.count(b"\n") == 2
-            and not any(map(part.__contains__, _NOTED))
-        )
+        self._read()
+        return not self._tail or self._tail.replace(b"\r", b"").endswith(b"\n\n")
 
     def push(self, part: bytes, now_ns: int) -> None:
         """Take a part of the answer."""
-        self._tail = part if len(part) > 3 else self._tail[-3:] + part
+        self._parts.append(part)
+        self._times_ns.append(now_ns)
+        if len(self._parts) == MOST_TOGETHER or len(part) > LARGE_PART_BYTES:
+            self._read()
+
+    def end(self, now_ns: int) -> None:
+        """Read what is left: a whole answer, or a last line without its end."""
+        self._read()
         if self.unread:
             return
-        if self._has_text_alone(part):
-            self.told.text_came(now_ns)
+        if self.is_stream:
+            self._read_line(bytes(self._rest).rstrip(b"\r"), now_ns)
+        elif self._rest.strip():
+            self._read_object(self._rest, now_ns)
+        self._rest = bytearray()
+
+    def _read(self) -> None:
+        """Read the parts that have come."""
+        parts = self._parts
+        times_ns = self._times_ns
+        self._parts = []
+        self._times_ns = []
+        self._tail = b"".join((self._tail, *parts[-4:]))[-4:]
+        if not self._have_read_texts(parts, times_ns):
+            for part, now_ns in zip(parts, times_ns, strict=True):
+                if not self._have_read_texts([part], [now_ns]):
+                    self._read_part(part, now_ns)
+
+    def _have_read_texts(self, parts: Sequence[bytes], times_ns: Sequence[int]) -> bool:
+        """Read parts, and return True, if they are events like those before, with nothing to note but their text. Most
+        are, and to decode each of them would take a multiple of the time."""
+        if not (parts and self._has_begun and self.is_events) or self._rest or self.unread:
+            return False
+        whole = b"".join(parts)
+        number = whole.count(b'data: {"')
+        if not (whole.count(b"}\n\n") == number and whole.count(b"\n") == 2 * number):
+            return False
+        if not all(part.startswith(b'data: {"') and part.endswith(b"}\n\n") for part in parts):
+            return False
+        if any(map(whole.__contains__, _NOTED)):
+            return False
+        if number > len(parts):
+            times_ns = [at for part, at in zip(parts, times_ns, strict=True) for _ in range(part.count(b"\n\n"))]
+        self.told.texts_came(times_ns)
+        return True
+
+    def _read_part(self, part: bytes, now_ns: int) -> None:
+        if self.unread:
             return
         self._has_begun = True
         self._rest += part
@@ -202,16 +239,6 @@ class Reading:
                 self._read_line(line.rstrip(b"\r"), now_ns)
         if len(self._rest) > MOST_EVENT_BYTES:
             self._give_up(f"more than {MOST_EVENT_BYTES} bytes in one piece")
-
-    def end(self, now_ns: int) -> None:
-        """Read what is left: a whole answer, or a last line without its end."""
-        if self.unread:
-            return
-        if self.is_stream:
-            self._read_line(bytes(self._rest).rstrip(b"\r"), now_ns)
-        elif self._rest.strip():
-            self._read_object(self._rest, now_ns)
-        self._rest = bytearray()
 
     def _read_line(self, line: bytes | bytearray, now_ns: int) -> None:
         if self.is_events:

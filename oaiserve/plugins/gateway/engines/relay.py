@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
@@ -26,8 +25,17 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.gateway.attempts import MOVES_ON, TRACEPARENT, TRACESTATE
-from oaiserve.plugins.gateway.client_request import LARGE_BYTES, OF_CONNECTION, SESSION_HEADER, num_hops_of
+from oaiserve.plugins.gateway.attempts import MOVES_ON
+from oaiserve.plugins.gateway.client_request import (
+    LARGE_BYTES,
+    OF_CONNECTION,
+    SESSION_HEADER,
+    TRACEPARENT,
+    checked_path,
+    num_hops_of,
+    passed_headers,
+    without_trace,
+)
 from oaiserve.plugins.gateway.engines.body import Body, body_of
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
 from oaiserve.plugins.gateway.engines.fleet import Fleet
@@ -36,7 +44,7 @@ from oaiserve.plugins.gateway.engines.read_again import SentPrompt, prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
-from oaiserve.plugins.gateway.relay import NO_BODY, last_events
+from oaiserve.plugins.gateway.relay import NO_BODY, last_events, part_writer
 from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, UpstreamAnswer
 from oaiserve.routes.answer.respond import OPEN_ANSWER_TOKENS
 from oaiserve.routes.exchange import Exchange
@@ -44,13 +52,9 @@ from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.receive import receive as receive_parts
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, Prompt, prompt_of_body
-from oaiserve.wire.routing_decision import HOPS_HEADER
 
 log = logging.getLogger(__name__)
 
-# The gateway writes these itself. The origin has been checked against a name of the gateway.
-_NOT_ASKED = OF_CONNECTION | {b"content-length", b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
-_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")
 _KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-content-type-options", b"x-request-id"}
 _PAGE = b'; rel="describedby"; type="text/html"'  # The end of a `link` by which oaiserve names its page of a request
@@ -142,7 +146,6 @@ class EngineRelay:
         self, scope: Scope, body: bytearray, num_hops: int, exchange: Exchange | None, passed: Passed
     ) -> EngineRequest:
         """Return the request for engines, and note in its account what it asks for."""
-        state = scope["state"]
         wanted = Body() if exchange is None else body_of(body)
         model = wanted.model_name
         prompt = None
@@ -161,29 +164,18 @@ class EngineRelay:
             if len(self.fleet.engines) > 1:
                 is_large = len(body) > LARGE_BYTES
                 prompt = await asyncio.to_thread(prompt_of_body, body) if is_large else prompt_of_body(body)
-        path = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # the path that was checked
-        query = scope["query_string"]
-        headers = [
-            header
-            for header in scope["headers"]
-            if header[0] not in _NOT_ASKED and not header[0].startswith(_NOT_A_CLIENTS)
-        ]
+        headers = passed_headers(scope, num_hops)
         if self.has_keys:
             headers = [header for header in headers if header[0] not in _KEYS]
         if self.has_tracing:
-            trace: TraceContext = state["trace"]
-            # The state of a trace that could not be continued says nothing about the new one.
-            replaced = (TRACEPARENT, TRACESTATE) if trace.tracestate is None else (TRACEPARENT,)
-            headers = [header for header in headers if header[0] not in replaced]
+            trace: TraceContext = scope["state"]["trace"]
             parent = trace.traceparent(trace.span_id, is_sampled=self.is_sampled(trace))
-            headers.append((TRACEPARENT, parent.encode()))
-        headers.append((b"x-request-id", state["request_id"].encode()))
-        headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
+            headers = [*without_trace(headers, trace), (TRACEPARENT, parent.encode())]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        target = path.encode() + (b"?" + query if query else b"")
+        query = scope["query_string"]
+        target = checked_path(scope).encode() + (b"?" + query if query else b"")
         session = Headers(scope=scope).get(SESSION_HEADER)
-        has_account = exchange is not None
-        return EngineRequest(method, target, headers, body, model, prompt, session, has_account)
+        return EngineRequest(method, target, headers, body, model, prompt, session, exchange is not None)
 
     async def _begin(self, request: EngineRequest, passed: Passed, left: asyncio.Task[None]) -> BegunAnswer:
         """Let one engine after the other begin an answer, until one does not refuse. Raises BadGateway, Unavailable and
@@ -247,12 +239,7 @@ class EngineRelay:
         return begun
 
     async def _pass_on(
-        self,
-        scope: Scope,
-        send: Send,
-        begun: BegunAnswer,
-        exchange: Exchange | None,
-        left: asyncio.Task[None],
+        self, scope: Scope, send: Send, begun: BegunAnswer, exchange: Exchange | None, left: asyncio.Task[None]
     ) -> None:
         """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
         engine, answer, passed = begun
@@ -271,11 +258,10 @@ class EngineRelay:
         left.add_done_callback(lambda _: answer.close())
         try:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
             rest = b""
             error: APIError | None = None
             try:
-                await self._send_parts(answer, reading, passed.times, send_part)
+                await self._send_parts(scope, answer, reading, passed.times)
             except CutOff as cut:
                 if left.done():
                     raise ClientDisconnect from None
@@ -293,27 +279,39 @@ class EngineRelay:
                     scope["extensions"][CONNECTION]["cut"]()  # It is too late for another status.
                     return
                 rest = _ending(scope, reading, error.message)
-            await send_part({"type": "http.response.body", "body": rest, "more_body": False})
+            await scope["state"]["send"]({"type": "http.response.body", "body": rest, "more_body": False})
         finally:
             answer.close()
             now_ns = self.clock_ns()
             if passed.times.first_byte is not None:
                 passed.times.last_token = passed.times.last_token or now_ns
             reading.end(now_ns)
-            engine.presences.leave(passed)
+            engine.presences.leave(passed, now_ns)
             if exchange is not None:
                 engine.num_unread += bool(reading.unread)
                 passed.note(exchange, engine, reading.told, reading.unread, self.recent_prompts)
 
-    async def _send_parts(self, answer: UpstreamAnswer, reading: Reading, times: PassedTimes, send_part: Send) -> None:
+    async def _send_parts(self, scope: Scope, answer: UpstreamAnswer, reading: Reading, times: PassedTimes) -> None:
         """Send each part, and read it after that. Raises CutOff."""
-        while part := await answer.read():
-            now_ns = self.clock_ns()
+        send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
+        clock_ns = self.clock_ns
+        write = part_writer(scope)
+        push = reading.push
+
+        def write_at_once(part: bytes) -> bool:
+            now_ns = clock_ns()
+            if write is None or not write(part):
+                return False
+            push(part, now_ns)
+            return True
+
+        while part := await answer.read(None if times.first_byte is None else write_at_once):
+            now_ns = clock_ns()
             if times.first_byte is None and not is_comment(part):
                 times.first_byte = now_ns
             await send_part({"type": "http.response.body", "body": part, "more_body": True})
-            reading.push(part, now_ns)
-        times.last_token = self.clock_ns()
+            push(part, now_ns)
+        times.last_token = clock_ns()
         times.first_byte = times.first_byte or times.last_token
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from http.client import HTTPResponse
 
 import pytest
 
@@ -230,6 +231,23 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(place: Place) -> No
         front.settle(3)
         assert engine.num_left == 1
         assert front.account("gone")["outcome"] == "cancelled"
+
+
+def test_a_client_that_reads_late_gets_every_byte(place: Place) -> None:
+    engine = RawEngine(place)
+    parts = [piece(f"{number} " + "a" * 10_000) for number in range(200)]
+    engine.answers[CHAT] = stream(*parts[:100], 0.5, *parts[100:], DONE)
+    body = json.dumps({**ASK, "stream": True}).encode()
+    head = b"POST %b HTTP/%b\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with before(place, engine) as front:
+        for version in (b"1.0", b"1.1"):  # The answer has chunks only in the second one.
+            with front.server.connect() as client:
+                client.sendall(head % (CHAT.encode(), version, len(body)) + body)
+                client.stop_reading()
+                front.settle(2)
+                answer = HTTPResponse(client)  # type: ignore[arg-type]
+                answer.begin()
+                assert answer.read() == b"".join(parts) + DONE
 
 
 def test_an_answer_that_is_no_http_is_a_502(place: Place) -> None:

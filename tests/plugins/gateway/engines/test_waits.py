@@ -232,7 +232,7 @@ def test_time_of_several_others_at_once_counts_once() -> None:
     for client, sent, first, last in (("b", 0, 60, 80), ("b", 5, 50, 90), ("c", 20, 70, 200), ("d", 200, 210, 220)):
         other = Presence(client, client, PassedTimes(sent=sent, first_byte=first, last_token=last))
         presences.enter(other)
-        presences.leave(other)
+        presences.leave(other, last)
     behind, covered = presences.behind(own)
     assert [(one.name, one.num_prompts, one.num_answers, one.prompts_ns, one.answers_ns) for one in behind] == [
         ("b", 2, 2, 90, 60),
@@ -249,7 +249,7 @@ def test_others_beyond_the_first_few_count_as_one_with_a_key_and_one_without() -
     for place, name in enumerate(names):
         other = Presence(name or "10.0.0.1", name, PassedTimes(sent=0, first_byte=900 - place, last_token=900 - place))
         presences.enter(other)
-        presences.leave(other)
+        presences.leave(other, 1000)
     behind, _ = presences.behind(own)
     assert [one.name for one in behind] == [*names[:MOST_NAMED], FURTHER_CLIENTS, None]
     assert [one.num_prompts for one in behind[MOST_NAMED:]] == [2, 1]
