@@ -278,13 +278,7 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     adapters_open = config.engine.lora_dir is not None and config.is_private
     # /debug and some pages show everyone's requests. So they need an API key, a server for this machine only, or an
     # operator who opens them.
-    protected_routes = [
-        Route("/debug/requests", debug.recent_requests),
-        Route("/debug/requests/{request_id}", debug.recent_request),
-        Route("/debug/clients", debug.recent_clients),
-        Route("/debug/report", debug.report),
-        Route("/debug/samples", debug.samples),
-    ]
+    protected_routes = [*debug.routes(), Route("/debug/report", debug.report)]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/clients", "/debug/report")]
     table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),

@@ -12,6 +12,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from oaiserve.errors import NotFound
 from oaiserve.facts.open_row import OpenRow
@@ -179,3 +180,13 @@ async def report(request: Request) -> Response:
     if not config.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""
     return json_response(shown)
+
+
+def routes() -> list[Route]:
+    """Return the routes that show everyone's requests."""
+    return [
+        Route("/debug/requests", recent_requests),
+        Route("/debug/requests/{request_id}", recent_request),
+        Route("/debug/clients", recent_clients),
+        Route("/debug/samples", samples),
+    ]

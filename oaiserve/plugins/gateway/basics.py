@@ -28,17 +28,19 @@ def front_app(
     routes: Sequence[BaseRoute],
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
     *,
+    count_refused: CountRefusal,
+    count_refusal_delay: Callable[[int], None] = lambda delay_ns: None,
     pages: Pages,
     bodies: Bodies,
     keys: Keyring | None,
-    count_refused: CountRefusal,
-    count_refusal_delay: Callable[[int], None],
     is_sampled: Callable[[TraceContext], bool] | None,
     runtime: Runtime,
 ) -> Starlette:
-    """Return the app of a front, with the checks of requests before its routes. The counters must not block."""
+    """Return the app of a front, with the checks of requests before its routes. `count_refusal_delay` is for fronts without
+    accounts of requests, which have the delays of refusals."""
     app = Starlette(
         routes=routes,
+        # Without `is_sampled`, the servers behind this front put the time they took, and the trace, into headers.
         middleware=middleware(config.server, keys, pages, count_refused, is_sampled, runtime),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,

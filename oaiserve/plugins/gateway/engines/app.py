@@ -9,7 +9,6 @@ from pathlib import Path
 from time import process_time_ns
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -21,14 +20,13 @@ from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.metric import Metric
 from oaiserve.facts.times import EpochOffset
-from oaiserve.http.codings import page_response
 from oaiserve.http.connections import Connections
 from oaiserve.http.fair_turns import at_once
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway.app import CLOSE_SECONDS
-from oaiserve.plugins.gateway.basics import front_app, health, version
+from oaiserve.plugins.gateway.basics import front_app, health
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import EnginesCapacity, Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
@@ -38,7 +36,7 @@ from oaiserve.plugins.gateway.engines.serving import UNKNOWN_MODEL, EngineServin
 from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
 from oaiserve.plugins.gateway.sources import Resolve, addresses_of
 from oaiserve.routes import debug, root
-from oaiserve.routes.door.access import names_clients
+from oaiserve.routes import health as of_server
 from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.intake.bodies import Bodies
@@ -63,6 +61,7 @@ ACCOUNTED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
+CLOSED = ("/debug/{rest:path}", "/dashboard/{rest:path}")  # where the requests of others must not be seen
 PLUGINS = ("keys", "pages", "runs")  # those of oaiserve that need no engine of ours
 
 
@@ -117,11 +116,6 @@ def create_engine_gateway(
             raise Unavailable("No engine is ready for requests.", retry_after_seconds=5)
         return Response()
 
-    async def metrics(request: Request) -> Response:
-        accepted = request.headers.get("accept", "")
-        content, kind = await run_in_threadpool(telemetry.render, accepted, names_clients(request, ring))
-        return await page_response(request, content, kind)
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = serving
@@ -144,36 +138,28 @@ def create_engine_gateway(
             await ends.enter_async_context(running(parts, app))
             yield
 
-    if config.shows_dashboard:
-        own: list[BaseRoute] = [
-            Route("/debug/requests", debug.recent_requests),
-            Route("/debug/requests/{request_id}", debug.recent_request),
-            Route("/debug/clients", debug.recent_clients),
-            Route("/debug/samples", debug.samples),
-        ]
-    else:
-        own = [Route(path, debug.closed_route) for path in ("/debug/{rest:path}", "/dashboard/{rest:path}")]
     routes: list[BaseRoute] = [
+        *(
+            accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()
+        ),  # They are looked for first.
         Route("/", root.root),
         Route("/health", health),
         Route("/ready", ready),
-        Route("/version", version),
-        Route("/metrics", metrics),
+        Route("/version", of_server.version),
+        Route("/metrics", of_server.metrics),
         *pages.routes,
-        *own,
+        *(debug.routes() if config.shows_dashboard else [Route(path, debug.closed_route) for path in CLOSED]),
     ]
     routes += routes_of(parts, config, {getattr(route, "path", "") for route in routes})
-    routes += [accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()]
     app = front_app(
         config,
         [*routes, Mount("", relay)],
         lifespan,
+        count_refused=telemetry.count_refused_access,
         pages=pages,
         bodies=bodies,
         keys=ring,
-        count_refused=telemetry.count_refused_access,
-        count_refusal_delay=lambda delay_ns: None,  # Telemetry reads the accounts themselves.
-        is_sampled=None,  # The engine tells the time it took, and the trace, in headers of its own.
+        is_sampled=None,
         runtime=runtime,
     )
     for metric, read in readers(found).items():
@@ -207,7 +193,7 @@ def _telemetry(
             version=__version__,
             snapshot=numbers,
             elsewhere=elsewhere,
-            series=ObservedEngines,
+            observations=ObservedEngines,
             shows=is_shown,
             targets=Targets.parse(options.slo or ""),
         ),

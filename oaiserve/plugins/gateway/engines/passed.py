@@ -8,20 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from oaiserve import errors
 from oaiserve.engine.request import Finished, Usage
-from oaiserve.errors import (
-    APIError,
-    BadGateway,
-    BodyTooLarge,
-    Forbidden,
-    InternalError,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    RequestTimeout,
-    Unauthorized,
-    Unavailable,
-)
+from oaiserve.errors import APIError, InternalError, InvalidRequest
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.plugins.gateway.engines.account import PassedAccount
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
@@ -30,7 +19,10 @@ from oaiserve.plugins.gateway.engines.read_again import SentPrompt, compare
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.routes.exchange import Exchange
 
-_KINDS = (BadGateway, BodyTooLarge, Forbidden, NotFound, Overloaded, RequestTimeout, Unauthorized, Unavailable)
+_KINDS = (
+    *(errors.BadGateway, errors.BodyTooLarge, errors.Forbidden, errors.NotFound, errors.Overloaded),
+    *(errors.RequestTimeout, errors.Unauthorized, errors.Unavailable),
+)
 _ERRORS: MappingProxyType[int, type[APIError]] = MappingProxyType({kind.status: kind for kind in _KINDS})
 # The reasons of engines, in the words of the record's metrics
 _REASONS = MappingProxyType(
