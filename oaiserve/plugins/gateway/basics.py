@@ -36,8 +36,10 @@ def front_app(
     is_sampled: Callable[[TraceContext], bool] | None,
     runtime: Runtime,
 ) -> Starlette:
-    """Return the app of a front, with the checks of requests before its routes. `count_refusal_delay` is for fronts without
-    accounts of requests, which have the delays of refusals."""
+    """Return the app of a front, with the checks of requests before its routes.
+
+    `count_refusal_delay` must not block. It is for fronts without accounts of requests, which have these delays.
+    """
     app = Starlette(
         routes=routes,
         # Without `is_sampled`, the servers behind this front put the time they took, and the trace, into headers.
