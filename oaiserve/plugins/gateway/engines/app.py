@@ -193,7 +193,7 @@ def _telemetry(
             version=__version__,
             snapshot=numbers,
             elsewhere=elsewhere,
-            observations=ObservedEngines,
+            series=ObservedEngines,
             shows=is_shown,
             targets=Targets.parse(options.slo or ""),
         ),
