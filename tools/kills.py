@@ -6,8 +6,9 @@ to compute its prompt again is part of it. With --short, a server is killed whil
 answer after the other: then a server may end after it has stored a response and before its client has it. All servers
 have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. With --replicas or
 --models, there is one server with as many engine processes, of one model or of as many. They get a SIGKILL, a SIGSEGV
-or a SIGABRT in turns, at most twice a minute each: one more would be too many. The exit code is 1 if a stream was
-broken, has other bytes, or is not stored.
+or a SIGABRT, their executor raises an error, or with --stops they are stopped until the server kills them: in turns,
+and at most twice a minute each, because one more would be too many. The exit code is 1 if a stream was broken, has
+other bytes, or is not stored.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import sqlite3
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -43,7 +45,9 @@ from tools.server_process import exit_on_sigterm, free_port, running_process
 SERVERS = 3
 STREAMS = 8
 ENDS_SECONDS = 61  # within which a replica may end twice
-SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+EXECUTOR_ERROR = signal.SIGUSR1  # After this, the executor of an engine process raises an error.
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, EXECUTOR_ERROR)
+HANG_LOOK_NS = 150_000_000  # A server looks so often whether an engine process hangs, and kills it after 60 looks.
 TOKENS = 150
 KEY = "a-key"  # the key of all servers
 NAMES = ("small",)
@@ -77,6 +81,16 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
 SHORT = len(CASES) - 1
+
+
+def image_case() -> tuple[str, dict[str, Any]]:
+    from tests.models.pictures import picture, png
+
+    url = f"data:image/png;base64,{b64encode(png(picture(1))).decode()}"
+    parts = [{"type": "text", "text": "What is this? "}, {"type": "image_url", "image_url": {"url": url}}]
+    return CHAT, {"messages": [{"role": "user", "content": parts}], "temperature": 0.5}
+
+
 TEXTS = (
     "text",
     "content",
@@ -95,13 +109,22 @@ def make_model(folder: Path) -> None:
     save(random_model(config_of("llama", vocab_size=2048, max_position_embeddings=2048)), folder, 2048)
 
 
+def make_seeing_model(folder: Path) -> None:
+    import torch
+
+    from tests.plugins.media.seeing import KINDS, save_whole
+
+    sizes = {"vocab_size": 2048, "max_position_embeddings": 2048}
+    save_whole("llava", KINDS["llava"]._replace(text=sizes), folder, torch.float32)
+
+
 def serve(model: Path, port: int, *flags: str) -> None:
     from oaiserve import cli
 
     sys.exit(cli.main(["serve", str(model), "--port", str(port), *FLAGS, *flags]))
 
 
-def preloaded(model: Path) -> ForkServerContext:
+def preloaded(model: Path, make_model: Callable[[Path], None] = make_model) -> ForkServerContext:
     """Make a small model in a folder, and return what starts processes that serve it in a moment."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -111,16 +134,55 @@ def preloaded(model: Path) -> ForkServerContext:
     return context
 
 
+def serve_replicas(model: Path, port: int, *flags: str) -> None:
+    prepare_engine_processes()
+    serve(model, port, *flags)
+
+
+def prepare_engine_processes() -> None:
+    """Let engine processes of this process take `EXECUTOR_ERROR`, and be killed soon when they hang."""
+    from oaiserve.process import child, replica
+
+    child.PROGRAM = ("-m", "tools.kills")
+    replica.LOOK_NS = HANG_LOOK_NS
+
+
+def be_engine_process(argv: Sequence[str]) -> int:
+    from oaiserve import cli
+    from oaiserve.engine import engine
+
+    has_come = threading.Event()
+    signal.signal(EXECUTOR_ERROR, lambda number, frame: has_come.set())
+    module: Any = engine
+    start_model = module.start_model
+
+    def with_errors(*parameters: Any, **additions: Any) -> Any:
+        model = start_model(*parameters, **additions)
+        launch = model.runner.launch
+
+        def launch_or_fail(step: Any) -> Any:
+            if has_come.is_set():
+                raise RuntimeError("the device is gone")
+            return launch(step)
+
+        model.runner.launch = launch_or_fail
+        return model
+
+    module.start_model = with_errors
+    return cli.main(argv)
+
+
 def serve_models(model: Path, port: int, names: Sequence[str], *flags: str) -> None:
     from oaiserve import cli
 
+    prepare_engine_processes()
     named = [f"{name}={model}" for name in names]
     sys.exit(cli.main(["serve", *named, "--port", str(port), *OF_ANY, *flags]))
 
 
 def stream(http: httpx.Client, case: int, seed: int, came: list[float], names: Sequence[str]) -> bytes:
     """Return the bytes of a stream, and note when each piece came. A whole answer becomes a stream of one event."""
-    path, body = CASES[case]
+    path, body = CASES[case] if case < len(CASES) else image_case()
     limit: dict[str, Any] = {
         "max_output_tokens" if "input" in body else "max_tokens": TOKENS,
         "seed": seed,
@@ -166,10 +228,12 @@ class Fleet:
     _num_streams = STREAMS
     _names: Sequence[str] = NAMES
     _kill_signals: tuple[signal.Signals, ...] = (signal.SIGKILL,)
+    _num_cases = len(CASES)
+    _make_model = staticmethod(make_model)
 
     def __init__(self, stack: ExitStack) -> None:
         self._model = Path(stack.enter_context(TemporaryDirectory()))
-        self._context = preloaded(self._model)
+        self._context = preloaded(self._model, self._make_model)
         self._store = Path(stack.enter_context(TemporaryDirectory())) / "responses.db"
         url = self._front(stack)
         headers = {"authorization": f"Bearer {KEY}"}
@@ -218,7 +282,7 @@ class Fleet:
 
     def round(self, rng: random.Random, is_kill: bool) -> dict[str, Any]:
         """Disturb a server in mid-stream, and return what became of the streams."""
-        cases = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(self._num_streams)]
+        cases = [(rng.randrange(self._num_cases), rng.randrange(4)) for _ in range(self._num_streams)]
         for each in cases:
             if each not in self._alone:
                 self._alone[each] = meaning(stream(self._http, *each, [], self._names))
@@ -338,6 +402,8 @@ class EngineFleet(Fleet):
     """One server with several engine processes."""
 
     _kill_signals = SIGNALS
+    _num_cases = len(CASES) + 1  # with an image
+    _make_model = staticmethod(make_seeing_model)
 
     def __init__(self, stack: ExitStack, num_replicas: int, num_streams: int) -> None:
         self._num_servers = num_replicas
@@ -364,7 +430,7 @@ class EngineFleet(Fleet):
 
     def _begun(self, port: int, *flags: str) -> Any:
         arguments = (self._model, port, "--replicas", str(self._num_servers), *flags)
-        return self._context.Process(target=serve, args=arguments)
+        return self._context.Process(target=serve_replicas, args=arguments)
 
     def _metric(self, name: str) -> list[float]:
         if name == "continued_total":
@@ -394,6 +460,7 @@ class EngineFleet(Fleet):
 
     def _revive(self, number: int, *, is_kill: bool) -> None:
         self._wait_until_up()
+        self._killed[number][-1] = time.monotonic()  # A process that was stopped has ended later.
 
 
 class ModelsFleet(EngineFleet):
@@ -431,6 +498,8 @@ def summary(name: str, rounds: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["engine-process"]:
+        return be_engine_process(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100)
