@@ -78,6 +78,9 @@ FADING = config_of(  # Only its files describe this model.
     "kimi_linear", **LONG, layer_types=DELTA["layer_types"][:2], linear_head_dim=128, linear_num_heads=2, num_experts=8
 )
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
+POINTS = config(
+    "llama", **LONG | {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 1, "head_dim": 64}
+)
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
 CASES = {
@@ -102,6 +105,7 @@ CASES = {
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "x86-64-v3"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "native"),
     "matrices in blocks": (BLOCKY, torch.float32, "native"),
+    "matrices in blocks of points": (POINTS, torch.float32, "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "x86-64-v3"),
     "experts in blocks": (CLAMPED, torch.bfloat16, "native"),
@@ -139,12 +143,16 @@ def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
     Those of experts are in MXFP4, and others in another format for each shape.
     """
     rng = np.random.default_rng(0)
+    scale = 0.01
     kinds = cycle((Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL))
+    if loaded.model.config.hidden_size % 256 == 0:
+        scale = 1e-4  # These have integers as scales, too.
+        kinds = cycle((Kind.IQ1_M, Kind.IQ2_S, Kind.IQ3_S, Kind.TQ1_0, Kind.IQ2_XXS))
     of_shapes: dict[tuple[int, ...], Kind] = defaultdict(lambda: next(kinds))
 
     def blocks(shape: tuple[int, ...], *, of_expert: bool = False) -> Blocks:
         kind = Kind.MXFP4 if of_expert else of_shapes[shape]
-        return Blocks(random_blocks(rng, kind, *shape), int(kind), np.arange(shape[0]))
+        return Blocks(random_blocks(rng, kind, *shape, scale=scale), int(kind), np.arange(shape[0]))
 
     def in_blocks(part: Any, *, of_expert: bool = False) -> Any:
         if isinstance(part, Matrix):

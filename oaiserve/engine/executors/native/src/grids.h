@@ -236,6 +236,62 @@ typedef uint16_t Shorts __attribute__((vector_size(WIDTH * 4)));
 typedef uint8_t ShortBytes __attribute__((vector_size(WIDTH * 2)));
 typedef int8_t QuadBytes __attribute__((vector_size(WIDTH * 4)));
 
+#if defined(WITH_INTEGER_TILES)
+// codes = the quads of a group, of all columns, with their signs. CPUs with AMX gather faster than they load and store
+// one by one. Others may take much longer.
+template <Format FORMAT>
+[[gnu::always_inline]] inline void unpack_group(const uint8_t* chunk, long group, uint8_t* codes) {
+  using P = Places<FORMAT>;
+  constexpr Grid G = P::G;
+  constexpr long COUNT = BLOCK_GROUP / G.weights;
+  constexpr int QUADS_EACH = G.weights / 4;
+  const __m512i zero = _mm512_setzero_si512();
+  const auto* const points = POINTS<FORMAT>.load(std::memory_order_relaxed);
+  for (long column = 0; column < PANEL; column += WIDTH) {
+    __m512i signs = zero;
+    if constexpr (G.has_signs) signs = load_vector<__m512i>(chunk + P::SIGNS + (group * PANEL + column) * 4);
+#pragma GCC unroll 8
+    for (long i = 0; i < COUNT; i++) {
+      const long point = group * COUNT + i;
+      __m512i places = _mm512_cvtepu8_epi32(load_vector<__m128i>(chunk + P::LOW + point * PANEL + column));
+      __mmask16 is_less = 0;
+      if constexpr (G.high_bits > 0) {
+        const long word = point / G.places_of_word();
+        const int shift = int(point % G.places_of_word()) * G.high_bits;
+        const __m512i words =
+            _mm512_cvtepu16_epi32(load_vector<__m256i>(chunk + P::HIGH + (word * PANEL + column) * 2));
+        const __m512i high = _mm512_srli_epi32(_mm512_slli_epi32(words, 8), unsigned(shift));
+        // places | high & mask
+        places = _mm512_ternarylogic_epi32(places, high, _mm512_set1_epi32(((1 << G.place_bits()) - 1) << 8), 0xf8);
+        if constexpr (G.has_minus)
+          is_less = _mm512_test_epi32_mask(words, _mm512_set1_epi32(G.high_bits == 3 ? 1 << 15 : 8 << shift));
+      }
+      __m512i quads[QUADS_EACH];
+      if constexpr (QUADS_EACH == 1) {
+        quads[0] = _mm512_i32gather_epi32(places, points, 4);
+      } else {
+        const __m512i left = _mm512_i32gather_epi64(_mm512_castsi512_si256(places), points, 8);
+        const __m512i right = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(places, 1), points, 8);
+        const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        quads[0] = _mm512_permutex2var_epi32(left, even, right);
+        quads[1] = _mm512_permutex2var_epi32(left, _mm512_add_epi32(even, _mm512_set1_epi32(1)), right);
+      }
+#pragma GCC unroll 2
+      for (int quad = 0; quad < QUADS_EACH; quad++) {
+        const long step = i * QUADS_EACH + quad;
+        __m512i values = quads[quad];
+        if constexpr (G.has_signs) {
+          const __mmask64 is_negative = _mm512_test_epi8_mask(signs, _mm512_set1_epi8(char(1 << step)));
+          values = _mm512_mask_sub_epi8(values, is_negative, zero, values);
+        }
+        if constexpr (G.has_minus)
+          values = _mm512_add_epi8(values, _mm512_maskz_set1_epi32(is_less, int(in_each_byte(uint8_t(-2)))));
+        std::memcpy(codes + (step * PANEL + column) * 4, &values, sizeof(values));
+      }
+    }
+  }
+}
+#else
 // The points of a group, of all columns.
 template <Format FORMAT>
 struct CopiedPoints {
@@ -307,6 +363,7 @@ void subtract_twos(const uint8_t* words, uint8_t* codes) {
       }
     }
 }
+#endif
 
 // Unpacks codes without points to -8, 0, 8, or 16.
 template <Format FORMAT>
@@ -356,6 +413,9 @@ void unpack_chunk(const uint8_t* chunk, uint8_t* out) {
         else
           scales[run * PANEL + column] = odd(half_at(chunk + P::HIGH + (i * PANEL + column) * 2) >> 12 & 7);
     }
+#if defined(WITH_INTEGER_TILES)
+    for (long group = 0; group < GROUPS; group++) unpack_group<FORMAT>(chunk, group, out + Unpacked::codes(group));
+#else
     // Points are copied a group ahead, because a wide load waits for all narrow stores to what it reads.
     CopiedPoints<FORMAT> copied[2];
     copied[0].copy(chunk, 0);
@@ -365,6 +425,7 @@ void unpack_chunk(const uint8_t* chunk, uint8_t* out) {
       copied[group % 2].store(chunk + P::SIGNS + group * PANEL * 4, codes);
       if constexpr (G.has_minus) subtract_twos<FORMAT>(chunk + P::HIGH + group * PANEL * 2, codes);
     }
+#endif
   }
 }
 
