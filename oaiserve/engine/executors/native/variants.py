@@ -43,7 +43,9 @@ _ARM_DOT_MARCH = "-march=armv8.2-a+fp16+dotprod"
 VARIANTS = (
     Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | AMX_FEATURES),
     Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
+    Variant("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
+    Variant("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
     Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
     Variant("aarch64-i8mm-bf16", "aarch64", (f"{_ARM_DOT_MARCH}+i8mm+bf16",), _ARM_DOT | {"i8mm", "bf16"}),
     Variant("aarch64-dotprod", "aarch64", (_ARM_DOT_MARCH,), _ARM_DOT),

@@ -27,6 +27,7 @@ from tests.models.small_configs import config_of
 
 EMULATOR = Path(__file__).parent / "amx_emulator.h"
 EMULATED_AMX = "emulated AMX"
+AVX_VNNI = "alderlake"  # the compiler's name of the first CPU that has these instructions without AVX-512
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
@@ -216,6 +217,8 @@ def compiled_for(instructions: str) -> Iterator[None]:
         instructions = "native"
     if instructions != "native" and capability != "AVX512":
         pytest.skip(f"code for {instructions} does not run on this CPU: run it on one with AVX-512")
+    if instructions == AVX_VNNI and "avx_vnni" not in prebuilt.usable_features():
+        pytest.skip("this CPU has no AVX-VNNI: run it on an Intel CPU since Sapphire Rapids, or on a Zen 5")
     replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])

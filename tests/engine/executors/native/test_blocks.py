@@ -15,7 +15,7 @@ from oaiserve.engine.decoder.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.decoder.grids import IN_NATIVE_CODE, points_of
 from oaiserve.engine.executors.native.library import Library, Normalize, StepInput, WeightRange
 from oaiserve.engine.executors.native.pack_weights import padded
-from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for
+from tests.engine.executors.native.small_models import AVX_VNNI, EMULATED_AMX, compiled_for
 from tests.models.gguf_files import random_blocks
 from tests.models.in_blocks import finer
 
@@ -35,7 +35,7 @@ K = 512
 ROWS = 21
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64-v3", EMULATED_AMX])
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", AVX_VNNI, EMULATED_AMX])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with compiled_for(request.param):
         yield Library(torch.float32)

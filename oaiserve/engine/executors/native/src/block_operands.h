@@ -32,6 +32,8 @@ template <bool IS_SMALL>
 Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
 #if defined(__AVX512VNNI__)
   return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x.bytes);
+#elif defined(WITH_AVX_VNNI)
+  return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x.bytes);
 #elif defined(__AVX512BW__)
   if constexpr (IS_SMALL) {
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)codes, (__m512i)x.bytes);
@@ -180,10 +182,21 @@ template <Layout L>
   right = codes[1];
 }
 
+#if defined(WITH_SHORT_SUMS)
+// Whether products with a format are summed in sixteen bits. Where an instruction sums in 32 bits, only those are whose
+// scales change so often that unpacking codes once for several tiles gains more.
+constexpr bool has_short_sums([[maybe_unused]] const Layout& layout) {
+#if defined(WITH_AVX_VNNI)
+  return layout.is_super && layout.run < BLOCK_GROUP;
+#endif
+  return true;
+}
+#endif
+
 // The offset that sums of products have. Codes of eight bits may have a sign instead, and have one in short_tiles.h.
 constexpr int summed_offset(const Layout& layout) {
 #if defined(WITH_SHORT_SUMS)
-  if (!layout.is_small()) return 0;
+  if (has_short_sums(layout) && !layout.is_small()) return 0;
 #elif defined(__ARM_FEATURE_DOTPROD)
   if (has_signed_codes(layout)) return 0;
 #endif
@@ -192,9 +205,9 @@ constexpr int summed_offset(const Layout& layout) {
 
 // Calls body(step) for each step. If there are high bits, how these are shifted depends on the step, which therefore
 // should be known to the compiler. Without them, this costs registers, and with AVX2 a sixth of the speed.
-template <Layout L, int STEPS_OF_RUN, class Body>
+template <Layout L, int STEPS_OF_RUN, bool IS_UNROLLED = (L.high_bits > 0), class Body>
 [[gnu::always_inline]] inline void for_steps(Body&& body) {
-  if constexpr (L.high_bits > 0) {
+  if constexpr (IS_UNROLLED || L.high_bits > 0) {
 #pragma GCC unroll 8
     for (int step = 0; step < STEPS_OF_RUN; step++) body(step);
   } else {

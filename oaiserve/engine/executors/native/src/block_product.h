@@ -37,6 +37,8 @@ constexpr int most_tile_rows(const Layout& layout) {
 constexpr int slices_of([[maybe_unused]] int rows) {
 #if defined(WITH_LANE_DOTS)
   if (rows <= 2) return rows == 1 ? LANES / WIDTH : LANES / WIDTH / 2;
+#elif defined(WITH_AVX_VNNI)
+  if (rows == 1) return LANES / WIDTH;
 #endif
   return 1;
 }
@@ -62,7 +64,7 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) dots[r][v] = -summed_offset(L) * groups[r * x_stride].sum - Integers{};
-#if defined(WITH_SHORT_SUMS)
+#if defined(WITH_SHORT_SUMS) && !defined(WITH_AVX_VNNI)
       add_short_dots<L, 127>(dots, 1, chunk + P::codes(0) + columns.first * 4, P::LOW,
                              [&](int r) { return groups[r * x_stride].values; },
                              [&](int steps) { if (columns.first == 0) ahead.prefetch(steps); });
@@ -71,8 +73,13 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
       add_lane_dots<L, STEPS>(dots, columns, chunk + P::codes(0), P::LOW, 0,
                               [&](int r) { return groups[r * x_stride].values; });
 #else
-      for_steps<L, STEPS>([&](int step) {
-        if (columns.first == 0) ahead.prefetch();
+#if defined(WITH_AVX_VNNI)
+      constexpr int STEPS_AT_ONCE = STEPS;
+#else
+      constexpr int STEPS_AT_ONCE = 1;
+#endif
+      for_steps<L, STEPS, ROWS == 1 && STEPS_AT_ONCE == STEPS>([&](int step) __attribute__((always_inline)) {
+        if (columns.first == 0 && step % STEPS_AT_ONCE == 0) ahead.prefetch(STEPS_AT_ONCE);
         VectorBits codes[VECTORS];
         columns.load(chunk + P::codes(0), P::LOW, step, codes);
 #pragma GCC unroll 8
@@ -245,7 +252,7 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
         }
         for (long i = scale * GROUPS_EACH; i < (scale + 1) * GROUPS_EACH; i++) {
           const uint8_t* const codes = chunk + P::codes(i);
-#if defined(WITH_SHORT_SUMS)
+#if defined(WITH_SHORT_SUMS) && !defined(WITH_AVX_VNNI)
           add_short_dots<L, 127>(dots[scale], HIGH_LEVEL, codes + columns.first * 4, P::LOW,
                                  [&](int r) { return rows[r][c].high + i * BLOCK_GROUP; },
                                  [&](int steps) { if (columns.first == 0) ahead.prefetch(steps); });
@@ -314,7 +321,7 @@ void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long 
     multiply(panel, x, x_stride, rows, k, bias, sums, next);
   };
 #if defined(WITH_SHORT_SUMS)
-  if constexpr (layout_of(FORMAT).is_super)
+  if constexpr (layout_of(FORMAT).is_super && has_short_sums(layout_of(FORMAT)))
     return in_tiles(multiply_in_short_tiles<FORMAT>);
 #elif defined(WITH_INTEGER_TILES)
   if constexpr (layout_of(FORMAT).is_super) {

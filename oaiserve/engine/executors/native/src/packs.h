@@ -112,6 +112,8 @@ inline Integers dot(Integers sum, Packs<int8_t> a, Packs<int8_t> b) {
   return (Integers)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a.v, (__m512i)b.v);
 #elif defined(__AVX512BW__)
   return sum + (Integers)_mm512_madd_epi16((__m512i)a.v, (__m512i)b.v);
+#elif defined(WITH_AVX_VNNI)
+  return (Integers)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a.v, (__m256i)b.v);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   return sum + (Integers)_mm256_madd_epi16((__m256i)a.v, (__m256i)b.v);
 #else

@@ -12,6 +12,10 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define WITH_AVX_VNNI  // Dot products of integers in the registers of AVX2, as Intel's client CPUs have them since 2021.
+#endif
+
 namespace oaiserve {
 
 constexpr int LANES = 16;
