@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.bench import step, table
+from tools.bench import limits, step, table
 from tools.bench.workloads import WORKLOADS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,3 +48,18 @@ def test_the_tables_of_a_page_are_those_of_its_results(
 def test_every_round_of_every_workload_has_new_prompts() -> None:
     seeds = [workload.seed(number) for workload in WORKLOADS.values() for number in range(10)]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_products_are_shown_as_shares_of_the_fastest_instruction_that_multiplies_such_numbers() -> None:
+    narrow: limits.Measured = {}
+    limits.add("vfmadd231ps 0 80\nvpmaddubsw 0 300\nfloat32 16 60\nQ8_0 16 90\n", narrow)
+    limits.add("vfmadd231ps 0 70\nvpmaddubsw 0 310\nfloat32 16 20\nQ8_0 16 93\n", narrow)  # the most of both counts
+    wide: limits.Measured = {}
+    limits.add("vfmadd231ps 0 160\nvpdpbusd 0 620\nvpmaddubsw 0 600\nfloat32 16 80\nQ8_0 16 155\n", wide)
+    results = {"machine": "A CPU", "created": "2026-12-01", "variants": {"wide": wide, "narrow": narrow}}
+    assert limits.report(results).splitlines()[2:] == [
+        "| weights | wide: limit; 16 rows | narrow: limit; 16 rows |",
+        "|---|---|---|",
+        "| float32 | 160; 50% | 80.0; 75% |",
+        "| Q8_0 | 620; 25% | 310; 30% |",
+    ]
