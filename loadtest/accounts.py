@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import UsageError
-from oaiserve.explain.intervals import t_quantile
+from loadtest.intervals import t_quantile
 from oaiserve.wire.recordings import is_recording
 
 NUM_BATCHES = 20
