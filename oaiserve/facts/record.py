@@ -92,7 +92,8 @@ class Cause(StrEnum):
 
     The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next seven were measured.
     `engine_restart` may be of `tokenize_wait`, too, `model_load` is of the phase `receive`, where a server has several
-    models, and `refusal_delay` of the last phase.
+    models, and `refusal_delay` of the last phase. The phase `first_byte` before an engine of another kind has some of
+    them as estimates, and `inside_engine`.
     """
 
     ALONE = "alone"  # time that its own tokens would have taken without other requests
@@ -108,6 +109,7 @@ class Cause(StrEnum):
     NOT_KNOWN_YET = "not_known_yet"  # steps of a kind that the server had not measured yet
     UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
     MODEL_LOAD = "model_load"  # The model had to be loaded first.
+    INSIDE_ENGINE = "inside_engine"  # An engine of another kind took this time, and the gateway can't see what for.
     REFUSAL_DELAY = "refusal_delay"  # The refusal was delayed, because the client had many refused requests.
 
 

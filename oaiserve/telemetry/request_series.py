@@ -148,7 +148,7 @@ class RequestSeries:
                 self.count(names.SLO_REQUESTS, (slo, model, outcome), 0)
         for phase in EXPLAINED:
             for cause in Cause:
-                if cause not in (Cause.MODEL_LOAD, Cause.REFUSAL_DELAY):
+                if cause not in (Cause.MODEL_LOAD, Cause.INSIDE_ENGINE, Cause.REFUSAL_DELAY):
                     self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
 
     def labels_of(self, metric: Metric) -> tuple[str, ...]:

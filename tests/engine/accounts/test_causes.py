@@ -21,7 +21,8 @@ from tests.engine.doubles import request
 @settings(max_examples=50)
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(set(Cause) - {Cause.MODEL_LOAD, Cause.REFUSAL_DELAY})), st.integers(-(10**12), 10**12)
+        st.sampled_from(sorted(set(Cause) - {Cause.MODEL_LOAD, Cause.INSIDE_ENGINE, Cause.REFUSAL_DELAY})),
+        st.integers(-(10**12), 10**12),
     )
 )
 def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, int]) -> None:

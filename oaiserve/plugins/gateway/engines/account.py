@@ -69,7 +69,7 @@ class PassedAccount(EngineAccount):
                 Cause.NEIGHBOUR_PROMPTS: sum(one.prompts_ns for one in others),
                 Cause.NEIGHBOUR_DECODES: sum(one.decodes_ns for one in others),
             }
-            causes[Cause.UNEXPLAINED] = wait_ns - sum(causes.values())
+            causes[Cause.INSIDE_ENGINE] = wait_ns - sum(causes.values())
             self.wait_causes_ns = {cause: ns for cause, ns in causes.items() if ns or cause is Cause.ALONE}
             self.said = list(_words(self.wait_causes_ns, behind, wait_ns, is_told=is_told))
         self.said += reported.said_between(times.sent, times.first_byte)
@@ -89,8 +89,8 @@ def _words(causes_ns: Mapping[Cause, int], behind: Sequence[Behind], wait_ns: in
         yield f"the engine says that it computed this request for {own} of it"
     else:
         yield f"alone it would have taken about {own}, as earlier requests did"
-    if (rest_ns := causes_ns.get(Cause.UNEXPLAINED, 0)) >= max(1, least_ns):
-        yield f"{duration(rest_ns)} are unexplained"
+    if (rest_ns := causes_ns.get(Cause.INSIDE_ENGINE, 0)) >= max(1, least_ns):
+        yield f"what the engine did for another {duration(rest_ns)} is not known from outside"
 
 
 def _there(behind: Sequence[Behind]) -> Iterator[str]:

@@ -31,7 +31,7 @@ export function account(entry) {
       ...mediaFacts(entry.media),
       ...(drafted ? [["Drafts", `${count(drafted)} ${drafted === 1 ? "token" : "tokens"}: ${count(accepted)} accepted, ${count(drafted - accepted)} rejected`]] : []),
       ...(entry.token_gaps ? [betweenTokens(entry)] : []),
-      ["Steps", steps(entry.steps)],
+      ...(entry.routing.engine ? [] : [["Steps", steps(entry.steps)]]),
       ...targets(entry.slo),
       ...machineUsers(entry.machine_users_ns ?? {}),
       ...costFacts(cost(entry), Boolean(drafted)),
@@ -49,14 +49,16 @@ export function account(entry) {
 function summary(entry) {
   const { outcome, status, error_type: error, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: generated } = entry;
   const { time_to_first_token_ns: firstNs } = entry;
+  const isPassed = Boolean(entry.routing.engine);
+  const reported = (tokens) => (isPassed && !prompt ? "–" : count(tokens)); // An engine of another kind may not count them.
   const decode = entry.phases.find(({ name }) => name === "decode" || (name === "stream" && entry.stream));
   const rate = decode && generated > 1 ? `${((generated - 1) / (decode.duration_ns / 1e9)).toFixed(1)} tok/s` : "–";
   const end = outcome === "cancelled" ? "its client left" : status ? `status ${status}` : "no status";
   return tiles([
     ["Outcome", outcome, [end, error].filter(Boolean).join(", "), `outcome-${outcome}`],
     ["Duration", duration(entry.duration_ns / 1e9), firstNs === null ? "no first token" : `first token after ${duration(firstNs / 1e9)}`],
-    ["Prompt", count(prompt), cached ? `${count(cached)} from the cache` : "none from the cache"],
-    ["Answer", count(generated), rate],
+    ["Prompt", reported(prompt), cached ? `${count(cached)} from the cache` : isPassed ? "none reported as cached" : "none from the cache"],
+    ["Answer", reported(generated), rate],
   ]);
 }
 
@@ -75,6 +77,13 @@ const CAUSES = {
   standstill: "the whole server was stopped or frozen",
   engine_restart: "the engine process had ended, and another one was started",
   unexplained: "steps that took longer than expected",
+  inside_engine: "the engine does not say, and it can't be seen from outside",
+};
+// What they mean at an engine of another kind, where they are estimates.
+const PASSED_CAUSES = {
+  ...CAUSES,
+  neighbour_decodes: "about: answers of other requests at the engine",
+  neighbour_prompts: "about: prompts of other requests at the engine",
 };
 const REASONS = {
   prefix: "whose cache has the longest known beginning of this prompt",
@@ -90,7 +99,8 @@ function routing({ replica, reason, expected_hit_tokens: tokens, load, bound, en
   return `${replica}, ${REASONS[reason] ?? words(reason)}${cached}; load ${load.toFixed(1)} of at most ${bound.toFixed(1)} requests`;
 }
 
-// Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill.
+// Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill. An open request has
+// no routing yet.
 export function waterfall(entry) {
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "0");
   const ticks = axis.ticks(AXIS_SHARE * innerWidth).filter(({ text }) => text);
@@ -108,7 +118,7 @@ export function waterfall(entry) {
   const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
   const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
   const causes = entry.phases.map(({ causes_ns: found = {} }) => found);
-  const legend = causes.some((found) => partsOf(found).length) ? [shadeLegend(restOf(causes))] : [];
+  const legend = causes.some((found) => partsOf(found).length) ? [shadeLegend(restOf(causes), Boolean(entry.routing?.engine))] : [];
   return element("div", { class: "phases" }, table(heads, rows, axisCell), ...legend);
 }
 
@@ -148,7 +158,8 @@ function cost({ cost: found, phases, num_draft_tokens: drafted, media }) {
 }
 
 // Returns the times between tokens, or between pieces of several tokens, as drafts make them.
-function betweenTokens({ token_gaps: found, mean_event_tokens: number }) {
+function betweenTokens({ token_gaps: found, mean_event_tokens: number, routing: { engine } }) {
+  if (engine) return ["Between events with text", gaps(found)];
   return number > ONE_TOKEN ? ["Between pieces", `${gaps(found)}; ${number.toFixed(1)} tokens in each`] : ["Between tokens", gaps(found)];
 }
 
@@ -168,13 +179,14 @@ function steps(found) {
 }
 
 function causes(entry) {
+  const meanings = entry.routing.engine ? PASSED_CAUSES : CAUSES;
   const phases = entry.phases.filter(({ causes_ns: found }) => Object.keys(found).length);
   if (!phases.length) return [];
   const total = (name) => phases.reduce((sum, { causes_ns: found }) => sum + (found[name] ?? 0), 0);
   const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))].sort((a, b) => total(b) - total(a));
   const rows = names.map((name) => {
     const cells = phases.map(({ causes_ns: found }) => numberCell(name === "alone" && isAloneUnknown(found) ? "not known yet" : duration((found[name] ?? 0) / 1e9)));
-    return element("tr", {}, element("td", {}, shadeSwatch(shadeOf(name)), words(name), ...(name in CAUSES ? [" ", element("small", {}, CAUSES[name])] : [])), ...cells);
+    return element("tr", {}, element("td", {}, shadeSwatch(shadeOf(name)), words(name), ...(name in meanings ? [" ", element("small", {}, meanings[name])] : [])), ...cells);
   });
   return [element("h2", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
 }

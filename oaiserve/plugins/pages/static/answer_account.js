@@ -3,7 +3,7 @@
 import { phasesOf } from "./ask.js";
 import { Axis } from "./axis.js";
 import { linked } from "./linked.js";
-import { shadeLegend } from "./shades.js";
+import { sharedLegend } from "./shades.js";
 import { choice, count, duration, element, phaseSpans, placeBar, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { legend } from "./tokens.js";
@@ -52,7 +52,7 @@ export class Account {
     const whole = sum(phases);
     const shown = spans.filter((_, place) => phases[place][1] >= SHOWN_SHARE * whole);
     const isShaded = shown.some(([, , , alone]) => alone !== undefined);
-    this.rows.replaceChildren(...shown.map((span) => row(span, axis)), ...(isShaded ? [shadeLegend("unexplained, and other causes")] : []));
+    this.rows.replaceChildren(...shown.map((span) => row(span, axis)), ...(isShaded ? [sharedLegend()] : []));
     const since = step.isContinued ? ["These are the times since the answer went on."] : [];
     const sentences = [...since, ...step.why, counts(step), ...more].filter(Boolean);
     const link = step.hasAccount ? [element("a", { href: pageOf(step.requestId) }, "Open this request")] : [];

@@ -24,7 +24,7 @@ async function openFeed(signal) {
   const watched = processes.find(({ id }) => id === byId("watched").value);
   const shown = watched ? [watched] : listed;
   byId("live").classList.toggle("without-answers", shown.length > 0 && shown.every(({ task }) => task && task !== "generate"));
-  byId("live").classList.toggle("without-cache", shown.length > 0 && shown.every(({ owned_by: owner }) => owner !== "oaiserve"));
+  byId("live").classList.toggle("from-outside", shown.length > 0 && shown.every(({ owned_by: owner }) => owner !== "oaiserve"));
   const isLoaded = !watched || watched.is_loaded;
   const feed = isLoaded ? await request(`dashboard/feed${watched ? `?model=${encodeURIComponent(watched.id)}` : ""}`, { signal }) : null;
   showMain();

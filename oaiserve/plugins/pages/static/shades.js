@@ -25,11 +25,17 @@ export function partsOf(causes) {
 
 export const shadeSwatch = (shade) => element("i", { class: `shade-${shade}` });
 
-// Returns the legend of the shades. `rest` names the last one: each of its causes, where these are known.
-export function shadeLegend(rest) {
-  const names = Object.entries({ ...NAMES, ...(rest ? { rest } : {}) });
+// Returns the legend of the shades. `rest` names the last one: each of its causes, where these are known. The machine of
+// an engine of another kind can't be seen.
+export function shadeLegend(rest, isPassed = false) {
+  const names = Object.entries({ ...NAMES, ...(rest ? { rest } : {}) }).filter(([shade]) => !isPassed || shade !== "machine");
   const items = names.map(([shade, text]) => element("li", {}, shadeSwatch(shade), text));
   return element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...items);
+}
+
+// Returns the legend for bars of several requests.
+export function sharedLegend(isPassed = false) {
+  return shadeLegend(isPassed ? "not known from outside" : "unexplained, and other causes", isPassed);
 }
 
 // Returns the causes of the last shade in these phases, the largest first.

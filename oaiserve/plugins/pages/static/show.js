@@ -4,6 +4,9 @@ export const PHASES = ["receive", "tokenize_wait", "tokenize", "encode_media", "
 // The phases of a request that a gateway passes to an engine of another kind
 export const PASSED_PHASES = ["receive", "wait", "connect", "first_byte", "stream", "respond"];
 
+// Returns the phases of which these rows may be. Each row begins with the name of its phase.
+export const phasesFor = (rows) => (rows.every(([name]) => PHASES.includes(name)) ? PHASES : PASSED_PHASES);
+
 export const RETRY_MS = 2000; // after which a page tries a lost connection again
 export const phone = matchMedia("(max-width: 46rem)"); // as in the style sheets
 

@@ -5,8 +5,8 @@
 
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
-import { partsOf, shadeLegend } from "./shades.js";
-import { byId, clock, count, duration, element, PASSED_PHASES, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
+import { partsOf, sharedLegend } from "./shades.js";
+import { byId, clock, count, duration, element, PASSED_PHASES, PHASES, phasesFor, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
 
@@ -28,7 +28,7 @@ export class Waterfall {
     const names = [...new Set([...PHASES.slice(0, -1), ...PASSED_PHASES])];
     const phases = names.map((name) => element("li", { "data-phase": name }, element("i", { class: `phase-${name}` }), words(name)));
     this.legend = phases;
-    this.shades = shadeLegend("unexplained, and other causes");
+    this.shades = sharedLegend();
     this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.shades, this.all);
     this.rows = new Map();
     this.latest = { requests: [], open: [] };
@@ -55,10 +55,13 @@ export class Waterfall {
     this.entries = requests;
     this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
     this.open.replaceChildren(...this.openRows.map(({ row }) => row));
+    const names = phasesFor(requests.flatMap(({ phases }) => phases));
+    const shades = sharedLegend(names === PASSED_PHASES);
+    this.shades.replaceWith(shades);
+    this.shades = shades;
     const isShaded = requests.some(({ phases }) => phases.some(([, , alone]) => alone !== undefined));
     this.shades.hidden = !isShaded && !open.some(({ phases }) => phases.some(({ causes_ns: causes = {} }) => Object.keys(causes).length));
-    const isPassed = requests.some(({ phases }) => phases.some(([name]) => !PHASES.includes(name)));
-    for (const item of this.legend) item.hidden = !(isPassed ? PASSED_PHASES : PHASES).includes(item.dataset.phase);
+    for (const item of this.legend) item.hidden = !names.includes(item.dataset.phase);
     this.empty.hidden = requests.length + open.length > 0;
     this.all.hidden = !this.empty.hidden;
     this.#draw();

@@ -4,8 +4,8 @@ import { Axis } from "./axis.js";
 import { keepLoading } from "./page.js";
 import { linked } from "./linked.js";
 import { stateOf } from "./run_state.js";
-import { shadeLegend } from "./shades.js";
-import { byId, count, duration, element, numberCell, percent, PHASES, phaseSpans, placeBar, saveAs, setStatus, showProblem, table, tickLabels, tiles, words } from "./show.js";
+import { sharedLegend } from "./shades.js";
+import { byId, count, duration, element, numberCell, percent, PASSED_PHASES, phasesFor, phaseSpans, placeBar, saveAs, setStatus, showProblem, table, tickLabels, tiles, words } from "./show.js";
 import { pageOf, request, textOrRefusal } from "./sse.js";
 
 const EVERY_MS = 2000; // while it is live or may soon go on, and the page is visible
@@ -114,10 +114,11 @@ function timeline(run) {
     return element("div", { class: "lane" }, element("span", {}, laneName(run, lane)), track);
   });
   const heads = element("div", { class: "track axis", "aria-hidden": "true" }, ...tickLabels(ticks.filter(({ text }) => text)));
-  const phases = ["tools", ...PHASES].map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
+  const names = phasesFor(run.turns.flatMap(({ turn }) => turn.phases));
+  const phases = ["tools", ...names].map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
   return [
     element("ul", { class: "legend", "aria-label": "Parts of the time line" }, ...phases),
-    ...(run.turns.some(({ turn }) => turn.phases.some(([, , alone]) => alone !== undefined)) ? [shadeLegend("unexplained, and other causes")] : []),
+    ...(run.turns.some(({ turn }) => turn.phases.some(([, , alone]) => alone !== undefined)) ? [sharedLegend(names === PASSED_PHASES)] : []),
     element("div", {}, element("div", { class: "lane" }, element("span", {}), heads), ...rows),
     ...(run.user_ns ? [element("p", { class: "note" }, "Long waits for the user are cut out, and shorter ones are empty.")] : []),
   ];

@@ -45,13 +45,22 @@ def test_pages_show_a_request_to_another_engine(open_page: OpenPage) -> None:  #
                 "rows => rows.map((row) => row.dataset.phase)"
             )
             assert phases == ["receive", "wait", "connect", "first_byte", "stream", "respond"]
+            assert page.locator("dt", has_text="Steps").count() == 0
+            shades = page.locator("[aria-label='Shades of bars'] li").all_inner_texts()
+            assert shades[:2] == ["what it would have taken alone", "added by other requests"]
+            assert "the machine was busy elsewhere" not in shades
             page.goto(f"{server.url}/dashboard")
             page.wait_for_selector("#status[data-state=live]")
             page.locator("[aria-label=Phases] li", has_text="first byte").wait_for()
             assert page.locator("[aria-label=Phases] li", has_text="prefill").is_hidden()
             assert page.locator("#tiles div", has_text="KV cache").is_hidden()
             assert page.locator(".legend li", has_text="computed in steps").is_hidden()
-            assert page.locator("#tiles div", has_text="First token").is_visible()
+            tiles = page.locator("#tiles dt:visible").all_inner_texts()
+            assert tiles[1:4] == ["Tokens/s", "First token", "Between pieces"]
+            assert tiles[5:] == ["At the engines", "Waiting"]
+            assert page.locator("#tiles div:visible", has_text="in the batch").count() == 0
+            shades = page.locator("[aria-label='Shades of bars'] li:visible").all_inner_texts()
+            assert shades[-1] == "not known from outside"
             page.goto(server.url)
             page.get_by_role("textbox", name="Message").fill("Hi")
             page.keyboard.press("Enter")

@@ -149,8 +149,9 @@ def test_llama_cpps_own_times_divide_the_wait(place: Place) -> None:
     assert (found["prompt_tokens"], found["cached_tokens"], found["completion_tokens"]) == (100, 40, 2)
     causes_ns = wait_of(found)["causes_ns"]
     assert causes_ns["alone"] == 400_000_000
-    assert causes_ns["unexplained"] == pytest.approx(600_000_000, rel=0.02)
+    assert causes_ns["inside_engine"] == pytest.approx(600_000_000, rel=0.02)
     assert "the engine says that it computed this request for 400 ms of it" in sentence_of(found)
+    assert sentence_of(found).endswith("ms is not known from outside.")
 
 
 def test_ollamas_load_of_a_model_is_a_cause(place: Place) -> None:
