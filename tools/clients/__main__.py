@@ -34,7 +34,7 @@ from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
 INSTALLS_AT_ONCE = 2
-SERVERS = 5  # words that a script is started with
+SERVERS = 7  # words that a script is started with
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
 QUIET = {

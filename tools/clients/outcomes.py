@@ -23,6 +23,7 @@ FEATURES = {
     "responses": "`/v1/responses`: whole, streamed, and continued",
     "websocket": "two turns on the WebSocket of `/v1/responses`",
     "embeddings": "vectors, which equal the server's plain numbers",
+    "speech": "the text of a sound: whole, streamed, with the time of each word, and translated",
     "load": "a load generator's run, without errors or missing tokens",
     "standard": "the client's standard tests",
     "documented": "what else its documentation shows: settings, steps, errors, options of its providers",

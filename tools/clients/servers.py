@@ -1,7 +1,8 @@
-"""Starts the servers that the clients ask: the demo model, and a small embedding model with random weights."""
+"""Starts the servers that the clients ask: the demo model, a small embedding model with random weights, and Whisper."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,27 +10,35 @@ from tempfile import TemporaryDirectory
 
 from oaiserve.checkpoints import demo
 from tests.models.poolers import FAMILIES, random_pooler, save
+from tests.real.artefacts import WHISPER_BASE, fetched
+from tests.real.whisper_base import write_whisper_base
 from tools.bench.servers import PEERS
 from tools.engines.running import running_gateway
 from tools.server_process import running_oaiserve
 
 FAMILY = "bert"
+SPOKEN = "The capital of France is Paris."  # a sentence that espeak-ng speaks
 
 
 @contextmanager
 def running_servers(engine: str | None = None) -> Iterator[list[str]]:
-    """Run both servers with their defaults, and yield what scripts are started with: features.py names it.
+    """Run the servers with their defaults, and yield what scripts are started with: features.py names it.
 
     With the name of another engine, the first server is a gateway in front of it, and the last item is the engine's
     own address.
     """
     with TemporaryDirectory() as folder:
-        save(Path(folder), FAMILY, random_pooler(FAMILIES[FAMILY]), pooling="mean")
+        embedder, listener, sound = (Path(folder) / name for name in ("embedder", "whisper", "speech.wav"))
+        save(embedder, FAMILY, random_pooler(FAMILIES[FAMILY]), pooling="mean")
+        listener.mkdir()
+        write_whisper_base([fetched(part) for part in WHISPER_BASE], listener)
+        subprocess.run(["espeak-ng", "-s", "140", "-w", sound, SPOKEN], check=True)
         with (
             running_oaiserve() if engine is None else PEERS[engine]().running() as generating,
-            running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,
+            running_oaiserve("--served-model-name", "embedder", model=str(embedder)) as embedding,
+            running_oaiserve("--served-model-name", "whisper-1", model=str(listener)) as listening,
         ):
-            others = [f"{embedding.url}/v1", "embedder", str(demo.fetched())]
+            others = [f"{embedding.url}/v1", "embedder", str(demo.fetched()), f"{listening.url}/v1", str(sound)]
             if engine is None:
                 yield [f"{generating.url}/v1", "demo", *others]
                 return

@@ -1,11 +1,12 @@
 // What the JavaScript scripts share: the servers' addresses, and the JSON lines in which they report.
 //
-// A script is started with the address of a server and the name of its model, and with those of a server of embeddings.
+// A script is started with what those in Python are started with, which features.py names.
 // Its examples are functions that are named after the features that they try; an example fails by throwing.
 
 import assert from "node:assert/strict";
 
-export const [BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER] = process.argv.slice(2);
+export const [BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, , SPEECH_URL, SOUND] = process.argv.slice(2);
+export const TRANSCRIBER = "whisper-1";
 export const API_KEY = "none";
 export const QUESTION = "What is the capital of France?";
 export const WEATHER_QUESTION = "What is the weather in Paris, in celsius?";

@@ -1,7 +1,8 @@
 """What the Python scripts share: the servers' addresses, and the JSON lines in which they report.
 
-A script is started with the address of a server and the name of its model, with those of a server of embeddings, and
-with the folder of the first model, which has its tokenizer. Its examples are functions that are named after the
+A script is started with the address of a server and the name of its model, with those of a server of embeddings, with
+the folder of the first model, which has its tokenizer, and with the address of a server that transcribes speech and a
+sound for it. Its examples are functions that are named after the
 features that they try; an example fails by raising.
 """
 
@@ -18,7 +19,8 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER = sys.argv[1:6]
+BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER, SPEECH_URL, SOUND = sys.argv[1:8]
+TRANSCRIBER = "whisper-1"
 API_KEY = "none"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # id of the model in that folder
 QUESTION = "What is the capital of France?"

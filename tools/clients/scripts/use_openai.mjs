@@ -1,12 +1,13 @@
 // The examples for the openai package of JavaScript.
 
 import assert from "node:assert/strict";
+import fs from "node:fs";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
-  API_KEY, BASE_URL, EMBEDDER, EMBEDDINGS_URL, MODEL, QUESTION, TEXTS, WEATHER_QUESTION,
-  checkCapital, checkObeyed, checkStreamed, checkVectors, run,
+  API_KEY, BASE_URL, EMBEDDER, EMBEDDINGS_URL, MODEL, QUESTION, SOUND, SPEECH_URL, TEXTS, TRANSCRIBER,
+  WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, checkVectors, run,
 } from "./features.mjs";
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
@@ -91,4 +92,21 @@ async function embeddings() {
   await checkVectors(data.map((item) => item.embedding));
 }
 
-await run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings);
+async function speech() {
+  const listener = new OpenAI({ baseURL: SPEECH_URL, apiKey: API_KEY }).audio;
+  const sound = () => ({ file: fs.createReadStream(SOUND), model: TRANSCRIBER });
+  const whole = (await listener.transcriptions.create(sound())).text;
+  checkCapital(whole);
+  const deltas = [];
+  for await (const event of await listener.transcriptions.create({ ...sound(), stream: true })) {
+    if (event.type === "transcript.text.delta") deltas.push(event.delta);
+    else assert.equal(event.text, whole);
+  }
+  assert.equal(deltas.join(""), whole);
+  const inWords = { response_format: "verbose_json", timestamp_granularities: ["word"] };
+  const { words } = await listener.transcriptions.create({ ...sound(), ...inWords });
+  assert.deepEqual(words.map((word) => word.word), whole.split(" "));
+  assert((await listener.translations.create(sound())).text);
+}
+
+await run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings, speech);

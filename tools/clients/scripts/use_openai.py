@@ -1,6 +1,7 @@
 """The examples for the openai package, of each of its major versions."""
 
 import json
+from pathlib import Path
 
 import features
 import openai
@@ -86,4 +87,17 @@ def embeddings() -> None:
     assert ids[0].embedding == ids[1].embedding
 
 
-features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+def speech() -> None:
+    listener = openai.OpenAI(base_url=features.SPEECH_URL, api_key=features.API_KEY).audio
+    sound = {"file": Path(features.SOUND), "model": features.TRANSCRIBER}
+    whole = listener.transcriptions.create(**sound).text
+    features.check_capital(whole)
+    *deltas, done = listener.transcriptions.create(**sound, stream=True)
+    assert (done.text, "".join(event.delta for event in deltas)) == (whole, whole)
+    in_words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    words = listener.transcriptions.create(**sound, **in_words).words
+    assert [word.word for word in words] == whole.split()
+    assert listener.translations.create(**sound).text
+
+
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings, speech)
