@@ -354,11 +354,40 @@ void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long 
   }
 }
 
+#if defined(WITH_INTEGER_TILES)
+// sums [PANEL] = bias + a row times a panel without points, whose codes are multiplied as they are unpacked.
+template <Format FORMAT>
+void multiply_row_in_planes(const uint8_t* panel, const RowLine* x, long k, const float* bias, float* sums) {
+  start_sums(sums, 1, bias);
+  const QuantizedSuper* super = supers_in(x);
+  for (long c = 0; c < k / SUPER; c++, panel += Places<FORMAT>::CHUNK, super++) {
+    prefetch_lines<false>(panel + Places<FORMAT>::CHUNK, Places<FORMAT>::CHUNK);
+    int32_t sum_of_x = 0;
+    for (const int16_t of_run : super->sums) sum_of_x += of_run;
+    for (long column = 0; column < PANEL; column += WIDTH) {
+      Integers dots[2] = {};
+      for_planes<FORMAT>(panel + Places<FORMAT>::PLANES, column, [&](long step, VectorBits codes) {
+        dots[step % 2] = dot_quads<true>(dots[step % 2], codes, splat_quad(super->values + 4 * step));
+      });
+      const Integers total = (dots[0] + dots[1] - sum_of_x) * 8;
+      const Scaling scaling = load_scaling<Format::UNPACKED>(panel, column);
+      const Vector found =
+          add_super<false>(load_vector<Vector>(sums + column), total, Vector{}, super->scale, scaling);
+      std::memcpy(sums + column, &found, sizeof(found));
+    }
+  }
+}
+#endif
+
 // Does the same chunk by chunk. Each is unpacked once for all rows.
 template <Format FORMAT>
   requires(IS_UNPACKED<FORMAT>)
 void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k, const float* bias,
                     float* sums, const uint8_t*) {
+#if defined(WITH_INTEGER_TILES)
+  if constexpr (grid_of(FORMAT).weights == 0)
+    if (rows == 1) return multiply_row_in_planes<FORMAT>(panel, x, k, bias, sums);
+#endif
   UnpackedChunk chunk;
   start_sums(sums, rows, bias);
   for (long c = 0; c < k / SUPER; c++, panel += Places<FORMAT>::CHUNK, x += SUPER_LINES) {

@@ -365,31 +365,39 @@ void subtract_twos(const uint8_t* words, uint8_t* codes) {
 }
 #endif
 
+// Calls body(step, codes) with the quads of each step of WIDTH columns, from a chunk's planes on. Codes are 0 to 3.
+template <Format FORMAT, class Body>
+[[gnu::always_inline]] inline void for_planes(const uint8_t* planes, long column, Body&& body) {
+  constexpr int STEPS_EACH = grid_of(FORMAT).codes_of_byte;
+  for (long plane = 0; plane < grid_of(FORMAT).planes(); plane++) {
+    const auto bits = load_vector<VectorBits>(planes + (plane * PANEL + column) * 4);
+    [[maybe_unused]] Shorts even = (Shorts)bits & 255, odd = (Shorts)bits >> 8;
+#pragma GCC unroll 5
+    for (int i = 0; i < STEPS_EACH; i++) {
+      if (plane * STEPS_EACH + i >= SUPER / 4) break;  // The last byte has fewer codes.
+      VectorBits found;
+      if constexpr (STEPS_EACH == 4) {
+        found = bits >> 2 * i & in_each_byte(3);
+      } else {
+        even *= 3;  // The next digit moves to before the point.
+        odd *= 3;
+        found = (VectorBits)(even >> 8 | (odd & 0xff00));
+        even &= 255;
+        odd &= 255;
+      }
+      body(plane * STEPS_EACH + i, found);
+    }
+  }
+}
+
 // Unpacks codes without points to -8, 0, 8, or 16.
 template <Format FORMAT>
 void unpack_planes(const uint8_t* planes, uint8_t* codes) {
-  constexpr int STEPS_EACH = grid_of(FORMAT).codes_of_byte;
-  for (long plane = 0; plane < grid_of(FORMAT).planes(); plane++)
-    for (long column = 0; column < PANEL; column += WIDTH) {
-      const auto bits = load_vector<VectorBits>(planes + (plane * PANEL + column) * 4);
-      [[maybe_unused]] Shorts even = (Shorts)bits & 255, odd = (Shorts)bits >> 8;
-#pragma GCC unroll 5
-      for (int i = 0; i < STEPS_EACH; i++) {
-        if (plane * STEPS_EACH + i >= SUPER / 4) break;  // The last byte has fewer codes.
-        VectorBits found;
-        if constexpr (STEPS_EACH == 4) {
-          found = bits >> 2 * i & in_each_byte(3);
-        } else {
-          even *= 3;  // The next digit moves to before the point.
-          odd *= 3;
-          found = (VectorBits)(even >> 8 | (odd & 0xff00));
-          even &= 255;
-          odd &= 255;
-        }
-        const QuadBytes values = (QuadBytes)(found << 3) - 8;
-        std::memcpy(codes + ((plane * STEPS_EACH + i) * PANEL + column) * 4, &values, sizeof(values));
-      }
-    }
+  for (long column = 0; column < PANEL; column += WIDTH)
+    for_planes<FORMAT>(planes, column, [&](long step, VectorBits found) {
+      const QuadBytes values = (QuadBytes)(found << 3) - 8;
+      std::memcpy(codes + (step * PANEL + column) * 4, &values, sizeof(values));
+    });
 }
 
 // out = a chunk of a panel, as a chunk of Format::UNPACKED.
