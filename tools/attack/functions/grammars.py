@@ -50,6 +50,8 @@ def cases() -> Iterator[Case]:
                 yield Case(f"{kind}, {begin!r} and many {unit!r}", read, 1000)
     for name, make, number in (("anyOf", twice("anyOf"), 2), ("allOf", twice("allOf"), 2), ("zigzag", zigzag, 50)):
         yield Case(f"schema, {name}", reader("json_schema", in_json(make)), number)
+    large = in_json(lambda number: {"enum": [2**53 + 1 + at for at in range(number)]})
+    yield Case("schema, an enum of large numbers", reader("json_schema", large), 500)
     yield Case("white space before reasoning", push_blanks, 2000)
 
 

@@ -77,6 +77,7 @@ class _Rules:
         self._lines: list[str] = []
         self._num_rules = self._num_characters = self._num_looks = 0
         self._known: dict[int, bool] = {}  # results of `_needs_rules`, keyed by the ids of the document's schemas
+        self._values: dict[int, tuple[Any, set[str] | None]] = {}  # schemas, which keep their ids, and `values_of` them
         self._schemas: dict[str, str] = {}  # names of JSON Schemas by their texts
         self._of_definitions: dict[str, str] = {}  # names of rules
         self._waiting: deque[str] = deque()
@@ -200,7 +201,7 @@ class _Rules:
             return False
         if "anyOf" in schema and not any(self._holds(each, value) for each in schema["anyOf"]):
             return False
-        if (texts := values_of(schema)) is not None and not texts & (values_of({"const": value}) or set()):
+        if (texts := self._values_of(schema)) is not None and not texts & (values_of({"const": value}) or set()):
             return False
         if "type" in schema and not is_of(value, kinds_of({"type": schema["type"]})):
             return False
@@ -209,6 +210,12 @@ class _Rules:
         if schema.keys() & _OF_CONTAINERS:
             raise _NotPossible
         return True
+
+    def _values_of(self, schema: dict[str, Any]) -> set[str] | None:
+        """Return the only values of a schema, which each of its own values is compared with."""
+        if id(schema) not in self._values:
+            self._values[id(schema)] = (schema, values_of(schema))
+        return self._values[id(schema)][1]
 
     def _without_large(self, schema: Any, remains: Callable[[Any], bool]) -> Any:
         """Return a schema for the same instances, of whose stated values only some remain."""
