@@ -23,13 +23,13 @@ from oaiserve.facts.record import RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.plugin_loading import own_plugins
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.plugins.shared.store_options import StoreLimits
-from oaiserve.wire.address import Address
 from tests.databases import opened_databases
 from tests.engine.doubles import EOS, TOKENIZER, make_engine
 from tests.routes.doubles import FakeTelemetry

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from oaiserve.errors import MODELS_PATH
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.plugins.gateway.sent_pieces import SentPieces
-from oaiserve.routes.intake.forms import model_in_form
+from oaiserve.plugins.shared.forms import model_in_form
 from oaiserve.routes.models import name_in
 from oaiserve.runtime import Runtime
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds

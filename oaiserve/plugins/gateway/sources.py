@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oaiserve.hosts import parse_authority
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
-from oaiserve.wire.address import Address
 
 log = logging.getLogger(__name__)
 

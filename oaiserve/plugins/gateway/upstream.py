@@ -16,7 +16,7 @@ from typing import cast
 
 import httptools
 
-from oaiserve.wire.address import Address
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.wire.report import MOST_REPORT_BYTES, Report
 
 CONNECT_SECONDS = 2.0

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE, Source
 from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, TooLong, Upstream
-from oaiserve.wire.address import Address
 from oaiserve.wire.report import ROUTER_HEADER, ReplicaReport, Report
 
 log = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.types.media import MediaFile
 from oaiserve.http.fair_turns import LONG, Work
+from oaiserve.plugins.shared.forms import read_form
 from oaiserve.plugins.speech.body import SpeechBody, Task, parameters, read_body
 from oaiserve.plugins.speech.metrics import Sounds
 from oaiserve.plugins.speech.sound import SoundProcess, windows_of
@@ -35,7 +36,6 @@ from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.intake.forms import read_form
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.intake.receive import HeldBytes, check_type, read_into

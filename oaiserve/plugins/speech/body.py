@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.plugins.shared.forms import Form
 from oaiserve.routes.adaptations import Note
-from oaiserve.routes.intake.forms import Form
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.operation import Parameter
 

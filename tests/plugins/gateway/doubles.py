@@ -20,12 +20,12 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.options import ContinueStreams, RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.runtime import THREADS
-from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
 from tests.routes.doubles import FakeTelemetry
 from tests.serving import RunningServer

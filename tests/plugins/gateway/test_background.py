@@ -8,11 +8,11 @@ from typing import Any
 from openai import OpenAI
 from openai.types.responses import Response
 
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.responses import resumption
 from oaiserve.plugins.shared.store_options import StoreOptions
-from oaiserve.wire.address import Address
 from tests.e2e.live import API_KEY, LiveServer, serve_process
 from tests.plugins.gateway.doubles import OPTIONS, QUICK, fleet
 from tests.routes.asking import RESPONSES, answered, refused

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from oaiserve.config import Config
-from oaiserve.wire.address import Address
+from oaiserve.plugins.gateway.address import Address
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, gateway_before
 from tests.routes.test_bad_input import BAD_REQUESTS, BadRequest
 from tests.world.serving import Place, serving

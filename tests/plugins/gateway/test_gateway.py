@@ -25,13 +25,13 @@ from starlette.routing import Route
 
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.plugins.gateway import sources, watch
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.gateway import span_name
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, _within
 from oaiserve.runtime import THREADS
 from oaiserve.telemetry import tracing
-from oaiserve.wire.address import Address
 from oaiserve.wire.prefix_keys import key_of_session, prompt_of
 from oaiserve.wire.router import score, seed_of
 from oaiserve.wire.routing_decision import of_text

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from oaiserve.plugins.gateway import gateway, lists, sent_pieces, upstream, watch
-from oaiserve.wire.address import Address
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.wire.continuation import Piece, mark
 from oaiserve.wire.report import MOST_REPORT_BYTES
 from tests.plugins.gateway.doubles import BROKEN, GOOD, RawReplica, gateway_before

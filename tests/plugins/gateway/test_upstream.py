@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.upstream import Unreachable, Upstream
-from oaiserve.wire.address import Address
 
 GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.engines.identity import Identity
 from oaiserve.plugins.gateway.engines.presence import Presences
 from oaiserve.plugins.gateway.engines.reported import Reported
 from oaiserve.plugins.gateway.sources import Resolve
 from oaiserve.plugins.gateway.upstream import NoAnswer, Unreachable, Upstream, UpstreamAnswer
-from oaiserve.wire.address import Address
 
 MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
 ASK_SECONDS = 5.0  # time limit of such an answer

@@ -26,8 +26,8 @@ from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS, FORM_PATHS, I
 from oaiserve.plugins.gateway.several.loaded import LoadedModel, answer_by
 from oaiserve.plugins.gateway.several.models import Models
 from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.plugins.shared.forms import model_in_form
 from oaiserve.routes.intake.bodies import Bodies
-from oaiserve.routes.intake.forms import model_in_form
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 
 from oaiserve.config import ServerOptions
 from oaiserve.plugin import Plugin
+from oaiserve.plugins.gateway.address import Address
 from oaiserve.plugins.gateway.engines.app import create_engine_gateway
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
-from oaiserve.wire.address import Address
 from tests.world.loop import Process
 from tests.world.network import End
 from tests.world.serving import IP, Place, PlacedServer
