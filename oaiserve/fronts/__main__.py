@@ -4,4 +4,5 @@ import sys
 
 from oaiserve.fronts.front_process import run
 
-sys.exit(run([*map(int, sys.argv[1:3])]))
+if __name__ == "__main__":
+    sys.exit(run([*map(int, sys.argv[1:3])]))

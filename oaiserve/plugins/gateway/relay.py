@@ -212,7 +212,11 @@ class Relay:
 
 
 def part_writer(scope: Scope) -> Callable[[bytes], bool] | None:
-    """Return the function of the client's connection that writes a part of the answer that has begun, if it has one."""
+    """Return the function of the client's connection that writes a part of the answer that has begun, if it has one and
+    no other route takes the parts."""
+    state = scope["state"]
+    if state["send"] is not state.get("client_send"):
+        return None
     make = scope.get("extensions", {}).get(CONNECTION, {}).get("part_writer")
     return None if make is None else make()
 

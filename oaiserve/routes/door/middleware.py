@@ -62,7 +62,7 @@ class RequestHeaders:
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
     `client` (its address, until a key names it), `cpu`, `key` and `key_name` (None) and `owner` ("", likewise),
     `routing` (the decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass
-    the layers in between.
+    the layers in between. A route that translates another one's answer replaces it, and leaves `client_send`.
     `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
     it, trace and time are left to the server behind this one.
     """
@@ -83,7 +83,7 @@ class RequestHeaders:
         request_id = ids["request_id"]
         trace = ids["trace"]
         state = scope.setdefault("state", {})
-        state.update(ids, key=None, key_name=None, owner="", send=send)
+        state.update(ids, key=None, key_name=None, owner="", send=send, client_send=send)
         if decision := Headers(scope=scope).get(DECISION_HEADER):
             state["routing"] = of_text(decision)
 
