@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,31 @@ Row = Mapping[str, Any]
 
 
 def resources_of(folder: Path | None, shapes: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """Return the version of a Triton and a row for each kernel, shape and card, for the `shapes` with these names by
-    card, or all if there are none. Raises CalledProcessError.
+    """Return the version of a Triton and the rows of all cards, see `resources_by_card`."""
+    found = list(resources_by_card(folder, shapes))
+    return {"triton": found[0]["triton"], "rows": [row for each in found for row in each["rows"]]}
+
+
+def resources_by_card(folder: Path | None, shapes: Mapping[int, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Yield for each card the version of a Triton and a row for each kernel and shape, for the `shapes` with these
+    names, or all if there are none. Raises CalledProcessError.
 
     Triton keeps what it has compiled in its cache, where it finds it by the kernel's source and its own version.
     """
     path = [str(one) for one in (folder, ROOT) if one is not None] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-m", "tools.gpu.resources", json.dumps(shapes)]
-    run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])  # Triton prints errors of its assembler, too.
-    return found
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        try:
+            for line in run.stdout:
+                if line.startswith('{"triton"'):  # Triton prints errors of its assembler, too.
+                    yield json.loads(line)
+        except GeneratorExit:
+            run.kill()
+            raise
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, command)
 
 
 def beyond(row: Row, factor: float) -> list[str]:

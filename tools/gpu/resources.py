@@ -1,4 +1,4 @@
-"""Compiles the kernels of all shapes with the Triton that is installed, and prints what they take as JSON.
+"""Compiles the kernels of all shapes with the Triton that is installed, and prints what they take as lines of JSON.
 
     python -m tools.gpu.resources '{"90": [SHAPE, ...], ...}'    (90 is an H100; no shapes are all)
 
@@ -29,16 +29,16 @@ _DEFAULT_WARPS = 4
 
 
 def main(wanted: Mapping[str, Sequence[str]]) -> None:
-    """Compile the shapes with these names for the cards with these capabilities."""
-    rows = []
+    """Compile the shapes with these names for the cards with these capabilities, and print a line for each card."""
     for capability, names in [(int(number), names) for number, names in wanted.items()]:
+        rows = []
         shapes = launched(capability, names)
         disassembled = {variant for variant in shapes if has_bound_of_instructions(variant, capability)}
         found = dict(compiled(shapes, capability, disassembled=disassembled))
         for variant, name in shapes.items():
             row = row_of(name, variant, capability, found[variant])
             rows.append(row | of_product(variant, found[variant], capability, has_loop=variant in disassembled))
-    print(json.dumps({"triton": triton.__version__, "rows": rows}))
+        print(json.dumps({"triton": triton.__version__, "rows": rows}), flush=True)
 
 
 def has_bound_of_instructions(variant: Variant, capability: int) -> bool:
