@@ -60,7 +60,7 @@ def test_the_wheel_has_two_packages_and_all_that_git_has_of_them(wheel: Path) ->
     assert {name.partition("/")[0] for name in files} == {"oaiserve", "loadtest"}
     tracked = subprocess.run(["git", "ls-files", "oaiserve", "loadtest"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
-        pytest.skip("This is no checkout of git")
+        pytest.skip("this is no checkout of git, which lists what belongs into the wheel: run it in a clone")
     assert {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()} <= files
 
 

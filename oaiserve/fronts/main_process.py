@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from signal import Signals
 from time import process_time_ns
 from types import FrameType
 from typing import Any
@@ -38,11 +35,10 @@ from oaiserve.fronts.messages import (
 )
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import CUT_SECONDS, Server
-from oaiserve.interpreter import child_environment
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import streams_of
-from oaiserve.process.child import GOODBYE_SECONDS
 from oaiserve.process.link import SocketLink
+from oaiserve.process.linked_process import LinkedProcess
 from oaiserve.process.messages import Abort, Answer, AskTokenizer, AskTokens, Health, Ready, Step, Submit
 from oaiserve.process.plain_data import decoder
 from oaiserve.process.remote_engine import RemoteEngine
@@ -70,7 +66,7 @@ class FrontGone(Exception):
     """Front processes have ended too often."""
 
 
-class FrontProcess:
+class FrontProcess(LinkedProcess):
     """A front process, which has been started."""
 
     def __init__(self, server: FrontsServer, name: str, begin: Begin, sock: socket.socket) -> None:
@@ -80,33 +76,13 @@ class FrontProcess:
         self.has_ended = asyncio.Event()
         self._server = server
         self._loop = asyncio.get_running_loop()
-        ours, its_own = socket.socketpair()
-        with its_own:
-            descriptors = (its_own.fileno(), sock.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "oaiserve.fronts", *map(str, descriptors), name],  # The name is for `ps`.
-                env=child_environment(),
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C then reaches only this process.
-            )
-        self.link = SocketLink(ours, decoder(FromFront), name, THREADS)
+        super().__init__(("-m", "oaiserve.fronts"), [name], passed=[sock.fileno()])
+        self.link = SocketLink(self.socket, decoder(FromFront), name, THREADS)
         self._served = ServedFront(server.engine, self.link)
         charge = server.connections.refusals.charge
         self._calls = AnsweredCalls(server.app, self._pass_on, charge)
         self.link.send(begin)
         self.link.start(self._received, self._closed)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def ended(self) -> str:
-        """Wait until the process has ended, and return how."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GOODBYE_SECONDS)
-        self._process.kill()
-        code = self._process.wait()
-        return f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     # What comes, on the thread that reads.
 

@@ -139,9 +139,8 @@ def create_engine_gateway(
             yield
 
     routes: list[BaseRoute] = [
-        *(
-            accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()
-        ),  # They are looked for first.
+        # A path is looked for in this order, and most requests are to these.
+        *(accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()),
         Route("/", root.root),
         Route("/health", health),
         Route("/ready", ready),

@@ -1,0 +1,57 @@
+"""`LinkedProcess`: a child of this process, with a socket to it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from signal import Signals
+
+from oaiserve.interpreter import child_environment
+
+GOODBYE_SECONDS = 2.0  # from the end of the link to that of the process
+
+
+class LinkedProcess:
+    """A program of Python whose arguments are descriptors: first that of its end of the socket, then those passed on.
+
+    It has a session of its own, so Ctrl-C reaches only this process.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        names: Sequence[str],
+        *,
+        passed: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`names` are further arguments, for `ps`. The variables of `environment` are added to those of a child."""
+        self.socket, its_own = socket.socketpair()
+        with its_own:
+            descriptors = (its_own.fileno(), *passed)
+            self._process = subprocess.Popen(
+                [sys.executable, *program, *map(str, descriptors), *names],
+                env={**child_environment(), **(environment or {})},
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ended(self) -> str:
+        """Wait until the process has ended, and return how."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GOODBYE_SECONDS)
+        self._process.kill()
+        code = self._process.wait()
+        return f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
