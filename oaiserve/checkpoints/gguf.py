@@ -209,7 +209,7 @@ class GgufHead:
             return values | {key: gguf.value_at(place) for key, place in self._long_values.items()}
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of the head of one of the files, whose path may be that behind a link."""
+        """Return the SHA-256 of the head of one of the files. `path` may be the target of its symbolic link."""
         shard = [each.resolve() for each in self.paths].index(path.resolve())
         begin = min((tensor.begin for tensor in self.tensors.values() if tensor.shard == shard), default=-1)
         with path.open("rb") as file:

@@ -48,7 +48,7 @@ class EncoderTurns(Generic[Waiting]):
     def remove(self, one: Waiting, client: str) -> None:
         self._of(client).waiting.remove(one)
         self._num_waiting -= 1
-        if not self._num_waiting:  # The difference between clients matters to nobody then.
+        if not self._num_waiting:  # Past service doesn't matter while nothing waits.
             self._clients.clear()
         elif len(self._clients) > 2 * MOST_ABSENT:
             absent = sorted((other for other in self._clients.values() if not other.waiting), key=_service)

@@ -40,7 +40,7 @@ MOST_UNKNOWN = 0.15
 class RequestCauses:
     """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
-    has_several: bool  # sequences, so perhaps several chunks in a step
+    has_several: bool  # whether it has several sequences, and so perhaps several chunks in a step
     client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # the client that sent it
     # Whether each step has one token of its only sequence. Then the step's time alone is just added to `alone_ns`.
     is_plain: bool = field(init=False)

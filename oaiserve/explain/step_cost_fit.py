@@ -64,9 +64,9 @@ def at_once(function: Callable[[], None]) -> None:
 
 
 class FitWorker:
-    """The worker of the fits, one after the other. It starts with the first one.
+    """Runs fits one after the other, on a worker that starts with the first one.
 
-    Nobody waits for a fit, so it gets them by an inbox: an executor takes ten times as long.
+    Nothing waits for the result of a fit, so an inbox is enough. Passing a fit to an executor takes ten times as long.
     """
 
     def __init__(self, runtime: Runtime) -> None:

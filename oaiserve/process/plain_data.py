@@ -64,7 +64,7 @@ def _form(value: Any) -> object:
 
 
 def _made(kind: type, form: Any) -> Any:
-    """Return the value of such a type that has this plain form."""
+    """Rebuild a value of type `kind` from its plain form."""
     if kind is array:
         return array(chr(form[0]), form[1:])
     if kind is TokenLogprobs:

@@ -40,7 +40,7 @@ from oaiserve.runtime import ENDED, Executor, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
-BEAT_NS = 1_000_000_000  # between two messages without a step
+BEAT_NS = 1_000_000_000  # interval of messages while no step runs
 
 Item = TypeVar("Item")
 
@@ -63,7 +63,7 @@ class Questions:
     def answer(self, number: int, answer: Callable[[], Answer]) -> None:
         try:
             self._link.send(answer())
-        except Exception as error:  # It is the front's, which raises it to its caller.
+        except Exception as error:  # The front raises it to its caller.
             self._link.send(Answer(number, error=error))
 
     def _in_turns(self, number: int, work: Work[Any], answer: Callable[[Any], Answer]) -> None:
@@ -188,7 +188,7 @@ class EngineServer:
         return self._next_beat_ns
 
     def _fail(self) -> None:
-        """Report why the engine has ended, once, and end."""
+        """Send the reason why the engine has ended, and stop. Only the first call does anything."""
         if not self._has_ended:
             self._has_ended = True
             failure: Any = self._engine.failure

@@ -59,7 +59,7 @@ class _BoundedAdapter(HTTPAdapter):
             content += part
             if len(content) > MOST_ANSWER_BYTES:
                 content.clear()
-                response.close()  # and with it the connection
+                response.close()  # This closes the connection, too.
                 break
         response._content = bytes(content)  # requests does this itself without `stream`
         response._content_consumed = True

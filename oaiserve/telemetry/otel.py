@@ -66,7 +66,7 @@ def trim(environ: MutableMapping[str, str]) -> None:
 def _is_url(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
-        _ = parts.port  # Reading it checks it.
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
         return False
     return bool(parts.hostname) and endpoint.isprintable() and " " not in endpoint

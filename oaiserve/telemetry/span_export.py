@@ -90,7 +90,7 @@ class SpanExport:
         self._due_ns = 0  # when the next batch is sent even if it isn't full
         self._waits = False  # The worker has found nothing to do.
         self._is_closing = False
-        self._is_closed = False  # Nothing takes spans from the queue any more.
+        self._is_closed = False  # The worker takes no more spans from the queue.
         self._worker: Worker[None] = runtime.worker("span-export", self._turn, self._plan)
         self._worker.start()
 

@@ -233,7 +233,7 @@ class Router:
     groups: int  # experts are chosen within the best groups
     top_groups: int
     is_sigmoid: bool = False  # False: softmax
-    adds_best_two: bool = False  # A group's score is the sum of its two best experts'; False: its best expert's.
+    adds_best_two: bool = False  # whether a group's score is the sum of its two best experts' scores, or the best one
     renormalizes: bool = False
     scale: float
     factors: Tensor | None  # float32 [experts], factor of an expert's weight

@@ -61,7 +61,7 @@ class QuantizedFile(_MappedFile):
     def __init__(self, num_bytes: int, most_bytes: int) -> None:
         """Reserve the space for `num_bytes`, and remove other files until all take `most_bytes` at most.
 
-        Raises OSError if that cannot be, and NotPrivate if others could write to the folder.
+        Raises OSError if there is no space, and NotPrivate if others could write to the folder.
         """
         private.make_folder(_folder())
         folder = private.verified(_folder())

@@ -309,7 +309,7 @@ RULES: dict[str, Callable[[Values], None]] = {
     "glm4_moe_lite": _or("mlp_layer_types", lambda v: _dense_first(v, 1)),
     "kimi_linear": _kimi_linear,
     "minicpm3": _minicpm3,
-    "glm_ocr_text": lambda values: values.update(attention_bias=False),  # whatever a file says
+    "glm_ocr_text": lambda values: values.update(attention_bias=False),  # replaces a file's value
     "opt": _or("word_embed_proj_dim", lambda v: v["hidden_size"]),
     "gpt_bigcode": lambda values: values.update(
         num_key_value_heads=1 if values["multi_query"] else values["num_attention_heads"]

@@ -14,11 +14,11 @@ from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 
-MOST_TAKEN_UP = 64  # tokens that another server has sent, between two steps: each takes some 6 us
+MOST_TAKEN_UP = 64  # tokens of another server's answer to read between two steps; each takes about 6 us
 
 
 class Continuations:
-    """The requests whose start pauses between steps, because it takes up a long answer. In their order."""
+    """A queue of requests that continue a long answer, whose start pauses between steps."""
 
     def __init__(self) -> None:
         self._starts: deque[Iterator[None]] = deque()

@@ -315,7 +315,7 @@ class OpenRequests:
         return self.drain_rate.retry_after_seconds(self._waiting.total)
 
     def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
-        """Count choices of a request as waiting no longer. Its tokens wait until the first of them enters a step."""
+        """Stop counting choices of a request as waiting. Its tokens wait until the first of them enters a step."""
         opened.num_waiting -= num_choices
         if opened.request.is_background:
             return  # it has taken no room of others

@@ -57,7 +57,7 @@ class Lane:
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens
         self.step = Step()
-        self.beside: Step | None = None  # the foreground's part of the step, if it has work; None in the foreground
+        self.beside: Step | None = None  # in the background: the foreground's part of the step, if it has work
         self._by_adapter = by_adapter
         # Waiting sequences, by the block that is being computed or read, or by the sequence that computes their prompt
         self._parked: dict[Hashable, list[Sequence]] = {}

@@ -79,7 +79,7 @@ class Order:
     def passes(self, head: Sequence | None, prompt: Sequence) -> bool:
         """Return whether the next waiting prompt goes before this one, which is in progress.
 
-        That is so if its client has had less service, or as much and has nothing running, or if it belongs to another
+        It does if its client has received less service, or as much and has nothing running, or if it belongs to another
         request of the same client and is due earlier."""
         if head is None or not self.by_client:
             return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _FOLDER = Path(__file__).with_name("chat_templates")
-# Each template with tokens that a vocabulary has if the template fits. The first that fits is its family's.
+# The tokens of a vocabulary that select each template. If several templates match, the first one counts.
 _SIGNS = {
     "gemma": ("<start_of_turn>",),
     "llama3": ("<|start_header_id|>",),

@@ -52,7 +52,7 @@ class TokenTable:
         self.has_bytes = True
         self.strip_start = 0  # leading spaces that decoding removes at the start of a text
         self.drop_first_spaces = False  # Metaspace: the first token of a text has no spaces at all
-        self.is_byte_level = False  # the bytes of tokens, put together, are those of the text, from the first one on
+        self.is_byte_level = False  # The text is exactly the bytes of its tokens, joined.
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._cache: dict[int, bytes] = {}

@@ -283,7 +283,7 @@ class Tokenizer:
             shown = slice(len(before), len(token_ids) - len(after))
         elif isinstance(prompt, GapPrompt):
             text = prompt.prefix if isinstance(prompt.prefix, str) else None
-            assert self.fill is not None  # Otherwise it had no token ids.
+            assert self.fill is not None  # Without it, the prompt could not be encoded.
             shown = self.fill.prefix_of(token_ids)
         yield from repeat("", shown.start)
         yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))

@@ -1,4 +1,5 @@
-"""The adapters for requests, and their numbers, given once: the prefix cache has nothing of a namesake. No torch."""
+"""Adapters as requests name them. Each has a number of its own, so that the prefix cache tells apart two adapters that
+had the same name. Imports no torch."""
 
 from __future__ import annotations
 

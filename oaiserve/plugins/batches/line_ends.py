@@ -41,7 +41,7 @@ class CrLf:
                 return None
             self._at = "delimiter" if held.startswith(marker + b"\n") else "as it is"
             return b""
-        if self._at == "delimiter":  # `held` begins with the marker, or with less of it.
+        if self._at == "delimiter":  # `held` begins with the marker, or is a prefix of it.
             if len(held) <= len(marker):
                 return None
             if held.startswith(marker + b"\n"):

@@ -120,7 +120,7 @@ class UpstreamAnswer:
             try:
                 if take(part):
                     return
-            except Exception as error:  # It is the reader's.
+            except Exception as error:  # The reader raises it.
                 self._wake(error)
                 return
             parts.append(part)

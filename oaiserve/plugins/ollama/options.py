@@ -55,12 +55,12 @@ _NAMES = re.compile(rf"(?<!\w)({'|'.join(_RENAMED)})(?!\w)")
 
 
 def theirs(name: str) -> str:
-    """Return the name of a parameter that Ollama's clients know."""
+    """Return the name of a parameter in Ollama's API."""
     return _RENAMED.get(name, name)
 
 
 def in_their_names(text: str) -> str:
-    """Return an error or notes with the names of parameters that Ollama's clients know."""
+    """Replace the names of parameters in an error or a note by those in Ollama's API."""
     return _NAMES.sub(lambda match: theirs(match[0]), text)
 
 

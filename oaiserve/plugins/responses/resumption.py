@@ -28,7 +28,7 @@ from oaiserve.wire.continuation import IDS_HEADER
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two looks into a store that other processes use, too
+LOOK_SECONDS = 1.0  # interval of checks of a store that other processes use, too
 MOST_RETRY_SECONDS = 60.0  # after a refusal for the moment
 MOST_DEATHS = 3  # processes that may end without notice while they make the same response
 MOST_BYTES = 32 * 2**20  # bytes of requests that are sent at once, unless there is only one
@@ -38,7 +38,7 @@ _KEY_IS_GONE = "The API key of this response is not valid any more."
 
 
 def ended(response: bytes, status: str, error: ResponseError | None = None) -> bytes:
-    """Return the state of a response that nobody makes after it has ended."""
+    """Return a stored response with the status of one that has ended, and its error."""
     fields: dict[str, Any] = msgspec.json.decode(response)
     return msgspec.json.encode(fields | {"status": status, "error": error})
 

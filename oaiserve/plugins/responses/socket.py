@@ -39,7 +39,7 @@ from oaiserve.routes.intake.turns import client_left
 PING_SECONDS = 20.0
 MOST_SILENT_PINGS = 3  # A client that answers none of these is gone.
 MOST_UNREAD_BYTES = 64 * 1024  # limit of unread frames; above it, reading pauses
-FRAMES_AT_ONCE = 64  # before other connections have a turn
+FRAMES_AT_ONCE = 64  # frames to read before other connections get a turn
 FRAME_NS = 20_000  # CPU time to read a frame, and to answer it if it is a ping
 SKIPPED_BYTE_NS = 1.0  # additional CPU time to unmask a byte of a message that is too large
 FRAME_BYTES = 1024  # Only smaller parts of a message are charged: its bytes are free, like those of a request's body.

@@ -22,7 +22,7 @@ from oaiserve.routes.serving import any_serving_of
 from oaiserve.wire.report import ROUTER_HEADER
 
 _NOT_STORED = {"cache-control": "no-store"}  # Browsers must not store texts of requests.
-MAX_SINGLE_SENT = 200  # single requests that a gateway gets, in case another replica has those that continue them
+MAX_SINGLE_SENT = 200  # single requests in an answer to a gateway, which may find their continuation on another replica
 LIST_FORM = Parameter("form", "gateway: with what joins the runs of several replicas.", ("row", "gateway"))
 FORM = Parameter("form", "perfetto: as a trace for https://ui.perfetto.dev", ("whole", "perfetto"))
 

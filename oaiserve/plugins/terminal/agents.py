@@ -37,7 +37,7 @@ class Agent:
     # Contents of files, by the variable that has the file's path.
     files: Mapping[str, str] = field(default_factory=dict)
     lean: Lean | None = None  # None: its prompts are already short
-    rights: Rights | None = None  # None: codex_exec.py settles them
+    rights: Rights | None = None  # None: codex_exec.py chooses them
     is_javascript: bool = True
 
     @property

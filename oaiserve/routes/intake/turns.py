@@ -64,7 +64,7 @@ async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Resu
         return result.result()
     finally:
         result.cancel()
-        del result, work  # see above
+        del result, work  # An error in them refers to this frame, and so to the body.
 
 
 async def client_left(receive: Receive) -> None:

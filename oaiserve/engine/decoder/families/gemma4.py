@@ -92,7 +92,7 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
     if owner is None:
         roles += ["k"] if values_of_keys else ["k", "v"]
     else:
-        for role in ("k", "v", "k_norm"):  # Files may have these in spite of that.
+        for role in ("k", "v", "k_norm"):  # Files may contain these tensors anyway.
             reader.leave_out(role)
     qkv = [reader.matrix(role) for role in roles]
     rows = [heads * head_dim for heads in (facts.heads, kv_heads, kv_heads)][: len(roles)]

@@ -14,7 +14,7 @@ from oaiserve.engine.executors.reference.mixers import Recurrence
 
 CHUNK = 64  # tokens
 CHUNKED_FROM = 128  # tokens of a prompt; with fewer, the launches of a chunk take longer than the walk
-LEAST_DECAY = 1e-30  # A state that decays further in one token is none.
+LEAST_DECAY = 1e-30  # A state that decays by more than this in one token counts as zero.
 
 
 def in_chunks(walk: Recurrence) -> Recurrence:

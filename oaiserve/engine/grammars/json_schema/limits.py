@@ -140,7 +140,7 @@ class SchemaLimits:
 
     def _check_links(self) -> None:
         """Refuse references too deep for llguidance, which follows each where it first meets it."""
-        depths: dict[str, int] = {}  # below a definition, at most
+        depths: dict[str, int] = {}  # the longest chain of references below each definition
 
         def is_known(each: Definition, done: set[str]) -> bool:
             if any(name not in done for _, name in each.links):

@@ -46,7 +46,7 @@ _NAMES = (
 
 
 class _NotPossible(Exception):
-    """The schema is too large for such a grammar, or nothing is valid under a part of it."""
+    """The schema is too large for a grammar of rules, or no value is valid under one of its parts."""
 
 
 def as_rules(

@@ -118,7 +118,7 @@ class Vocabulary:
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs of tokens that are merged, first ones first. Raises BadFile if there are none."""
+        """The pairs of tokens to merge, in order of priority. Raises BadFile if there are none."""
         merges = []
         for merge in self._list("merges", str):
             if not merge.startswith(" "):

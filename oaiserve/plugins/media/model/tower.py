@@ -109,7 +109,7 @@ class _Caught(torch.nn.Module):
 
 
 class _Zeros(torch.nn.Module):
-    """Stands for the table of tokens, which vectors take the place of."""
+    """Stands in for the embedding table, whose vectors are all replaced by those of images and sounds."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
