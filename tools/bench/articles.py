@@ -1,7 +1,7 @@
 """The experiments of five articles on a streaming engine for GPT-2, with ours: python -m tools.bench.articles
 
-Each setting is measured by `oaiserve bench run --target engine` in a process of its own, with the demo model, and with
-GPT-2's shape and random weights, whose tokenizer has a token for each byte. Hand-overs are counted, not timed.
+Each setting is measured by `oaiserve bench run --target engine` in a process of its own, with GPT-2's shape and random
+weights, whose tokenizer has a token for each byte. Hand-overs are counted, not timed.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
-    add("--models", nargs="+", default=["demo", "gpt2-124m"], help="demo, or shapes of the GPU check (default: both)")
+    add("--models", nargs="+", default=["gpt2-124m"], help="shapes of the GPU check, or demo (default: gpt2-124m)")
     add("--repeats", type=int, default=1, help="measured runs of each setting, after a warm-up (default 1)")
     add("--quick", action="store_true", help="a dry run, whose figures mean nothing")
     add("--count", metavar="MODEL", help=argparse.SUPPRESS)  # in a process of its own
