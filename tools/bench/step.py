@@ -46,6 +46,7 @@ MEMORY_SHARE = 0.7  # share of the available memory, for the KV cache
 LEAST_STEPS = 5
 ENGINE_TOKENS = 40  # tokens of each answer, when the engine's own time is measured
 ENGINE_BLOCKS = 2048  # blocks for all these answers
+LEAST_SHARE = 0.05  # A part of a step has a column if it takes this share of any of the steps.
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def report(results: dict[str, Any]) -> str:
     )
     lines = [textwrap.fill(about, 120)]
     if decode := results["decode"]:
-        decode = with_prompt_rate(decode, results["prefill"])
+        decode = with_rest(with_prompt_rate(decode, results["prefill"]))
         about = (
             f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms. It takes at least as "
             "long as to read its weights and cache (reading), and to compute its tokens as fast as those of a prompt "
@@ -260,6 +261,20 @@ def with_prompt_rate(decode: list[dict[str, Any]], prompts: list[dict[str, Any]]
     """Return the decode steps with the time that their tokens take in the fastest of these prompts."""
     token_ms = min(row["step_ms"] / row["num_tokens"] for row in prompts)
     return [row | {"computing_ms": row["num_sequences"] * token_ms} for row in decode]
+
+
+def with_rest(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the steps with their large parts, and the sum of all others as `rest`."""
+    of_steps = [(row["parts_ms"], row["step_ms"]) for row in steps]
+    large = [name for name in of_steps[0][0] if any(parts[name] >= LEAST_SHARE * ms for parts, ms in of_steps)]
+    return [
+        row
+        | {
+            "parts_ms": {name: parts[name] for name in large}
+            | {"rest": sum(parts.values()) - sum(parts[name] for name in large)}
+        }
+        for row, (parts, _) in zip(steps, of_steps, strict=True)
+    ]
 
 
 def _table(rows: list[dict[str, Any]], keys: list[str], parts: list[str]) -> list[str]:
