@@ -45,6 +45,7 @@ from tests.models.wrappers import wrapper_config
 from tools.config_values import VARIANTS, Values, applied, mutants
 from tools.markdown import write_json
 
+SIZES: dict[str, int] = {"num_blocks": 8, "block_size": BLOCK_SIZE}
 NUM_TOKENS = 110  # beyond windows, and the lengths from which on rotary embeddings are scaled
 TOLERANCE = 1e-4  # norm of the differences, relative to that of the logits
 EFFECT = 4 * TOLERANCE  # smaller changes could be missed
@@ -194,14 +195,17 @@ def logits_of(model: PreTrainedModel, length: int) -> Tensor:
 
 def computed(found: Described, length: int) -> Tensor:
     """Return the logits float32 [length, vocab] of a description."""
-    sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE}
-    executor = ReferenceExecutor(found.decoder, dtype=torch.float32, device=CPU, **sizes)
+    return logits_by(ReferenceExecutor(found.decoder, dtype=torch.float32, device=CPU, **SIZES), found, length)
+
+
+def logits_by(executor: Any, found: Described, length: int) -> Tensor:
+    """Return the logits float32 [length, vocab] that an executor computes for the text that all mutants have."""
     batch = batch_of_prompt(length)
     batch.logits_rows = torch.arange(length)
-    states = states_of(found.spec)
-    if states is not None:
+    if (states := states_of(found.spec)) is not None:
         batch.states = states.of_step([StateChunk(0, 0, length)])
-    return executor.forward(batch)
+    logits: Tensor = executor.forward(batch)
+    return logits
 
 
 def measure(arguments: argparse.Namespace) -> Values:
@@ -227,11 +231,16 @@ def measure(arguments: argparse.Namespace) -> Values:
     return outcomes_by_type
 
 
-def main(arguments: argparse.Namespace) -> int:
+def be_quiet() -> None:
+    """Compute in one thread, without the lines that loading a model writes."""
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.ERROR)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    be_quiet()
     counts = Counter[str]()
     by_type = measure(arguments)
     for of_type in by_type.values():

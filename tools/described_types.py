@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,29 +37,26 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.fallback import CachedForward
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.model.transformers_files.gguf_config import read_config
-from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways import fallback
 from oaiserve.errors import StartupError
 from oaiserve.runtime import THREADS
 from tests.engine.decoder.sources.test_gguf import FILES
 from tests.engine.executors.native.small_models import config, make_model
-from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.gguf_files import ARCHITECTURES, write_gguf
 from tests.models.gguf_records import Record, model_of, records
 from tests.models.in_blocks import WIDE, file_of, write_gpt2
 from tests.models.packed import Packing, save_in_mxfp4
-from tools.config_mutants import Original, logits_of
+from tools.config_mutants import SIZES, Original, be_quiet, logits_by, logits_of
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 
 log = logging.getLogger(__name__)
 
 MARKERS = "described-types"
 LENGTH = 60
-SIZES: dict[str, int] = {"num_blocks": 8, "block_size": BLOCK_SIZE}
 OPTIONS = EngineOptions(dtype="float32", device="cpu", block_size=BLOCK_SIZE, cpu_threads=1, media=False)
 GPU = torch.device("meta")  # matrices for it are not read before they are placed
 GGUF_CONFIGS = [*FILES.values(), config("mistral", **WIDE)]  # models that are written as files
@@ -174,30 +170,20 @@ SOURCES: dict[str, Callable[[Original, Path], File | None]] = {
 
 def reference(path: Path) -> Tensor:
     found = describe_model(find_model(path), replace(OPTIONS, compile=False))
-    return computed(ReferenceExecutor(found.decoder, dtype=torch.float32, device=CPU, **SIZES), found)
+    return logits_by(ReferenceExecutor(found.decoder, dtype=torch.float32, device=CPU, **SIZES), found, LENGTH)
 
 
 def native(path: Path) -> Tensor:
     found = describe_model(find_model(path), OPTIONS)
     assert found.library is not None
-    return computed(NativeDecoder(found.library, found.decoder, **SIZES, num_threads=1), found)
+    return logits_by(NativeDecoder(found.library, found.decoder, **SIZES, num_threads=1), found, LENGTH)
 
 
 def cuda(path: Path) -> Tensor:
     found = describe_model(find_model(path), OPTIONS, device=GPU)
     weights = CudaWeights(found.decoder, dtype=torch.float32, device=CPU)
     executor = CudaExecutor(weights, kv_shapes(found.decoder), **SIZES, kernels=Kernels())
-    return computed(executor, found._replace(spec=replace(found.spec, device=CPU)))
-
-
-def computed(executor: Any, found: Described) -> Tensor:
-    """Return the logits float32 [LENGTH, vocab] of an executor."""
-    batch = batch_of_prompt(LENGTH)
-    batch.logits_rows = torch.arange(LENGTH)
-    if (states := states_of(found.spec)) is not None:
-        batch.states = states.of_step([StateChunk(0, 0, LENGTH)])
-    logits: Tensor = executor.forward(batch)
-    return logits
+    return logits_by(executor, found._replace(spec=replace(found.spec, device=CPU)), LENGTH)
 
 
 def transformers_code(path: Path) -> Tensor:
@@ -266,14 +252,6 @@ def text(found: dict[str, Any]) -> str:
 def cells(of_type: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the initials of the executors of a type for each kind of file."""
     return tuple("".join(one[0].upper() for one in of_type.get(source, [])) or "-" for source in SOURCES)
-
-
-def be_quiet() -> None:
-    """Compute in one thread, without the lines that loading a model writes."""
-    torch.set_num_threads(1)
-    transformers.utils.logging.set_verbosity(logging.CRITICAL)
-    transformers.utils.logging.disable_progress_bar()
-    logging.disable(logging.ERROR)
 
 
 if __name__ == "__main__":
