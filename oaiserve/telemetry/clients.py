@@ -25,7 +25,8 @@ class ClientRow(msgspec.Struct):
     `waited_ns` is time of the client that went to requests of others, in the queue and in steps, and `delayed_ns` time
     of others that went to its requests. Requests of a client that wait at the same time share it, because otherwise six
     of them would blame the client of a single one. `rejected` are those that ended with a 4xx or a 503, as of a client
-    that is limited. `requests` doesn't count them, so it says what a limit would be compared with.
+    that is limited. `requests` doesn't count them, so it says what a limit would be compared with. A cost is None if no
+    account has one, as in front of foreign engines.
     """
 
     client: str
@@ -33,15 +34,16 @@ class ClientRow(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    machine_ns: int = 0
-    kv_byte_seconds: float = 0.0
+    machine_ns: int | None = None
+    kv_byte_seconds: float | None = None
     waited_ns: int = 0
     delayed_ns: int = 0
     rejected: int = 0
 
     def add(self, other: ClientRow) -> None:
         for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if (number := getattr(other, name)) is not None:
+                setattr(self, name, (getattr(self, name) or 0) + number)
 
 
 _SUMS = [name for name in ClientRow.__struct_fields__ if name != "client"]
@@ -77,8 +79,8 @@ class Clients:
                     prompt_tokens=record.prompt_tokens,
                     cached_tokens=record.cached_tokens,
                     completion_tokens=record.generated_tokens,
-                    machine_ns=account.machine_ns or 0,
-                    kv_byte_seconds=account.kv_byte_seconds or 0.0,
+                    machine_ns=account.machine_ns,
+                    kv_byte_seconds=account.kv_byte_seconds,
                     waited_ns=sum(clients_ns.values()),
                     rejected=1 if is_rejected else 0,
                 )
@@ -117,4 +119,4 @@ def summed(rows: Iterable[ClientRow]) -> list[ClientRow]:
     sums: Rows = {}
     for row in rows:
         sums.setdefault(row.client, ClientRow(row.client)).add(row)
-    return sorted(sums.values(), key=lambda row: (-row.delayed_ns, -row.machine_ns, row.client))
+    return sorted(sums.values(), key=lambda row: (-row.delayed_ns, -(row.machine_ns or 0), row.client))

@@ -37,7 +37,8 @@ def test_no_limit_of_requests_is_proposed_for_a_client_whose_requests_have_not_e
     served_on_a_port: Served, open_page: OpenPage
 ) -> None:
     """A limit of 0 would be none."""
-    account = EngineAccount(others_ns={"queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", 5900 * MS, 0, 0)]})
+    others = {"queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", 5900 * MS, 0, 0)]}
+    account = EngineAccount(machine_ns=MS, others_ns=others)
     served_on_a_port.telemetry.clients.add(record_at(0, 0, 0, 0, 5, 6, 7, 8, client="alice", account=account))
     page = open_page(f"{served_on_a_port.url}/clients")
     page.wait_for_selector("#commands code")

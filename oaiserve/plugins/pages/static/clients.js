@@ -17,19 +17,24 @@ function show({ clients }) {
   byId("clients").hidden = clients.length === 0;
   byId("no-clients").hidden = clients.length > 0;
   byId("no-clients").textContent = "No request ended in this time.";
+  const hasCosts = clients.some(({ machine_ns: ns }) => ns !== null); // Foreign engines have none.
   const engineNs = clients.reduce((sum, { machine_ns: ns }) => sum + ns, 0);
-  byId("client-rows").replaceChildren(...clients.map((client) => row(client, engineNs)));
-  advise(clients.find(({ delayed_ns: ns, client }) => ns > 0 && client !== OTHERS));
+  for (const head of document.querySelectorAll("#clients .cost")) head.hidden = !hasCosts;
+  byId("client-rows").replaceChildren(...clients.map((client) => row(client, hasCosts, engineNs)));
+  advise(clients.find(({ delayed_ns: ns, client }) => ns > 0 && client !== OTHERS), hasCosts);
   return EVERY_MS;
 }
 
-function row(client, engineNs) {
+function row(client, hasCosts, engineNs) {
   const { client: name, machine_ns: machineNs, prompt_tokens: prompt, cached_tokens: cached } = client;
+  const costs = [
+    ["Engine time", `${duration(machineNs / 1e9)}, ${percent(machineNs / Math.max(1, engineNs))}`],
+    ["KV cache", `${bytes(client.kv_byte_seconds)}·s`],
+  ];
   const cells = [
     ["Made others wait", duration(client.delayed_ns / 1e9), client.delayed_ns ? "number harm" : "number"],
     ["Waited for others", duration(client.waited_ns / 1e9)],
-    ["Engine time", `${duration(machineNs / 1e9)}, ${percent(machineNs / Math.max(1, engineNs))}`],
-    ["KV cache", `${bytes(client.kv_byte_seconds)}·s`],
+    ...(hasCosts ? costs : []),
     ["Prompts", `${number(prompt)}, ${number(cached)} cached`],
     ["Answers", number(client.completion_tokens)],
     ["Requests", client.rejected ? `${count(client.requests)}, ${count(client.rejected)} rejected` : count(client.requests)],
@@ -39,19 +44,22 @@ function row(client, engineNs) {
   return element("tr", {}, element("th", { scope: "row" }, link), ...cells.map(([label, value, kind]) => element("td", { "data-label": label, class: kind ?? "number" }, value)));
 }
 
-// Says which commands give the other clients more, when one has made them wait.
-function advise(client) {
-  byId("advice").hidden = !client;
+// Says which commands give the other clients more, when one has made them wait. Shares divide the time of an engine whose
+// costs are known.
+function advise(client, hasCosts) {
+  byId("advice").hidden = true;
   if (!client) return;
   const { client: name, delayed_ns: ns, requests } = client;
   const perMinute = Math.ceil((requests * 60) / seconds / 2); // 0 where none has ended, which would take the limit away
   byId("advice-text").textContent = `${name || "Clients without a key"} made others wait ${duration(ns / 1e9)} in all.`;
   const limit = `oaiserve keys limit ${name}`;
   const fewer = perMinute ? [[`${limit} --requests-per-minute ${perMinute}`, "half of what it sent per minute in this time"]] : [];
+  const share = hasCosts ? [[`${limit} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"]] : [];
   const commands = name
-    ? [[`${limit} --share ${LESS}`, "it gets a quarter of what another client gets that wants as much"], ...fewer]
+    ? [...share, ...fewer]
     : [["oaiserve keys add NAME", "gives a client a key, by which it can be told from others and limited"]];
   byId("commands").replaceChildren(...commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect))));
+  byId("advice").hidden = commands.length === 0;
 }
 
 const load = keepLoading(fetchNow, show);

@@ -7,11 +7,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oaiserve.facts.record import EngineAccount, OthersTime, Whose
 from oaiserve.plugins.gateway.engines.app import create_engine_gateway
 from oaiserve.plugins.gateway.options import EnginesOptions, RouteOptions
 from tests.e2e.browser import OpenPage, browser, open_page, shared_context  # noqa: F401 - fixtures
 from tests.plugins.gateway.doubles import OPTIONS
 from tests.plugins.gateway.engines.doubles import ASK, CHAT, DONE, MODELS, USAGE, event, piece
+from tests.records import MS, record_at
 from tests.serving import RunningServer
 from tests.waiting import wait_until
 
@@ -61,6 +63,18 @@ def test_pages_show_a_request_to_another_engine(open_page: OpenPage) -> None:  #
             assert page.locator("#tiles div:visible", has_text="in the batch").count() == 0
             shades = page.locator("[aria-label='Shades of bars'] li:visible").all_inner_texts()
             assert shades[-1] == "not known from outside"
+            others = {"first_byte": [OthersTime(Whose.OTHER_CLIENT, "batchjob", MS, 0, 0)]}
+            for client, others_ns in (("anna", others), ("batchjob", {})):
+                account = EngineAccount(others_ns=others_ns)
+                record = record_at(0, 0, 0, 0, 5, 6, 7, 8, client=client, account=account)
+                app.state.serving.telemetry.clients.add(record)
+            page.goto(f"{server.url}/clients")
+            page.locator("#advice-text", has_text="batchjob made others wait 1 ms in all").wait_for()
+            heads = page.locator("#clients thead th:visible").all_inner_texts()
+            assert heads[1:] == ["Made others wait", "Waited for others", "Prompts", "Answers", "Requests"]
+            assert page.locator("#client-rows tr:first-child td").count() == 5
+            limits = page.locator("#commands code").all_inner_texts()
+            assert limits == ["oaiserve keys limit batchjob --requests-per-minute 1"]
             page.goto(server.url)
             page.get_by_role("textbox", name="Message").fill("Hi")
             page.keyboard.press("Enter")
