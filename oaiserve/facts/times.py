@@ -13,6 +13,7 @@ from typing import NamedTuple
 __all__ = [
     "ALL_PHASES",
     "PASSED_PHASES",
+    "PASSED_STAMPS",
     "PHASES",
     "STAMPS",
     "TEXT_PHASES",
@@ -40,7 +41,8 @@ PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "pref
 # Phases of a request without images and sounds.
 TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
-# Phases of a request that a gateway passes to a foreign engine, which it sees only from outside.
+# The same of a request that a gateway passes to a foreign engine, which it sees only from outside.
+PASSED_STAMPS = ("received", "submitted", "connecting", "sent", "first_byte", "last_token", "responded")
 PASSED_PHASES = ("receive", "wait", "connect", "first_byte", "stream", "respond")
 ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # an order that is right for both
 
@@ -117,7 +119,7 @@ class RequestTimes:
         """Return the phases of an ended request, which are contiguous and add up to `duration_ns` exactly."""
         if self.received is None or self.responded is None:
             raise ValueError("phases() needs a request that was received and has ended")
-        stamps, phases = (STAMPS, PHASES) if self.has_media else (TEXT_STAMPS, TEXT_PHASES)
+        stamps, phases = self.stamps_and_phases()
         starts = [self.received]
         for stamp in stamps[1:-1]:
             at_ns = getattr(self, stamp)
@@ -125,6 +127,10 @@ class RequestTimes:
                 break
             starts.append(at_ns)
         return [Phase(*row) for row in zip(phases, starts, [*starts[1:], self.responded], strict=False)]
+
+    def stamps_and_phases(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of its stamps in order, and the phase that begins at each of them except the last."""
+        return (STAMPS, PHASES) if self.has_media else (TEXT_STAMPS, TEXT_PHASES)
 
     def so_far(self, clock_ns: Callable[[], int]) -> list[Phase]:
         """Return the phases of an open request up to now. Another thread may still write stamps."""

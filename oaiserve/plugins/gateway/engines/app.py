@@ -28,7 +28,7 @@ from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, route
 from oaiserve.plugins.gateway.app import CLOSE_SECONDS
 from oaiserve.plugins.gateway.basics import front_app, health
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
-from oaiserve.plugins.gateway.engines.fleet import EnginesCapacity, Fleet, log
+from oaiserve.plugins.gateway.engines.fleet import Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
 from oaiserve.plugins.gateway.engines.read_again import PIECE_BLOCK
 from oaiserve.plugins.gateway.engines.relay import EngineRelay
@@ -71,7 +71,6 @@ def create_engine_gateway(
     *,
     connections: Connections | None = None,
     log_limit: LogLimit | None = None,
-    telemetry: Telemetry | None = None,
     resolve: Resolve = addresses_of,
     plugins: Sequence[Plugin] | None = None,
     runtime: Runtime = THREADS,
@@ -91,8 +90,7 @@ def create_engine_gateway(
         ForeignEngine(url, number, engines.engine_key, resolve) for number, url in enumerate(engines.engine, start=1)
     ]
     fleet = Fleet(found, clock_ns)
-    if telemetry is None:
-        telemetry = _telemetry(fleet, engines.telemetry, connections, log_limit, parts, runtime)
+    telemetry = _telemetry(fleet, engines.telemetry, connections, log_limit, parts, runtime)
     in_turns = runtime.executor("bodies")
     bodies = Bodies(
         int(options.body_limit or MEDIA_BODY_BYTES),
@@ -119,7 +117,7 @@ def create_engine_gateway(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = serving
-        app.state.backend = Backend(config, app.router, EnginesCapacity(fleet), bodies, ring, fleet.has_others, runtime)
+        app.state.backend = Backend(config, app.router, fleet, bodies, ring, fleet.has_others, runtime)
         thread = runtime.executor("end")
         async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
             ends.callback(thread.shutdown, wait=False)

@@ -9,17 +9,13 @@ import msgspec
 
 from oaiserve.plugins.gateway.sources import UNREADABLE
 
-_PARAMS = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "n"),
-    *("frequency_penalty", "presence_penalty"),
-)
-
 
 class Body(msgspec.Struct):
     """The fields that are read. A client may put any values there."""
 
     model: Any = None
     stream: Any = None
+    # The other fields are parameters, which accounts show.
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
@@ -37,7 +33,8 @@ class Body(msgspec.Struct):
 
     @property
     def params(self) -> Mapping[str, int | float]:
-        return {name: value for name in _PARAMS if type(value := getattr(self, name)) in (int, float)}
+        named = zip(self.__struct_fields__[2:], msgspec.structs.astuple(self)[2:], strict=True)
+        return {name: value for name, value in named if type(value) in (int, float)}
 
     @property
     def max_answer_tokens(self) -> int | None:

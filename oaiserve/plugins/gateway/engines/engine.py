@@ -12,7 +12,7 @@ from oaiserve.plugins.gateway.engines.identity import Identity
 from oaiserve.plugins.gateway.engines.presence import Presences
 from oaiserve.plugins.gateway.engines.reported import Reported
 from oaiserve.plugins.gateway.sources import Resolve
-from oaiserve.plugins.gateway.upstream import NoAnswer, Unreachable, Upstream, UpstreamAnswer
+from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 
 MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
 ASK_SECONDS = 5.0  # time limit of such an answer
@@ -60,13 +60,11 @@ class ForeignEngine:
         """Return the body of a 200, or None for another answer, or one that is no HTTP, too long or not completed.
         Raises Unreachable."""
         upstream = await self._connected()
-        try:
+        with suppress(BadAnswer, CutOff):
             status, content = await upstream.get(self._prefix + path.encode(), self.headers, MOST_BYTES, ASK_SECONDS)
-        except Unreachable:
-            raise
-        except NoAnswer:
-            return None
-        return content if status == 200 else None
+            if status == 200:
+                return content
+        return None
 
     def lost(self) -> None:
         """Look up the address again before the next request, because the engine was not reached."""

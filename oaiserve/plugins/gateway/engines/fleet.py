@@ -27,7 +27,13 @@ MOST_IN_BACKGROUND = 2  # lines of batches that are at the engines at a time, si
 
 
 class Fleet:
-    """All engines. Event loop only, except for the numbers, which any thread may read."""
+    """All engines. Event loop only, except for the numbers, which any thread may read.
+
+    For plug-ins that send requests of their own, it is the capacity of a backend.
+    """
+
+    step_cost = None  # not known of other engines
+    capacity: Mapping[str, Any] = MappingProxyType({"max_running": MOST_IN_BACKGROUND})
 
     def __init__(self, engines: Sequence[ForeignEngine], clock_ns: Callable[[], int]) -> None:
         self.engines = engines
@@ -131,17 +137,3 @@ class Fleet:
         models = engine.identity.models
         report = ReplicaReport(engine.name, "", self._num_reports, engine.num_open, 0.0, array("Q"), models=models)
         self._routers.learn(report, now_ns)
-
-
-class EnginesCapacity:
-    """What the engines can do, for the plug-ins that send requests of their own."""
-
-    step_cost = None  # not known of other engines
-    capacity: Mapping[str, Any] = MappingProxyType({"max_running": MOST_IN_BACKGROUND})
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    @property
-    def is_ready(self) -> bool:
-        return self._fleet.is_ready

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from oaiserve.plugins.gateway.engines.reading import at, count_of
 from oaiserve.plugins.gateway.sources import UNREADABLE
 
 UNKNOWN = "unknown"
@@ -41,13 +42,21 @@ class Identity(NamedTuple):
 
 async def identify(get: Get) -> Identity:
     """Ask an engine what it is."""
-    listed = _json(await get("/v1/models"))
-    rows = [row for row in _list(_at(listed, "data"))[:MOST_MODELS] if isinstance(row, Mapping)]
+
+    async def ask(path: str, *names: str) -> Any:
+        """Return a value of the object that the engine sends for a path, or None."""
+        try:
+            return at(msgspec.json.decode(await get(path) or b"null"), *names)
+        except UNREADABLE:
+            return None
+
+    listed = await ask("/v1/models", "data")
+    rows = [row for row in listed[:MOST_MODELS] if isinstance(row, Mapping)] if isinstance(listed, list) else []
     models = tuple(name[:MOST_NAME_CHARACTERS] for row in rows if isinstance(name := row.get("id"), str) and name)
     metrics = await get("/metrics") or b""
-    owner = _at(rows[0], "owned_by") if rows else None
     first = rows[0] if rows else {}
-    context = _number(first.get("max_model_len")) or _number(_at(first, "meta", "n_ctx_train"))
+    owner = first.get("owned_by")
+    context = count_of(first.get("max_model_len")) or count_of(at(first, "meta", "n_ctx_train"))
     kind = UNKNOWN
     version = ""
     if owner in (OAISERVE, SGLANG, VLLM):
@@ -58,44 +67,21 @@ async def identify(get: Get) -> Identity:
         kind = SGLANG
     elif b"llamacpp:" in metrics or owner == "llamacpp":
         kind = LLAMA_CPP
-    props = None if kind in (VLLM, OAISERVE, SGLANG) else _json(await get("/props"))
-    if kind in (LLAMA_CPP, UNKNOWN) and (slots := _at(props, "default_generation_settings")) is not None:
+    props = await ask("/props") if kind in (LLAMA_CPP, UNKNOWN) else None
+    if (slots := at(props, "default_generation_settings")) is not None:
         kind = LLAMA_CPP
-        version = _text(_at(props, "build_info"))
-        context = _number(_at(slots, "n_ctx")) or context
+        version = _text(at(props, "build_info"))
+        context = count_of(at(slots, "n_ctx")) or context
     elif kind == SGLANG:
-        info = _json(await get("/get_server_info")) or _json(await get("/server_info"))
-        version = _text(_at(info, "version"))
-        context = context or _number(_at(info, "context_length"))
-    elif kind == UNKNOWN and (told := _text(_at(_json(await get("/api/version")), "version"))):
+        info = await ask("/get_server_info") or await ask("/server_info")
+        version = _text(at(info, "version"))
+        context = context or count_of(at(info, "context_length"))
+    elif kind == UNKNOWN and (told := _text(await ask("/api/version", "version"))):
         kind = OLLAMA
         version = told
     if not version and kind != LLAMA_CPP:
-        version = _text(_at(_json(await get("/version")), "version"))
+        version = _text(await ask("/version", "version"))
     return Identity(kind, version, models, context, has_metrics=b"# TYPE" in metrics)
-
-
-def _json(content: bytes | None) -> Any:
-    if content is None:
-        return None
-    try:
-        return msgspec.json.decode(content)
-    except UNREADABLE:
-        return None
-
-
-def _at(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int | None:
-    return value if type(value) is int and 0 < value < 2**40 else None
 
 
 def _text(value: Any) -> str:

@@ -85,7 +85,7 @@ class Told:
     def read(self, event: Event, now_ns: int) -> None:
         """Note what an object says."""
         if event.error and self.error is None:
-            text = _at(event.error, "message") if isinstance(event.error, Mapping) else event.error
+            text = at(event.error, "message") if isinstance(event.error, Mapping) else event.error
             self.error = str(text)[:200]
         whole = event.response if isinstance(event.response, Mapping) else event.message
         whole = whole if isinstance(whole, Mapping) else {}
@@ -98,7 +98,7 @@ class Told:
         kind = event.type if isinstance(event.type, str) else ""
         if kind == "content_block_delta" or (kind.startswith("response.") and kind.endswith(".delta")):
             has_text = True
-        elif kind == "message_delta" and isinstance(reason := _at(event.delta, "stop_reason"), str):
+        elif kind == "message_delta" and isinstance(reason := at(event.delta, "stop_reason"), str):
             self.finish_reasons[0] = reason[:32]
         elif event.done is False or (event.done is True and event.response):
             has_text |= bool(event.response) or any(whole.get(name) for name in _TEXTS)
@@ -154,8 +154,8 @@ class Told:
             self.load_ns = _duration_ns(event.load_duration, 1)
             self.prompt_ns = _duration_ns(event.prompt_eval_duration, 1)
             self.generate_ns = _duration_ns(event.eval_duration, 1)
-            self.prompt_tokens = _whole(event.prompt_eval_count)
-            self.completion_tokens = _whole(event.eval_count)
+            self.prompt_tokens = count_of(event.prompt_eval_count)
+            self.completion_tokens = count_of(event.eval_count)
 
 
 class Reading:
@@ -267,17 +267,21 @@ def is_comment(part: bytes) -> bool:
     return bool(lines) and all(line.startswith(b":") for line in lines)
 
 
-def _at(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None
+def at(value: Any, *path: str) -> Any:
+    """Return the value at a path in objects of JSON, or None."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _count(value: Any, *names: str) -> int | None:
     """Return the first of these numbers that is there."""
-    numbers = (_whole(_at(value, name)) for name in names)
+    numbers = (count_of(at(value, name)) for name in names)
     return next((number for number in numbers if number is not None), None)
 
 
-def _whole(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
+    """Return a value that is a count, or None."""
     return value if type(value) is int and 0 <= value < 2**48 else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -182,8 +182,7 @@ class EngineRelay:
         ClientDisconnect."""
         tried: set[str] = set()
         begun: BegunAnswer | None = None
-        is_last = False
-        try:
+        with ExitStack() as unused:  # gives up the last answer, unless it is returned
             while (engine := self.fleet.choose(request.prompt, request.model, request.session, tried)) is not None:
                 tried.add(engine.name)
                 passed.times.begin_attempt(self.clock_ns())
@@ -192,20 +191,17 @@ class EngineRelay:
                 except Unreachable as error:
                     self.fleet.lost(engine, str(error))
                     continue
-                if begun is not None:
-                    begun.give_up()
+                unused.close()
                 begun = answered
+                unused.callback(begun.give_up)
                 if begun.answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
                     break
                 engine.presences.drop(passed)  # It has refused, and another one is asked.
             if begun is None:
                 raise Unavailable("No engine can be reached. Please try again later.", retry_after_seconds=5)
             begun.engine.presences.enter(passed)
-            is_last = True
+            unused.pop_all()
             return begun
-        finally:
-            if begun is not None and not is_last:
-                begun.give_up()
 
     async def _ask(
         self, engine: ForeignEngine, request: EngineRequest, passed: Passed, left: asyncio.Task[None]

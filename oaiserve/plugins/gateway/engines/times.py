@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.facts.times import PASSED_PHASES, Phase, RequestTimes
+from oaiserve.facts.times import PASSED_PHASES, PASSED_STAMPS, RequestTimes
 
 
 @dataclass(slots=True)
@@ -19,16 +19,8 @@ class PassedTimes(RequestTimes):
     sent: int | None = None  # The engine's connection was open, and the request was written.
     first_byte: int | None = None  # first byte of the answer's body, without comments
 
-    def phases(self) -> list[Phase]:
-        """Return the phases of an ended request, which are contiguous and add up to `duration_ns` exactly."""
-        if self.received is None or self.responded is None:
-            raise ValueError("phases() needs a request that was received and has ended")
-        starts = [self.received]
-        for at_ns in (self.submitted, self.connecting, self.sent, self.first_byte, self.last_token):
-            if at_ns is None:
-                break
-            starts.append(at_ns)
-        return [Phase(*row) for row in zip(PASSED_PHASES, starts, [*starts[1:], self.responded], strict=False)]
+    def stamps_and_phases(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return PASSED_STAMPS, PASSED_PHASES
 
     def begin_attempt(self, now_ns: int) -> None:
         """Note that the request is being sent to an engine. The time of earlier attempts counts as waiting."""
