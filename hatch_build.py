@@ -19,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = "oaiserve/engine/executors/native"
-EXTRA_FLAGS = ["-Wl,--strip-all", "-w"]  # warnings are for those who change the code
+LINKER_FLAGS = ["-Wl,--strip-all"]
 
 
 class NativeCode(BuildHookInterface):
@@ -40,12 +40,22 @@ class NativeCode(BuildHookInterface):
             raise ValueError(f"There is no native code for {target}, the target of {shlex.join(compiler)}.")
         self.folder = tempfile.TemporaryDirectory()
 
+        def flags_for(variant: variants.Variant) -> list[str]:
+            return [*variants.FLAGS, *variant.flags, "-w"]  # warnings are for those who change the code
+
+        def compile_shared(variant: variants.Variant) -> Path:
+            path = Path(self.folder.name) / f"{variant.name}.o"
+            source = variants.SOURCES / variants.BLOCKS_SOURCE
+            subprocess.run([*compiler, *flags_for(variant), "-c", str(source), "-o", str(path)], check=True)
+            return path
+
         def compile_one(kind: str, variant: variants.Variant) -> Path:
             path = Path(self.folder.name) / variants.library_name(kind, variant)
-            flags = [*variants.FLAGS, *variant.flags, variants.kind_flag(kind), *EXTRA_FLAGS]
             sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
+            inputs = [*sources, str(shared[variant].result())]
             began = time.monotonic()
-            subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
+            flags = [*flags_for(variant), variants.kind_flag(kind), *LINKER_FLAGS]
+            subprocess.run([*compiler, *flags, *inputs, "-o", str(path)], check=True)
             # In one piece with the end of its line, because other threads print, too.
             sys.stdout.write(f"Compiled {kind} for {variant.name} in {time.monotonic() - began:.0f} s\n")
             sys.stdout.flush()
@@ -55,6 +65,8 @@ class NativeCode(BuildHookInterface):
         number = len(chosen) * len(variants.KINDS)
         print(f"Compiling {number} libraries for {machine}, {os.cpu_count()} at a time ...", flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
+            # They are submitted first, so that none waits for a thread on which a library waits for it.
+            shared = {variant: threads.submit(compile_shared, variant) for variant in chosen}
             libraries = [threads.submit(compile_one, kind, variant) for variant in chosen for kind in variants.KINDS]
         for library in libraries:
             path = library.result()

@@ -60,6 +60,7 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
         assert variants.origin_of(content) == variants.origin(kind, variant)
         flags = content.split(b"\n")[0].decode().split()
         assert {*variants.FLAGS, *variant.flags, variants.kind_flag(kind)} <= set(flags)
+        assert Path(flags[-3]).name == f"{variant.name}.o", "libraries of both kinds share this object"
 
 
 @pytest.mark.compiler

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -68,10 +68,15 @@ def library_path(dtype: torch.dtype) -> Path:
 
 
 def _compiled_path(kind: str) -> Path:
+    return _cached_path(kind, _flags(kind), ".so")
+
+
+def _cached_path(name: str, flags: list[str], suffix: str) -> Path:
+    """Return the path of a file that the compiler makes of the sources with these flags."""
     compiler = _compiler()
-    parts = (_FORMAT, _version(compiler), *compiler[1:], *_flags(kind), _cpu_features())
+    parts = (_FORMAT, _version(compiler), *compiler[1:], *flags, _cpu_features())
     digest = variants.digest(*parts, sources=SOURCES).hex()
-    return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
+    return cache_folder() / "native" / f"{name}-{digest[:16]}{suffix}"
 
 
 def is_built(dtype: torch.dtype) -> bool:
@@ -86,7 +91,7 @@ def is_built(dtype: torch.dtype) -> bool:
 
 
 def build(dtype: torch.dtype) -> Path:
-    """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on one core.
+    """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on two cores.
 
     Another thread or process that builds is waited for. Raises BuildError, and NotPrivate if others can write to the
     folder of the library.
@@ -100,7 +105,7 @@ def build(dtype: torch.dtype) -> Path:
         with _building[dtype], _alone_in(path.parent):
             if not _is_sound(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                    _compile(Path(folder) / path.name, dtype).replace(path)
+                    _compile(Path(folder) / path.name, dtype, path.parent).replace(path)
     except OSError as error:
         advice = "set OAISERVE_CACHE to another folder"
         raise BuildError(f"{path.parent} cannot be written: {error.strerror} ({advice})") from error
@@ -138,30 +143,58 @@ def build_beside(dtype: torch.dtype) -> Thread | None:
     return thread
 
 
-def _compile(path: Path, dtype: torch.dtype) -> Path:
-    """Compile the library to this path, in a separate folder."""
-    compiler = _compiler()
-    command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
-    log.debug("Compiling: %s", shlex.join(command))
-    with compiler_process(command) as run, Elapsed("Compiling native code") as elapsed:
+def _compile(path: Path, dtype: torch.dtype, objects: Path) -> Path:
+    """Compile the library to this path, in a separate folder.
+
+    The folder `objects` keeps the part that libraries of all dtypes share.
+    """
+    flags = _flags(_kind(dtype))
+    shared_flags = _flags()
+    shared = objects / _cached_path("blocks", shared_flags, ".o").name
+    main = path.with_suffix(".o")
+    units = [[*flags, "-c", str(SOURCES / variants.MAIN_SOURCE), "-o", str(main)]]
+    new = None if _is_sound(shared) else path.with_name(shared.name)
+    if new:
+        units.append([*shared_flags, "-c", str(SOURCES / variants.BLOCKS_SOURCE), "-o", str(new)])
+    with Elapsed("Compiling native code") as elapsed:
         if elapsed.is_first:
             log.info("Compiling native code, once for this machine. It takes about half a minute")
-        said: str | None = None
-        while said is None:
-            try:
-                _, said = run.communicate(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                elapsed.show()
-    if run.returncode != 0:
-        errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()
-        raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
+        _run_compilers(units, elapsed)
+        if new:
+            _seal(new).replace(shared)
+        _run_compilers([[*flags, str(main), str(shared), "-o", str(path)]], elapsed)
+    return _seal(path)
+
+
+def _run_compilers(arguments: list[list[str]], elapsed: Elapsed) -> None:
+    """Run the compiler at once for each of these arguments. Raises BuildError if one fails."""
+    compiler = _compiler()
+    with ExitStack() as processes:
+        runs = []
+        for each in arguments:
+            command = [*compiler, *each]
+            log.debug("Compiling: %s", shlex.join(command))
+            runs.append(processes.enter_context(compiler_process(command)))
+        for run in runs:
+            said: str | None = None
+            while said is None:
+                try:
+                    _, said = run.communicate(timeout=POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    elapsed.show()
+            if run.returncode != 0:
+                errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()
+                raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
+
+
+def _seal(path: Path) -> Path:
     variants.seal(path)
     path.chmod(private.FILE_MODE)
     return path
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a library lies at the path as `_compile` has written it. The log says why another is not used."""
+    """Return whether a file lies at the path as `_compile` has written it. The log says why another is not used."""
     flaw = _flaw(path)
     if flaw:
         log.warning("The native code is compiled again: %s", flaw)
@@ -185,10 +218,12 @@ def _kind(dtype: torch.dtype) -> str:
     return ELEMENTS[dtype]
 
 
-def _flags(kind: str) -> list[str]:
+def _flags(kind: str | None = None) -> list[str]:
+    """Return the flags for libraries of one kind, or for what libraries of all kinds share."""
     has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
     limit = ["-mno-avx512f"] if prebuilt.is_limited() else []
-    return [*FLAGS, *limit, *([variants.AMX_FLAG] if has_amx else []), variants.kind_flag(kind)]
+    amx = [variants.AMX_FLAG] if has_amx else []
+    return [*FLAGS, *limit, *amx, *([variants.kind_flag(kind)] if kind else [])]
 
 
 def _compiler() -> list[str]:
@@ -236,7 +271,7 @@ def load(dtype: torch.dtype) -> ctypes.CDLL:
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype))
+        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype, Path(folder)))
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
+BLOCKS_SOURCE = "blocks.cpp"  # for all kinds of libraries
 KINDS = ("bf16", "float")  # kinds of libraries, by the type of activations, keys and values
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),

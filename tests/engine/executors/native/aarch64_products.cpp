@@ -7,7 +7,7 @@
 #include "aarch64_requests.h"
 #include "activation.h"
 #include "attention.h"
-#include "block_product.h"
+#include "blocks.cpp"
 
 FILE *input, *output;
 
@@ -50,7 +50,7 @@ void blocks(const Array<int64_t>& numbers) {
     const uint8_t* columns[PANEL] = {};
     for (long c = 0; c < PANEL && panel * PANEL + c < n; c++) columns[c] = &bytes[(panel * PANEL + c) * row_bytes];
     uint8_t* const to = &packed[panel * block_panel_bytes(format, k)];
-    for_format(format, [&]<Format FORMAT>() { pack_panel<FORMAT>(columns, nullptr, k, to); });
+    pack_panel(format, columns, nullptr, k, to);
     found.push_back({to, format});
   }
   const BlockLinear weights{n, k, found.data(), bias.count ? (const float*)bias : nullptr};

@@ -1,4 +1,6 @@
-// Replaces operator new in the library that it is compiled into, so that a test can make any one allocation fail.
+// Replaces operator new in the library that it is compiled into, so that a test can make any one allocation fail. It is
+// included in each file of the library, and counts in the one that is compiled for an element type.
+#if defined(ELEMENT)
 
 #include <atomic>
 #include <cstddef>
@@ -23,3 +25,4 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#endif

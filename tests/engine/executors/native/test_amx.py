@@ -157,7 +157,7 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
     (variant,) = (variant for variant in variants.VARIANTS if variant.features >= variants.AMX_FEATURES)
     source = tmp_path / "product.cpp"
     source.write_text(
-        '#include "block_product.h"\nusing namespace oaiserve;\n'
+        '#include "blocks.cpp"\nusing namespace oaiserve;\n'
         "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"
         "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
         "void blocks(const BlockLinear& w, const RowLine* x, float* out) {\n"

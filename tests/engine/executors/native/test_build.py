@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,13 @@ def code_of(path: Path) -> bytes:
     return content[:-32]
 
 
-def num_calls(folder: Path) -> int:
-    return len((folder / "calls.txt").read_text().splitlines())
+def calls(folder: Path) -> list[list[str]]:
+    return [line.split() for line in (folder / "calls.txt").read_text().splitlines()]
+
+
+def num_libraries(folder: Path) -> int:
+    """Return how many libraries have been linked."""
+    return sum("-c" not in call for call in calls(folder))
 
 
 def test_a_library_is_compiled_once_for_each_dtype(compiler: Compiler) -> None:
@@ -36,9 +42,28 @@ def test_a_library_is_compiled_once_for_each_dtype(compiler: Compiler) -> None:
     assert code_of(path) == b"made\n"
     assert path.is_relative_to(folder / "cache")
     other = build.build(torch.bfloat16)
-    calls = (folder / "calls.txt").read_text().splitlines()
-    assert [("-DELEMENT=float" in call, "-DELEMENT=bf16" in call) for call in calls] == [(True, False), (False, True)]
-    assert sorted(path.parent.iterdir()) == sorted([path, other]), "no other files are left"
+    assert num_libraries(folder) == 2
+    units = Counter(
+        (call[call.index("-c") + 1], *(flag for flag in call if "ELEMENT" in flag))
+        for call in calls(folder)
+        if "-c" in call
+    )
+    decoder = str(build.SOURCES / "decoder.cpp")
+    blocks = str(build.SOURCES / "blocks.cpp")
+    assert units == Counter([(decoder, "-DELEMENT=float"), (decoder, "-DELEMENT=bf16"), (blocks,)])
+    (shared,) = path.parent.glob("blocks-*.o")
+    assert code_of(shared) == b"made\n"
+    assert sorted(path.parent.iterdir()) == sorted([path, other, shared]), "no other files are left"
+
+
+def test_a_damaged_part_of_libraries_is_compiled_again(compiler: Compiler, caplog: pytest.LogCaptureFixture) -> None:
+    folder = compiler('echo made > "$out"')
+    (shared,) = build.build(torch.float32).parent.glob("blocks-*.o")
+    shared.write_bytes(b"x" + shared.read_bytes()[1:])
+    build.build(torch.bfloat16)
+    assert code_of(shared) == b"made\n"
+    assert caplog.messages == [f"The native code is compiled again: {shared} is damaged"]
+    assert [call[call.index("-c") + 1] for call in calls(folder)[-3:-1]].count(str(build.SOURCES / "blocks.cpp")) == 1
 
 
 def test_a_built_library_does_not_wait_for_a_process_that_compiles_another(
@@ -191,7 +216,7 @@ def test_a_library_that_cannot_be_trusted_is_compiled_again(
     caplog.clear()
     assert code_of(build.build(torch.float32)) == b"a library\n"
     assert caplog.messages == [f"The native code is compiled again: {reason}"]
-    assert num_calls(folder) == 2
+    assert num_libraries(folder) == 2
     assert build.is_built(torch.float32)
     assert (path.is_symlink(), path.stat().st_mode & 0o777, path.stat().st_uid) == (False, 0o600, os.geteuid())
     if spoil is linked:
@@ -264,7 +289,7 @@ def test_of_two_processes_that_start_at_once_one_compiles_and_both_find_a_sound_
     path = build.library_path(torch.float32)
     assert said == [[str(path), "True"]] * 2
     assert code_of(path) == b"made\n"
-    assert num_calls(folder) == 1
+    assert num_libraries(folder) == 1
 
 
 def test_a_library_is_built_beside_other_work_once_and_without_an_error(compiler: Compiler) -> None:
@@ -274,7 +299,7 @@ def test_a_library_is_built_beside_other_work_once_and_without_an_error(compiler
     thread.join()
     assert build.is_built(torch.float32)
     assert build.build_beside(torch.float32) is None
-    assert num_calls(folder) == 1
+    assert num_libraries(folder) == 1
     compiler("exit 1")
     thread = build.build_beside(torch.bfloat16)
     assert thread is not None

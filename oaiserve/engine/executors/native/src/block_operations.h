@@ -1,7 +1,7 @@
 // The operations of a decoder's step that belong to weights in the formats of GGUF files.
 #pragma once
 
-#include "block_product.h"
+#include "block_tiles.h"
 #include "experts.h"
 
 namespace oaiserve {

@@ -397,24 +397,4 @@ void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long 
   }
 }
 
-// sums [PANEL] += the rests of a row times a panel, if the row and the panel's format have such.
-inline void add_rests(const BlockLinear& w, const RowLine* row, long panel, float* sums) {
-  if (!layout_of(w.panels[panel].format).is_super || !supers_in(row)->has_rests) return;
-  for_format(w.panels[panel].format, [&]<Format FORMAT>() {
-    const uint8_t* const weights = w.panels[panel].data;
-    if constexpr (layout_of(FORMAT).is_super)
-      multiply_panel<FORMAT>(weights, rests_in(row, w.k), 0, 1, w.k, nullptr, sums, weights);
-  });
-}
-
-// Multiplies as multiply_panel of gemm.h does.
-inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride, long rows, long panel, float* sums,
-                           long next) {
-  const PanelBias bias(w.bias, w.n, panel);
-  for_format(w.panels[panel].format, [&]<Format FORMAT>() {
-    multiply_panel<FORMAT>(w.panels[panel].data, x, x_stride, rows, w.k, bias.values, sums, w.panels[next].data);
-  });
-  for (long r = 0; r < rows; r++) add_rests(w, x + r * x_stride, panel, sums + r * PANEL);
-}
-
 }  // namespace oaiserve

@@ -59,6 +59,17 @@ struct BlockLinear {
   }
 };
 
+// These functions are in blocks.cpp, for each format.
+
+// Packs the rows of a panel as pack_panel of its format does.
+void pack_panel(Format format, const uint8_t* const* rows, const uint8_t* const* scales, long k, uint8_t* panel);
+
+// out [k] = a row of the weights. Slow: bytes of a row are far from each other.
+void expand_row(const BlockLinear& w, long row, float* out);
+
+// Multiplies as multiply_panel of gemm.h does.
+void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride, long rows, long panel, float* sums, long next);
+
 // Starts the sums [rows, PANEL] of a panel with its bias. If that is null, they have been started.
 inline void start_sums(float* sums, long rows, const float* bias) {
   for (long r = 0; bias && r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));

@@ -41,10 +41,8 @@ struct UnpackedBlocks {
   void pack(Pool& pool) const {
     Items packing(panels_of(weights.n), [this](long panel) {
       const BlockPanel& out = weights.panels[panel];
-      for_format(out.format, [&]<Format FORMAT>() {
-        const uint8_t* const* own_scales = scales.empty() ? nullptr : &scales[size_t(panel * PANEL)];
-        pack_panel<FORMAT>(&rows[size_t(panel * PANEL)], own_scales, weights.k, const_cast<uint8_t*>(out.data));
-      });
+      const uint8_t* const* own_scales = scales.empty() ? nullptr : &scales[size_t(panel * PANEL)];
+      pack_panel(out.format, &rows[size_t(panel * PANEL)], own_scales, weights.k, const_cast<uint8_t*>(out.data));
     });
     pool.run(packing);
 #if defined(__linux__)

@@ -453,9 +453,4 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
   }
 }
 
-inline void expand_row(const BlockLinear& w, long row, float* out) {
-  const BlockPanel& panel = w.panels[row / PANEL];
-  for_format(panel.format, [&]<Format FORMAT>() { expand_column<FORMAT>(panel.data, row % PANEL, w.k, out); });
-}
-
 }  // namespace oaiserve
