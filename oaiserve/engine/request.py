@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.engine.types.loop_rule import LoopRule
 from oaiserve.engine.types.media import MediaFile
@@ -269,11 +271,11 @@ class PromptDone:
     texts: list[str] | None = None  # only with SamplingParams.prompt_texts: see `Tokenizer.text_parts`
 
 
-@dataclass(slots=True)
-class TokenChunk:
+class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     """The new text and tokens of a choice since its last chunk. All texts together are the whole answer.
 
-    The last chunk of a choice has its finish_reason.
+    The last chunk of a choice has its finish_reason. Streams get one for each token, and a struct is made, encoded and
+    decoded in less than half of a dataclass' time.
     """
 
     request_id: str

@@ -44,10 +44,11 @@ def decoder(kind: type[Kind] | Any) -> Callable[[bytes | msgspec.Raw], Kind]:
 
 def _form(value: Any) -> object:
     """Return the plain form of a value of a type that msgspec doesn't know."""
+    if isinstance(value, TokenLogprobs):
+        ids, texts, logprobs, ends, ranks = value.columns
+        return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes(), ranks.tobytes()
     if isinstance(value, array):
         return value.typecode.encode() + value.tobytes()
-    if isinstance(value, TokenLogprobs):
-        return value.columns
     if isinstance(value, Exception):
         kinds = [kind.__name__ for kind in type(value).__mro__ if issubclass(kind, Exception)]
         return kinds, str(value).encode(errors="replace").decode(), vars(value)
@@ -65,13 +66,11 @@ def _form(value: Any) -> object:
 
 def _made(kind: type, form: Any) -> Any:
     """Rebuild a value of type `kind` from its plain form."""
-    if kind is array:
-        return array(chr(form[0]), form[1:])
     if kind is TokenLogprobs:
         ids, texts, logprobs, ends, ranks = form
-        return TokenLogprobs(
-            (_made(array, ids), texts, _made(array, logprobs), _made(array, ends), _made(array, ranks))
-        )
+        return TokenLogprobs((array("i", ids), texts, array("d", logprobs), array("q", ends), array("i", ranks)))
+    if kind is array:
+        return array(chr(form[0]), form[1:])
     if issubclass(kind, Exception):
         return _error(*form)
     if kind in (Path, Bytes):

@@ -275,4 +275,4 @@ def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list
     best: list[TokenChunk] = []
     for start in range(0, len(candidates), best_of):
         best += sorted(candidates[start : start + best_of], key=mean_logprob, reverse=True)[:n]
-    return [replace(chunk, index=index) for index, chunk in enumerate(best)]
+    return [msgspec.structs.replace(chunk, index=index) for index, chunk in enumerate(best)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes
@@ -88,6 +89,9 @@ def any_of(hint: Any, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]
         return KNOWN[origin]
     if issubclass(hint, Enum):
         return st.sampled_from(list(hint))
-    names = [each.name for each in fields(hint)] if is_dataclass(hint) else hint._fields
+    if is_dataclass(hint):
+        names = [each.name for each in fields(hint)]
+    else:
+        names = hint.__struct_fields__ if issubclass(hint, msgspec.Struct) else hint._fields
     hints = get_type_hints(hint)
     return st.builds(hint, **{name: known[name] if name in known else any_of(hints[name]) for name in names})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.engine.types.logprobs import TokenLogprobs
@@ -237,8 +238,8 @@ def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
         logprobs = TokenLogprobs()
         if (row := next(rows, None)) is not None:
             logprobs.add(*zip(*row, strict=True))
-        single = replace(
+        single = msgspec.structs.replace(
             chunk, text=chunk.text[start:end], token_ids=[token_id], logprobs=logprobs, text_lengths=[length]
         )
-        yield single if is_last else replace(single, finish_reason=None, stop_reason=None)
+        yield single if is_last else msgspec.structs.replace(single, finish_reason=None, stop_reason=None)
         start = end
