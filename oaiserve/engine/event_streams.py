@@ -63,6 +63,9 @@ class LoopStream:
         self._busy_since_ns = 0  # when the reader last took events, or wrote some of them
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
+        # Writes a chunk for a reader that waits, without waking it, and returns whether it has: the reader's task is
+        # many coroutines deep. An exception is the reader's.
+        self.write_at_once: Callable[[TokenChunk], bool] | None = None
         self.on_cut: Callable[[], object] = lambda: None
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
         self.terminal: Terminal | None = None
@@ -104,7 +107,9 @@ class LoopStream:
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
-        self.on_cut = lambda: None  # it holds the reader, and the reader this stream: a circle, with the prompts in it
+        # These hold the reader, and the reader this stream: a circle, with the prompts in it.
+        self.on_cut = lambda: None
+        self.write_at_once = None
 
     def abort(self) -> None:
         """Abort the request, unless it has ended. Its blocks are free within a step."""
@@ -138,6 +143,8 @@ class LoopStream:
 
     def push(self, event: Event) -> None:
         if isinstance(event, TokenChunk):
+            if self._is_written_at_once(event):
+                return
             if self._has_reader:
                 self._push_chunk(event)
         elif isinstance(event, Pooled | PromptDone):
@@ -165,6 +172,18 @@ class LoopStream:
             self._on_end = None
             if on_end is not None:
                 on_end(event)
+
+    def _is_written_at_once(self, chunk: TokenChunk) -> bool:
+        waiter = self._waiter
+        if self.write_at_once is None or waiter is None or waiter.done() or chunk.finish_reason is not None:
+            return False
+        if num_tokens(chunk) > MAX_CHUNK_TOKENS:
+            return False
+        try:
+            return self.write_at_once(chunk)
+        except Exception as error:
+            waiter.set_exception(error)
+            return True
 
     def _push_chunk(self, chunk: TokenChunk) -> None:
         num_more = num_tokens(chunk)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
+from starlette.types import Scope
+
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.http.refusals import Refusals
@@ -100,6 +102,16 @@ def client_of(address: str) -> bytes:
         return address.encode()
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
     return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
+
+
+def part_writer(scope: Scope) -> Callable[[bytes], bool] | None:
+    """Return the function of a request's connection that writes a part of the answer that has begun, if it has one and
+    no other route takes the parts."""
+    state = scope["state"]
+    if state["send"] is not state.get("client_send"):
+        return None
+    make = scope.get("extensions", {}).get(CONNECTION, {}).get("part_writer")
+    return None if make is None else make()
 
 
 def allowed_connections(options: ServerOptions, clock_ns: Callable[[], int], files_each: int = 1) -> Connections:

@@ -1,6 +1,7 @@
 """Streams: what gathers while a reader is busy, and what happens to a slow reader."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -86,6 +87,45 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
     assert len(sizes) > 1
     assert sum(sizes) == num_tokens
     assert max(sizes) * (1 + (num_top or 0)) <= MAX_CHUNK_TOKENS
+
+
+async def waiting_reader(writer: Callable[[TokenChunk], bool]) -> tuple[LoopStream, asyncio.Task[list[Event]]]:
+    """Return a stream with this `write_at_once`, and its reader, which waits."""
+    stream = LoopStream(Request("r", ()), FakeEngine(), HeldTokens(THREADS.clock_ns))
+    stream.write_at_once = writer
+    reading = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    return stream, reading
+
+
+async def test_chunks_for_a_reader_that_waits_are_written_without_it() -> None:
+    written: list[TokenChunk] = []
+    stream, reading = await waiting_reader(lambda chunk: written.append(chunk) is None and len(written) < 3)
+    for letter in "abc":
+        stream.push(chunk(letter))
+    await asyncio.sleep(0)
+    # Its client doesn't take the third one, which is left to the reader.
+    assert written == [chunk(letter) for letter in "abc"]
+    assert await reading == [chunk("c")]
+
+
+@pytest.mark.parametrize("event", [chunk("a", **STOP), chunk("a" * (MAX_CHUNK_TOKENS + 1))], ids=["an end", "too long"])
+async def test_the_reader_writes_ends_and_long_chunks(event: TokenChunk) -> None:
+    stream, reading = await waiting_reader(pytest.fail)
+    stream.push(event)
+    stream.push(chunk("b", 1))  # It stays behind the event that the reader has not written yet.
+    assert await reading == [event, chunk("b", 1)]
+
+
+async def test_the_reader_gets_the_error_of_a_chunk_that_cannot_be_written() -> None:
+    def fail(chunk: TokenChunk) -> bool:
+        raise ValueError(chunk.text)
+
+    stream, reading = await waiting_reader(fail)
+    stream.push(chunk("a"))
+    stream.push(chunk("b"))
+    with pytest.raises(ValueError, match="a"):
+        await reading
 
 
 async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:

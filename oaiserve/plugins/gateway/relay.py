@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope, Send
 
 from oaiserve.errors import ANTHROPIC_PATH, REASON_HEADER, BadGateway, Unavailable
-from oaiserve.http.connections import CONNECTION
+from oaiserve.http.connections import CONNECTION, part_writer
 from oaiserve.plugins.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.client_request import OF_CONNECTION, ClientRequest
 from oaiserve.plugins.gateway.metrics import Ending
@@ -209,16 +209,6 @@ class Relay:
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_failures, 5)), left)
         self.attempts.metrics.continued.labels("failed").inc()
         return None
-
-
-def part_writer(scope: Scope) -> Callable[[bytes], bool] | None:
-    """Return the function of the client's connection that writes a part of the answer that has begun, if it has one and
-    no other route takes the parts."""
-    state = scope["state"]
-    if state["send"] is not state.get("client_send"):
-        return None
-    make = scope.get("extensions", {}).get(CONNECTION, {}).get("part_writer")
-    return None if make is None else make()
 
 
 async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:

@@ -33,7 +33,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
-from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
+from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, part_writer
 from oaiserve.http.fair_turns import MUCH_BYTES
 from oaiserve.routes.adaptations import not_enforced
 from oaiserve.routes.answer import sse
@@ -194,6 +194,7 @@ class Answer:
         self.exchange.last_sign_ns = self.exchange.clock_ns()
         try:
             events = await self._tell_progress(shape, send, stream, events)
+            stream.write_at_once = self._writer_at_once(shape, scope)
             while not is_over(events):
                 body = await self._write_full_pieces(send, stream, self._rendered(shape, events))
                 if body := body + self._activity(shape):
@@ -280,10 +281,7 @@ class Answer:
         for event in events:
             if isinstance(event, TokenChunk):
                 self._note_finish_reason(event)
-                delta = shape.delta(event)
-                if not event.was_sent:
-                    self.exchange.streamed(event, is_seen=bool(delta) and not delta.startswith(b":"))
-                yield delta
+                yield self._delta(shape, event)
             elif isinstance(event, PromptDone):
                 yield from shape.prompt(event)
             elif isinstance(event, Pooled):
@@ -295,6 +293,26 @@ class Answer:
                     yield from shape.finished(event.usage, self.exchange.timings)
                 except InvalidRequest as refused:  # It is handled here, so that the events before it are not lost.
                     yield self.failed(shape, refused)
+
+    def _delta(self, shape: Shape, chunk: TokenChunk) -> bytes:
+        delta = shape.delta(chunk)
+        if not chunk.was_sent:
+            self.exchange.streamed(chunk, is_seen=bool(delta) and not delta.startswith(b":"))
+        return delta
+
+    def _writer_at_once(self, shape: Shape, scope: Scope) -> Callable[[TokenChunk], bool] | None:
+        """Return the function that writes a chunk to the client's connection, if the client reads."""
+        write = part_writer(scope)
+        if write is None:
+            return None
+
+        def write_at_once(chunk: TokenChunk) -> bool:
+            if not write(b""):
+                return False
+            write(self._delta(shape, chunk) + self._activity(shape))
+            return True
+
+        return write_at_once
 
     def failed(self, shape: Shape, error: APIError) -> bytes:
         exchange = self.exchange

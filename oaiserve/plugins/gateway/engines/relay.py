@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oaiserve.errors import APIError, BadGateway, Forbidden, LoopDetected, Unavailable
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.trace import TraceContext
-from oaiserve.http.connections import CONNECTION
+from oaiserve.http.connections import CONNECTION, part_writer
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.gateway.attempts import MOVES_ON
@@ -44,7 +44,7 @@ from oaiserve.plugins.gateway.engines.read_again import SentPrompt, prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
-from oaiserve.plugins.gateway.relay import NO_BODY, last_events, part_writer
+from oaiserve.plugins.gateway.relay import NO_BODY, last_events
 from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, UpstreamAnswer
 from oaiserve.routes.answer.respond import OPEN_ANSWER_TOKENS
 from oaiserve.routes.exchange import Exchange
