@@ -169,7 +169,7 @@ class Encoder:
         assert medium is not None
         try:
             encoded = next(self._under_way)
-        except BaseException as error:  # whatever a model's code does with an image: only its requests fail
+        except BaseException as error:  # An error of a model's code fails only the requests with the image.
             self._under_way = self._medium = None
             failed = list(self._missing[medium.key])
             for one in failed:

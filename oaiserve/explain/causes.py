@@ -76,9 +76,8 @@ class RequestCauses:
         self._since = totals
         rest_ns = ended_ns - scheduled_ns
         if rest_ns <= 0:
-            self._rest = Parts(
-                media=-encoded_ns, host=rest_ns + encoded_ns
-            )  # so much of the time between the steps was before
+            # The part of the time between the steps that had passed before the request was scheduled.
+            self._rest = Parts(media=-encoded_ns, host=rest_ns + encoded_ns)
         elif behind_prompts:
             self._rest = Parts(prompts=rest_ns)
         else:

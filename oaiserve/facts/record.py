@@ -272,7 +272,8 @@ class EngineAccount:
     # what these take. Empty with --no-explain.
     others_ns: dict[str, list[OthersTime]] = field(default_factory=dict)
     num_prefill_steps: int = 0  # steps up to the first token
-    # Its shares of what the server used. With the shares of nobody, they add up to the meters. None with --no-explain.
+    # Its shares of what the server used. Together with the time that belongs to no request, the shares of all requests
+    # add up to the meters. None with --no-explain.
     core_ns: int | None = _cost(
         "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
     )

@@ -17,7 +17,7 @@ from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 2**20  # in one go
+READ_BYTES = 2**20  # bytes to read at once
 
 
 class Link(Protocol):

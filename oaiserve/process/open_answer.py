@@ -1,7 +1,7 @@
-"""What the front has of an open request: its events so far, from which a new engine goes on with the same answer.
+"""The front's record of an open request: its events so far, from which a new engine continues the same answer.
 
 A new engine gets the tokens that were passed on, as one replica gets those of another (`oaiserve.wire.continuation`),
-and repeats their events, which are passed on no more.
+and repeats their events, which are not passed on again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class OpenAnswer:
     clock_ns: Callable[[], int]
     replica: str = ""  # name of the replica that has it, or will get it
     is_sent: bool = False  # to the engine process that runs now
-    is_aborted: bool = False  # That process has been told.
-    has_begun: bool = False  # It has entered a step of that process,
-    has_progressed: bool = False  # and has more of its answer since.
+    is_aborted: bool = False  # The abort has been sent to that process.
+    has_begun: bool = False  # It has entered a step of that process.
+    has_progressed: bool = False  # That process has added to its answer.
     num_deaths: int = 0  # engine processes in a row that have ended between these two
     times: RequestTimes | None = None  # the stamps of its first token, by the process that has computed it
     restart_ns: int = 0  # time without a process that went on with it

@@ -14,7 +14,7 @@ _CHOICES, _BYTES = range(2)
 
 @dataclass(slots=True)
 class PassedRoom:
-    """What of the front's room is there, by client. It has no lock of its own."""
+    """The part of the front's room that requests in an engine process take, by client. It has no lock of its own."""
 
     admission: Admission
     by_client: dict[str, list[int]] = field(default_factory=dict)  # waiting choices, and bytes of bodies

@@ -23,7 +23,7 @@ Call = Callable[..., Any]
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerFacts:
-    """What the front needs to know of a tokenizer."""
+    """The facts about a tokenizer that the front needs."""
 
     parts: TokenizerParts
     special_token_ids: dict[str, int]

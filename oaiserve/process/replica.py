@@ -50,7 +50,7 @@ class EngineGone(Exception):
 
 
 class Front(Protocol):
-    """What a replica reports to. It calls the first two on the thread that reads, the others on its keeper's."""
+    """Receives the reports of replicas: the first two on the reading thread, the others on the keeper's."""
 
     def took_step(self, replica: Replica, step: Step) -> None: ...
     def began(self, replica: Replica, request_ids: Iterable[str]) -> None: ...

@@ -87,7 +87,7 @@ class Exchange:
     background_wait_ns: int | None = None  # how long it stays background work; None: forever
     has_prediction: bool = False  # The client expects a certain text, and asks how much of it came true.
     wants_cost: bool = False  # The client wants the cost in `usage`.
-    wants_reuse: bool = False  # and whether it includes what was read again
+    wants_reuse: bool = False  # The client wants the tokens that were read again in `usage`.
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: no limit was cut
     finish_reasons: dict[int, str] = field(default_factory=dict)  # the engine's, by index of the choice
     answer_facts: AnswerFacts = field(default_factory=AnswerFacts)

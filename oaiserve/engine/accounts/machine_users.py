@@ -36,7 +36,7 @@ class _Accounts(NamedTuple):
 
     busy: int  # busy time of all cores
     stolen: int
-    by_process: dict[int, tuple[str, int]]  # by its number: its name and its time of cores
+    by_process: dict[int, tuple[str, int]]  # name and CPU time, keyed by process id
     throttled_ns: int
     num_faults: int
 

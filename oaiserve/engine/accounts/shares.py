@@ -81,6 +81,6 @@ class Shares:
         core_ns = self.cores.give(own.core_ns, is_last=is_last)
         machine_ns = self.time.give(own.machine_ns, is_last=is_last)
         own.core_ns = own.machine_ns = 0.0
-        own.is_plain = False  # its part in a step under way is nobody's
+        own.is_plain = False  # Its part of a step under way belongs to no request.
         self._closed.append(own)
         return core_ns, machine_ns

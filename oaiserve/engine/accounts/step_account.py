@@ -41,7 +41,7 @@ class RequestNotes:
     _causes: RequestCauses | None  # its own
     _first_token_step: int | None = None  # the number of steps so far
     _before: EngineNumbers | None = None  # when its first step began
-    _encoded_ns: int = 0  # by images and sounds of others between the last step and its first one
+    _encoded_ns: int = 0  # time to encode others' images and sounds between the last step and its first one
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
     # The work for each client, and its own tokens and rows, when its current phase began
     _work_before: WorkBefore | None = None

@@ -19,7 +19,7 @@ _NEMOTRON_H_KEYS = {
     "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
 }
-KIMI_LINEAR_KEYS = {  # by those that files have for them in a part of their own
+KIMI_LINEAR_KEYS = {  # Values are the names in `linear_attn_config`.
     "linear_head_dim": "head_dim",
     "linear_num_heads": "num_heads",
     "linear_conv_kernel_dim": "short_conv_kernel_size",

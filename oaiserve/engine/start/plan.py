@@ -211,7 +211,7 @@ def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
     else:
         name = options.dtype
     dtype = getattr(torch, name, None)
-    return build_beside(dtype) if isinstance(dtype, torch.dtype) else None  # or else the load says what is wrong
+    return build_beside(dtype) if isinstance(dtype, torch.dtype) else None  # Otherwise the load reports what is wrong.
 
 
 def refuse_early(source: ModelSource, options: EngineOptions) -> None:

@@ -132,7 +132,7 @@ class StartRequest:
         with self.times.part("import of transformers"):
             yield
         show_transformers_progress()
-        if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
+        if not gc.isenabled():  # A server collects only once while it starts, when the model is loaded.
             gc.freeze()  # Later collections then skip the million objects that stay.
         self.drop_reserved()  # Only native code writes to it.
 

@@ -57,7 +57,7 @@ class Restoring:
 
     hashes: list[BlockHash]
     slots: list[int]
-    blocks: list[int]  # includes the cached blocks before them, so that nobody evicts these meanwhile
+    blocks: list[int]  # includes the cached blocks before them, so that these aren't evicted meanwhile
     error: Exception | None = field(default=None)
 
     @property

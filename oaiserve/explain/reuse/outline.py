@@ -46,7 +46,7 @@ class Outline:
     system: tuple[Part, ...] = ()  # messages before the first one of another role
     options: Mapping[str, Part] = field(default_factory=dict)  # other variables of the template, by name
     messages: tuple[Part, ...] = ()  # all others, or the text of a prompt without messages
-    images: tuple[Part, ...] = ()  # and sounds
+    images: tuple[Part, ...] = ()  # images and sounds
     opening: Part | None = None  # text after the template's generation prompt
 
     @property

@@ -70,8 +70,8 @@ class KeyOptions:
     """Priority of requests that name none, under --policy priority. Others get no better (lower) one."""
 
     share: float | None = None
-    """What its requests get under --policy fair, in relation to other clients who want as much, whose share is 1 where
-    nothing else is said. Default: --default-share of the server."""
+    """Share of the tokens under --policy fair, relative to that of other clients, which is 1 unless it is set. Default:
+    --default-share of the server."""
 
     models: Annotated[tuple[str, ...] | None, Parameter(name="--model")] = None
     """Name of a model or adapter that the key may use. May be repeated. Default, and *: all."""

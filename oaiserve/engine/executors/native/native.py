@@ -155,5 +155,5 @@ class NativeDecoder:
         return block_tensors(self.caches)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if self.caches:  # or else no layer has attention
+        if self.caches:  # Without caches, no layer has attention.
             copy_blocks(self.caches, copies)

@@ -30,7 +30,7 @@ BY_TORCH = ("fp8_products", "state_chunks")
 
 
 class Probed(Struct, frozen=True):
-    """What a probe of a GPU found, and later starts."""
+    """The result of a GPU's probe, with what later starts have added."""
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED

@@ -19,7 +19,7 @@ _OF_COMPILER = "PassManager::run failed"  # The compiler's passes raise it as a 
 
 
 class Part(NamedTuple):
-    """What some kernels compute, and the fields of `Kernels` that have them."""
+    """A part of the computation, and the fields of `Kernels` with its kernels."""
 
     name: str
     fields: tuple[str, ...]

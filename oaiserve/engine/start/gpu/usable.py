@@ -36,7 +36,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Usable:
-    """What a probe found for one model on one GPU."""
+    """The result of the probe for one model on one GPU."""
 
     def __init__(self, request: StartRequest, spec: ModelSpec) -> None:
         """Read what an earlier start found, or probe the GPU."""
