@@ -43,7 +43,7 @@ def prepare_process() -> None:
 
 
 def end_load() -> None:
-    """End the preparations: what has been loaded stays."""
+    """End the preparations for a load. What has been loaded stays in memory, and garbage collections skip it."""
     interpreter.end_load()
     give_back()  # memory that the start has freed
     keep_freed()

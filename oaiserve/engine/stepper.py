@@ -93,7 +93,7 @@ class Stepper:
 
     def turn(self) -> bool:
         """Launch the next step and end the previous one; without overlap, end both. Return whether a step ended."""
-        has_ended = self._in_flight is not None  # True at the end of this turn
+        has_ended = self._in_flight is not None  # whether this turn will have ended a step
         self._prepare_drafts()
         launched = self._launch()
         in_flight = self._in_flight

@@ -51,9 +51,9 @@ class RequestCauses:
     weight_reads: float = 0.0  # reads of the weights by steps, each divided by the step's rows
     _since: Parts = NOTHING  # the totals when its phase began
     _num_preempted: int = 0  # sequences
-    may_have_missed: bool = False  # steps, because it was preempted. If so:
-    _number: int = -1  # its last step
-    _at: Parts = NOTHING  # the totals after that
+    may_have_missed: bool = False  # It was preempted, and may have been left out of steps.
+    _number: int = -1  # the number of its last step, if it may have missed some
+    _at: Parts = NOTHING  # the totals after that step
     # Of the current phase:
     alone_ns: float = 0.0  # the expected time of its own tokens alone
     _recomputed: int = 0  # the part of alone_ns for tokens that a preemption had dropped

@@ -123,7 +123,7 @@ class Tokens:
                 yield from self._with_rest(closing[num_before:], num_before == 0)
 
     def _find_with_rest(self, part: bytes, anywhere: bool) -> list[tuple[int, list[int]]]:
-        """Find the tokens with this part, `anywhere` or at their beginning, and more than white space behind it.
+        """Find the tokens that have this part, `anywhere` or at their beginning, and more than white space after it.
 
         The part is whole characters or their ends. All tokens are searched at once, because one by one they take 25 ms.
         """

@@ -125,7 +125,7 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     state_copies: list[tuple[int, int]] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)  # they waited, and now run
+    admitted: list[Sequence] = field(default_factory=list)  # sequences that waited before this step
     preempted: list[Sequence] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)  # noted at the launch
 

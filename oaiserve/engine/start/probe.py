@@ -69,7 +69,7 @@ def _compare(library: Library, name: str, decoder: Decoder, limit: float) -> Non
     native = NativeDecoder(library, decoder, num_threads=1, **sizes)
     reference = ReferenceExecutor(decoder, dtype=torch.float32, device=spec.device, **sizes)
     computed = batches(spec, _BLOCK_SIZE)
-    # The states of a step are written by both, so each has its own.
+    # Both executors write to the states of a step, so each gets its own.
     expected = [reference.forward(batch) for batch in batches(spec, _BLOCK_SIZE)]
     named = ((name, pair) for pair in zip(computed, expected, strict=True))
     difference = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)

@@ -42,7 +42,7 @@ class TemplateText(str):
         return self
 
     def __add__(self, other: object) -> str:
-        if hasattr(other, "__html__") or isinstance(other, Undefined):  # These decide how they are added to a text.
+        if hasattr(other, "__html__") or isinstance(other, Undefined):  # Their __radd__ makes the sum.
             return NotImplemented
         return joined((self, other)) if isinstance(other, str) else str.__add__(self, other)  # type: ignore[operator]
 

@@ -196,7 +196,7 @@ class ChosenTool(msgspec.Struct, kw_only=True):
 
 
 class ResponseChoice(ChosenTool, kw_only=True):
-    """The tool of this type and name must be called, or else only some of the tools may be called."""
+    """Requires a call of the tool with this type and name, or limits calls to some of the tools (`allowed_tools`)."""
 
     type: Annotated[str, described("function, custom or allowed_tools. Others cannot be forced.")]
     mode: Annotated[Literal["auto", "required", None], described("The mode of allowed_tools.")] = None

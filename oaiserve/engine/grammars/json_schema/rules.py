@@ -218,7 +218,7 @@ class _Rules:
         return self._values[id(schema)][1]
 
     def _without_large(self, schema: Any, remains: Callable[[Any], bool]) -> Any:
-        """Return a schema for the same instances, of whose stated values only some remain."""
+        """Return a schema that states only those of its values that `remains` accepts, or False if nothing is left."""
         self._look()
         if not isinstance(schema, dict) or not any(self._large_values(schema)):
             return schema

@@ -29,7 +29,7 @@ from oaiserve.engine.start.gpu.graph_capture import Ready
 
 # The lengths of the sequences that are compared. Several programs read the keys of the last one.
 LENGTHS = (9, 40, 17, 600)
-CHUNK_TOKENS = 5  # tokens of the last one, in a step in which the others decode
+CHUNK_TOKENS = 5  # tokens of the last sequence in a mixed step, in which the others decode
 # The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
 # Penalties that devices apply, by sequence. They are negative, or factors far below 1: without them, other tokens are

@@ -81,7 +81,7 @@ def _started(request: StartRequest) -> Started:
     executor = _executor(request, spec, decoder, library, num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
     if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
-        tensors.give_back()  # it has copies of all but the embedding
+        tensors.give_back()  # The native decoder has copies of all but the embedding.
     if subject is not None and (not is_recorded or quantized is not None):
         remember_start(subject, quantized, request.runtime)
     return started_on_cpu(executor, spec, options, adaptable, num_blocks=num_blocks, num_states=num_states)

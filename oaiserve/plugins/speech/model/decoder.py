@@ -165,7 +165,7 @@ class SpeechDecoder:
         """Return the weights [1, heads, tokens, positions] of each layer's attention to the sound."""
         config: Any = self.model.config
         usual = config._attn_implementation
-        config._attn_implementation = "eager"  # The others return no weights.
+        config._attn_implementation = "eager"  # Other implementations return no weights.
         try:
             layers: Sequence[Tensor] = self._forward(vectors, ids, output_attentions=True).cross_attentions
         finally:

@@ -24,7 +24,7 @@ from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
 
-# What the file has with dimensions more, or fewer: vectors, and the weights of convolutions.
+# Tensors that have another number of dimensions in the file: vectors, and the weights of convolutions.
 _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
 _CONVOLUTION = "mixer.conv.weight"
 
