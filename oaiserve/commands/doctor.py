@@ -220,10 +220,10 @@ def products(found: Probed) -> Finding:
     rounded = "never" if ways.rounded_from is None else f"from {ways.rounded_from} rows on"
     chosen = f"Matrices are unpacked {unpacked}, and inputs rounded to FP8 {rounded}."
     if ways.tiles:
-        listed = "; ".join(map(str, ways.tiles))
-        chosen += f" The kernel takes {listed}; and {ways.programs_per_sm} programs on a multiprocessor."
+        chosen += f" The kernel takes {'; '.join(map(str, ways.tiles))}."
     if ways.expert_tiles:
         chosen += f" Experts take {'; '.join(map(str, ways.expert_tiles))}."
+    chosen += f" Choosing took {found.trial_seconds:.1f} s, with the kernels that were compiled for it."
     return Finding("products", f"Products of {found.about}: {'; '.join(times)}. {chosen} --recheck measures again.")
 
 

@@ -23,7 +23,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described
 from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import BY_TORCH
+from oaiserve.engine.start.gpu.features import BY_TORCH, by_options
 from oaiserve.engine.start.gpu.probe import first_difference, first_layers
 from tests.engine.executors.cuda.step_runs import Model
 from tests.engine.start.gpu.ready import ready_model
@@ -233,7 +233,7 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
             write(case, Path(folder), device)
         options = case.engine_options("bfloat16")
         command = (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND
-        found = probed(Order(folder, options, str(device)), command, CHECKER_LIMIT_SECONDS)
+        found = probed(Order(folder, options, str(device), by_options(options)), command, CHECKER_LIMIT_SECONDS)
         if checker:
             lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
             is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)

@@ -27,7 +27,7 @@ from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
-from oaiserve.engine.start.gpu.product_trials import EXPERT_TILES, TILES
+from oaiserve.engine.start.gpu.trials import EXPERT_TILES, TILES
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES, is_amd
 from tools.gpu.fake_device import noted_kernels
@@ -141,7 +141,7 @@ def multiply(rows: int, matrix: PackedMatrix) -> None:
 
 def try_tiles(matrix: PackedMatrix) -> None:
     """Multiply with all tiles that a start tries."""
-    for rows, candidates in TILES.items():
+    for (rows, *_), candidates in TILES.items():
         for tiles in candidates:
             x = torch.empty(rows, 4096, dtype=torch.bfloat16)
             triton_products.multiply(x, matrix, None, ProductWays(None, tiles=(tiles,)))
@@ -150,7 +150,7 @@ def try_tiles(matrix: PackedMatrix) -> None:
 def try_expert_tiles(kind: Kind) -> None:
     """Multiply with all tiles that a start tries for experts."""
     matrices = expert_matrices(kind, 8, 2048, 2048)
-    for rows, candidates in EXPERT_TILES.items():
+    for (rows,), candidates in EXPERT_TILES.items():
         for tiles in candidates:
             plan = triton_products.planned(
                 torch.zeros(8 * rows, dtype=torch.int64), 8, ProductWays(expert_tiles=(tiles,))

@@ -24,7 +24,7 @@ from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import Probed, by_options
-from oaiserve.engine.start.gpu.product_trials import product_ways
+from oaiserve.engine.start.gpu.trials import product_ways
 from oaiserve.engine.start.host_memory import offload_blocks
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu

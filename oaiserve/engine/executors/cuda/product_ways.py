@@ -14,14 +14,16 @@ class MatrixTiles(NamedTuple):
     n: int  # rows of the matrix
     num_warps: int
     num_stages: int
+    programs_per_sm: int = PROGRAMS_PER_SM  # Columns are split until a product has this many programs.
 
     def constants(self) -> dict[str, int]:
         """Return these tiles as arguments of kernels."""
-        rows, n, num_warps, num_stages = self
+        rows, n, num_warps, num_stages, _ = self
         return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
 
     def __str__(self) -> str:
-        return f"tiles of {self.rows} by {self.n} with {self.num_warps} warps and {self.num_stages} stages"
+        of_kernel = f"{self.num_warps} warps, {self.num_stages} stages"
+        return f"tiles of {self.rows} by {self.n} with {of_kernel}, {self.programs_per_sm} programs per multiprocessor"
 
 
 class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +39,6 @@ class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     # takes those that were fastest on an H100. Those of experts are by the rows of an expert, if all have as many.
     tiles: tuple[MatrixTiles, ...] = ()
     expert_tiles: tuple[MatrixTiles, ...] = ()
-    programs_per_sm: int = PROGRAMS_PER_SM  # Columns are split until the kernel has this many programs.
 
     def unpacks(self, num_rows: int) -> bool:
         return self.unpacked_from is not None and num_rows >= self.unpacked_from

@@ -25,7 +25,7 @@ from oaiserve.engine.executors.cuda.device_matrices import (
     new_rounded,
 )
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
-from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles, ProductWays
+from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, MatrixTiles, ProductWays
 from oaiserve.engine.executors.cuda.triton_product_kernels import (
     plan_experts_kernel,
     product_kernel,
@@ -73,7 +73,7 @@ def multiply(
         return functional.linear(x, unpacked(matrix, x.dtype), bias)
     out = x.new_empty(num_rows, matrix.shape[0])
     tiles = ways.tiles_for(num_rows) or tiles_for(num_rows, x.device)
-    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows), programs_per_sm=ways.programs_per_sm)
+    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
     return out
 
 
@@ -124,13 +124,12 @@ def _launch(
     plan: Plan | None = None,
     pairs_of_row: int = 1,
     factors: Tensor | None = None,
-    programs_per_sm: int = PROGRAMS_PER_SM,
 ) -> None:
     (n, columns) = matrix.shape
     tile = matrix.tile_columns
     grid = -(-n // tiles.n), num_tiles
     tiles_of_columns = -(-columns // tile)
-    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device, programs_per_sm)
+    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device, tiles.programs_per_sm)
     partial = out
     if splits > 1:
         partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
@@ -215,7 +214,7 @@ def tiles_for(num_rows: int, device: torch.device, *, of_experts: bool = False) 
     return MatrixTiles(128, 128, num_warps=8, num_stages=3 if has_room else 2)
 
 
-def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs_per_sm: int = PROGRAMS_PER_SM) -> int:
+def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs_per_sm: int) -> int:
     """Return the number of splits of the columns, a power of two, for enough programs."""
     splits = 1
     enough = num_multiprocessors(device) * programs_per_sm

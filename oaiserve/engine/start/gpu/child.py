@@ -16,13 +16,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, all_off
+from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, Verdict, all_off
 
 log = logging.getLogger(__name__)
 
@@ -41,51 +40,32 @@ class Order(NamedTuple):
     model: str  # a folder or a file
     options: EngineOptions
     device: str
-    tries_torch: bool = True  # whether the features of BY_TORCH are tried
-
-
-class Ended(NamedTuple):
-    """How a probe ended."""
-
-    code: int | None  # None if it took too long
-    reason: str = ""
-    found: Probed | None = None  # with the features that it used; None if it ended before it had chosen them
-
-    @property
-    def has_used_torch(self) -> bool:
-        return self.found is None or not all(self.found.verdict[feature] for feature in BY_TORCH)
+    verdict: Verdict  # before the probe, which does not try features that have a reason to be off
 
 
 def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Probed | None:
     """Return the verdict on each feature, and the ways of products, or None for a model that cannot be started anyway.
 
-    If a probe fails, another one tries kernels and graphs alone, if that is less, and the last one kernels alone.
+    If a probe fails, another one tries kernels and graphs alone, if that is less, and the last one no graphs either.
     """
-    ended = _run(order, command, limit_seconds)
-    failed: dict[str, str] = {}
-    if _has_failed(ended) and ended.has_used_torch:
-        failed = dict.fromkeys(BY_TORCH, ended.reason)
-        order = order._replace(tries_torch=False)
-        ended = _run(order, command, limit_seconds)
-    if _has_failed(ended) and order.options.cuda_graph:
-        failed["graphs"] = ended.reason
-        order = order._replace(tries_torch=False, options=replace(order.options, cuda_graph=False))
-        ended = _run(order, command, limit_seconds)
-    if ended.code == DECLINED:
-        return None
-    if ended.code != 0 or ended.found is None:
-        return Probed(all_off(ended.reason))
-    return msgspec.structs.replace(ended.found, verdict={**ended.found.verdict, **failed})
+    while True:
+        code, reason, found = _run(order, command, limit_seconds)
+        if code == DECLINED:
+            return None
+        if code == 0 and found is not None:
+            return found
+        log.debug("A probe of the GPU failed: %s", reason)
+        verdict = order.verdict if found is None else found.verdict
+        used = next(
+            (features for features in (BY_TORCH, ("graphs",)) if not all(map(verdict.__getitem__, features))), None
+        )
+        if used is None:
+            return Probed(all_off(reason))
+        order = order._replace(verdict={**order.verdict, **dict.fromkeys(used, reason)})
 
 
-def _has_failed(ended: Ended) -> bool:
-    if ended.code in (0, DECLINED):
-        return False
-    log.debug("A probe of the GPU failed: %s", ended.reason)
-    return True
-
-
-def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
+def _run(order: Order, command: Sequence[str], limit_seconds: float) -> tuple[int | None, str, Probed | None]:
+    """Run a probe. Return its exit code, or None if it took too long; how it ended; and what its last line said."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
         assert process.stdin is not None
@@ -106,4 +86,4 @@ def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
         said = [line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)]
         last = [line for line in lines if not line.startswith(FOUND)][-1:]
         reason = ": ".join([end, *(line[:_SHOWN] for line in last)])
-        return Ended(code, reason, msgspec.json.decode(said[-1], type=Probed) if said else None)
+        return code, reason, msgspec.json.decode(said[-1], type=Probed) if said else None

@@ -105,7 +105,7 @@ def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tens
 def _limit(spec: ModelSpec, ways: ProductWays, before: Step, step: Step) -> float:
     """Return by how much rounding may move outputs of a step: more if numbers of 8 bits are in its sums, or were in
     those of the step before."""
-    most_tokens = max(sum(chunk.num_tokens for chunk in one.chunks) for one in (before, step))
+    most_tokens = max(before.num_tokens, step.num_tokens)
     in_float8 = spec.has_float8_cache or ways.rounds(most_tokens + _PADDING)
     return tolerance(spec.dtype, in_float8=in_float8)
 

@@ -32,13 +32,13 @@ from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import DECLINED, FOUND, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import BY_TORCH, Probed, by_options
-from oaiserve.engine.start.gpu.fitting import fields_off, fitting
+from oaiserve.engine.start.gpu.features import Probed, Verdict, by_options
+from oaiserve.engine.start.gpu.fitting import fitting
 from oaiserve.engine.start.gpu.graph_capture import captured
-from oaiserve.engine.start.gpu.product_trials import product_ways
-from oaiserve.engine.start.gpu.trials import reason, state_chunks
+from oaiserve.engine.start.gpu.trials import product_ways, reason, state_chunks
 from oaiserve.engine.start.ways.gpu import Placed, place, ready, warm_up
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
 
 LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
 CACHE_MEMORY = Bytes("1GiB")
@@ -90,29 +90,27 @@ def probe(order: Order, report: Callable[[Probed], object]) -> str | None:
 
     Raises NotKnown and StartupError for a model that cannot be started.
     """
-    device = select_device(order.device)
-    model = describe_model(find_model(order.model), order.options, device=device)
-    return first_difference(model, order.options, report, tries_torch=order.tries_torch)
+    model = describe_model(find_model(order.model), order.options, device=select_device(order.device))
+    return first_difference(model, order.options, order.verdict, report)
 
 
 def first_difference(
     model: Described,
     options: EngineOptions,
+    verdict: Verdict | None = None,
     report: Callable[[Probed], object] = lambda found: None,
-    *,
-    tries_torch: bool = True,
 ) -> str | None:
     """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
 
     Return the first difference from plain torch, if there is any. The features and ways of the start are reported
-    before.
+    before. Those are not tried that a verdict has off.
     """
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
     placed = place(few, options, few.spec.name)
 
     def compared(found: Probed) -> str | None:
-        found = tried(found, placed, few.decoder.layers, tries_torch=tries_torch)
+        found = tried(found, placed, few.decoder.layers)
         report(found)
         own = ready(placed, options, found, is_probe=True)
         graphs = None if found.verdict["graphs"] else captured(own, CudaCapture(own.spec.device))
@@ -120,23 +118,25 @@ def first_difference(
         warm_up(own.new_runner(graphs=graphs))
         return problem
 
-    return fitting(Probed(by_options(options)), compared)[0]
+    return fitting(Probed(by_options(options) if verdict is None else verdict), compared)[0]
 
 
-def tried(found: Probed, model: Placed, layers: list[Layer], *, tries_torch: bool) -> Probed:
-    """Return what was found with the verdict on the features of BY_TORCH, and with the fastest ways of products, unless
-    plain torch computes those."""
+def tried(found: Probed, model: Placed, layers: list[Layer]) -> Probed:
+    """Choose the fastest ways of products, and try the features that torch computes, unless they are off already."""
+    began_ns = THREADS.clock_ns()
     weights = model.weights
     assert isinstance(weights, CudaWeights)
     verdict = dict(found.verdict)
-    if not tries_torch:
-        return replaced(found, verdict=verdict | dict.fromkeys(BY_TORCH, "it was not tried"))
-    if "multiply" not in fields_off(found):
+    if not verdict["fp8_products"]:
         products = product_ways(weights)
         found = replaced(found, ways=products.ways, seconds=products.seconds)
         verdict |= products.verdict
-    chunks = reason(lambda: state_chunks(layers, weights.device))
-    return replaced(found, verdict={**verdict, "state_chunks": chunks})
+    if not verdict["state_chunks"]:
+        try:
+            verdict["state_chunks"] = state_chunks(layers, weights.device)
+        except Exception as error:
+            verdict["state_chunks"] = reason(error)
+    return replaced(found, verdict=verdict, trial_seconds=(THREADS.clock_ns() - began_ns) / 1e9)
 
 
 def _write(found: Probed) -> None:
@@ -148,18 +148,17 @@ def main() -> None:
     # The server ends a probe earlier, unless the server has ended.
     faulthandler.dump_traceback_later(LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
     order = pickle.load(sys.stdin.buffer)
-    code = 0
+    code = 1
     try:
-        if problem := probe(order, _write):
-            print(problem, file=sys.stderr)
-            code = 1
+        problem = probe(order, _write)
+        code = 0 if problem is None else 1
     except (NotKnown, StartupError) as error:
-        print(error, file=sys.stderr)
+        problem = str(error)
         code = DECLINED
     except Exception as error:
-        print(named(error), file=sys.stderr)
-        code = 1
-    sys.stderr.flush()
+        problem = named(error)
+    if problem:
+        print(problem, file=sys.stderr, flush=True)
     os._exit(code)  # The end of a process whose device has failed would write more lines, or crash.
 
 

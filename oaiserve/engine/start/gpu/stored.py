@@ -14,6 +14,9 @@ from oaiserve.storage import private
 
 log = logging.getLogger(__name__)
 
+# What reading raises, for a file that is missing, spoiled, of another version or of another user.
+UNREADABLE = (OSError, RecursionError, ValueError, private.NotPrivate)
+
 
 def folder() -> Path:
     return private.cache_folder() / "probed-gpus"
@@ -22,20 +25,18 @@ def folder() -> Path:
 def recall(path: Path) -> Probed | None:
     """Read what a probe found. Return None if it is missing or broken."""
     try:
-        private.verified(path.parent)
         found = _read(path)
     except FileNotFoundError:
         return None
-    except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
+    except UNREADABLE as error:
         log.warning("The GPU is probed again, because what an earlier probe found cannot be used: %s", error)
         return None
     return found if found.verdict.keys() == FEATURES.keys() else None
 
 
 def _read(path: Path) -> Probed:
-    """Read a file. Raises OSError and NotPrivate, and for what `remember` doesn't write ValueError and
-    RecursionError."""
-    return msgspec.json.decode(private.read_file(path), type=Probed)
+    """Read a file. Raises one of UNREADABLE."""
+    return msgspec.json.decode(private.read_file(private.verified(path.parent) / path.name), type=Probed)
 
 
 def remember(path: Path, found: Probed) -> None:
@@ -50,11 +51,7 @@ def remember(path: Path, found: Probed) -> None:
 
 def all_found() -> Iterator[Probed]:
     """Yield what the starts of this user have found, newest first."""
-    try:
-        private.verified(folder())
-        paths = sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    except (OSError, private.NotPrivate):
-        return
-    for path in paths:
-        with suppress(OSError, RecursionError, ValueError, private.NotPrivate):  # It may be of another version.
-            yield _read(path)
+    with suppress(OSError):
+        for path in sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
+            with suppress(*UNREADABLE):
+                yield _read(path)

@@ -47,22 +47,20 @@ class Usable:
 
     def _decide(self, request: StartRequest) -> Probed:
         options = request.options
-        by_its_options = by_options(options)
-        if by_its_options["kernels"]:
-            return Probed(by_its_options)
+        verdict = by_options(options)
+        if verdict["kernels"]:
+            return Probed(verdict)
         found = None if options.recheck else recall(self._path)
         if found is None:
             log.info("Another process computes some layers of the model, to find out which kernels are usable here")
-            found = probed(Order(str(request.source.path), options, str(self._device)))
+            found = probed(Order(str(request.source.path), options, str(self._device), verdict))
             if found is None:  # The start itself will fail with the reason.
                 return Probed(all_off("the probe could not start the model"))
-            device = torch.cuda.get_device_name(self._device)
-            found = replace(found, about=f"{request.source.location} on {device}")
+            found = replace(found, about=f"{request.source.location} on {torch.cuda.get_device_name(self._device)}")
             if _has_usable(found):
                 remember(self._path, found)
-        verdict = {feature: by_its_options[feature] or reason for feature, reason in found.verdict.items()}
         log_off(found)
-        return replace(found, verdict=verdict)
+        return found
 
     def started(self, start: Callable[[Probed], T]) -> T:
         """Start with what was found. A kernel that does not fit is off, also for later starts."""

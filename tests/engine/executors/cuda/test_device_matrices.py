@@ -97,11 +97,11 @@ def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest
     monkeypatch.setattr(triton_products, "num_multiprocessors", lambda device: 2)
     for _ in range(2):  # the counters are as they were
         torch.testing.assert_close(triton_products.multiply(x, packed, None), want, rtol=1e-5, atol=1e-5)
-    assert triton_products.num_splits(1, 4, x.device) == 4
+    assert triton_products.num_splits(1, 4, x.device, 4) == 4
     monkeypatch.setattr(triton_products, "num_multiprocessors", lambda device: 132)
-    assert triton_products.num_splits(1, 3, x.device) == 2
-    assert triton_products.num_splits(64, 112, x.device) == 16
-    assert triton_products.num_splits(1000, 112, x.device) == 1
+    assert triton_products.num_splits(1, 3, x.device, 4) == 2
+    assert triton_products.num_splits(64, 112, x.device, 4) == 16
+    assert triton_products.num_splits(1000, 112, x.device, 4) == 1
 
 
 def test_matrices_with_small_groups_are_expanded() -> None:

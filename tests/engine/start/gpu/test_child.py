@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.start.gpu.child import DECLINED, Order, probed
-from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
+from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Verdict, all_off
 from tests.waiting import wait_until
 
 WAYS = ProductWays(unpacked_from=256)
@@ -23,14 +23,17 @@ import json, os, pickle, signal, sys, threading
 
 order = pickle.load(sys.stdin.buffer)
 what, when = sys.argv[1:]
-graphs = "" if order.options.cuda_graph else "--no-cuda-graph"
-by_torch = "it was not tried" if not order.tries_torch else "slower" if when == "with graphs" else ""
+graphs = order.verdict["graphs"]
+by_torch = order.verdict["fp8_products"]
+tries_torch = not by_torch
+if when == "with graphs":
+    by_torch = by_torch or "slower"
 on = ["with graphs"] * (not graphs) + ["with torch"] * (not by_torch) + ["always", "before its verdict"]
 with open(os.environ["PROBES"], "a") as file:
     print(*on[:-2], file=file)
 print("this is no log")
 is_right = what == "works" or when not in on
-if when != "before its verdict" or not order.tries_torch:
+if when != "before its verdict" or not tries_torch:
     features = {"kernels": "", "graphs": graphs, **dict.fromkeys(BY_TORCH, by_torch)}
     print("found: " + json.dumps({"verdict": features, "ways": WAYS, "seconds": {}, "about": ""}), file=sys.stderr)
     if is_right or when == "before its verdict":
@@ -50,7 +53,8 @@ elif what == "is declined":
     .replace("BY_TORCH", str(BY_TORCH))
     .replace("WAYS", str(asdict(WAYS)))
 )
-ORDER = Order("a model", EngineOptions(), "cuda")
+ALL_ON = dict.fromkeys(FEATURES, "")
+ORDER = Order("a model", EngineOptions(), "cuda", ALL_ON)
 LIMIT_SECONDS = 60.0
 REASONS = {
     "hangs": "its probe took longer than 60 s",
@@ -110,7 +114,7 @@ def test_what_torch_computes_is_off_if_a_probe_works_only_without_it(what: str, 
 
 @pytest.mark.parametrize("what", REASONS)
 def test_graphs_are_off_if_a_probe_works_only_without_them(what: str, log: Path) -> None:
-    assert run(what) == verdict("it was not tried", REASONS[what])
+    assert run(what) == verdict("slower", REASONS[what])
     assert log.read_text() == "with graphs\n\n"
 
 
@@ -118,7 +122,7 @@ def test_graphs_are_off_if_a_probe_works_only_without_them(what: str, log: Path)
 def test_all_is_off_if_no_probe_works(what: str, log: Path) -> None:
     assert run(what, "always") == all_off(REASONS[what])
     log.unlink()
-    without_graphs = ORDER._replace(options=EngineOptions(cuda_graph=False))
+    without_graphs = ORDER._replace(verdict={**ALL_ON, "graphs": "--no-cuda-graph"})
     assert run(what, "always", without_graphs) == all_off(REASONS[what])
     assert log.read_text() == "with torch\n\n"
 
@@ -144,12 +148,12 @@ def test_no_process_is_left(log: Path) -> None:
 
 
 def test_the_probe_itself_reads_its_order_and_declines_a_model_that_is_not_there(tmp_path: Path) -> None:
-    assert probed(Order(str(tmp_path), EngineOptions(), "cpu")) is None
+    assert probed(Order(str(tmp_path), EngineOptions(), "cpu", ALL_ON)) is None
 
 
 def test_an_error_of_the_probe_itself_is_the_reason(tmp_path: Path) -> None:
     no_folder: Any = 7
-    found = probed(Order(no_folder, EngineOptions(cuda_graph=False), "cpu"))
+    found = probed(Order(no_folder, EngineOptions(), "cpu", all_off("it was not tried")))
     assert found is not None
     assert found.verdict["kernels"].startswith("its probe ended with exit code 1: ")
     assert "Error: " in found.verdict["kernels"]

@@ -13,8 +13,8 @@ import torch
 
 from oaiserve.engine.executors.cuda.device_matrices import PARTS, Kind, PackedMatrix
 from oaiserve.engine.model.attention import FP8
-from oaiserve.engine.start.gpu import product_trials
-from oaiserve.engine.start.gpu.product_trials import product_ways
+from oaiserve.engine.start.gpu import trials
+from oaiserve.engine.start.gpu.trials import product_ways
 from tests.engine.executors import fake_gpu
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -102,8 +102,7 @@ CHOICES: dict[tuple[str, Kind], tuple[int | None, int | None]] = {
 def test_each_card_gets_its_own_choice(name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = CARDS[name]
     monkeypatch.setattr(triton_attention, "card_of", lambda device: card(rates.capability))
-
-    monkeypatch.setattr(product_trials.Trials, "_wrong", lambda *_: "")  # There are no numbers to compare.
+    monkeypatch.setattr(trials, "refuse_wrong", lambda *_: None)  # There are no numbers to compare.
     stored: Any = SimpleNamespace(packed=matrices_of(kind), dtype=torch.bfloat16, device=fake_gpu.GPU)
     found = product_ways(stored, rates.seconds)
     assert (found.ways.unpacked_from, found.ways.rounded_from) == CHOICES[name, kind]

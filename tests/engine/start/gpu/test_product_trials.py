@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix
+from oaiserve.engine.executors.cuda.device_matrices import (
+    PackedMatrix,
+    Rounded,
+    expanded_product,
+    new_rounded,
+    rounded_rows,
+)
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, MatrixTiles, ProductWays
+from oaiserve.engine.executors.cuda.product_ways import PROGRAMS_PER_SM, UNMEASURED, MatrixTiles
 from oaiserve.engine.model.attention import FP8
-from oaiserve.engine.start.gpu import product_trials
-from oaiserve.engine.start.gpu.product_trials import KERNEL, ROUNDED, ROUNDED_FAST, TILES, UNPACKED, product_ways
+from oaiserve.engine.start.gpu import trials
+from oaiserve.engine.start.gpu.features import Probed
+from oaiserve.engine.start.gpu.trials import IN_FP8, TILES, product_ways
 from tests.engine.executors.cuda.step_runs import model_of
 from tests.engine.model.steps import CPU
 from tests.models.small_configs import config_of
@@ -29,7 +36,12 @@ from tests.engine.start.gpu.test_fitting import Unfit
 
 pytestmark = pytest.mark.kernels
 
-FROM_1 = ProductWays(unpacked_from=1)
+(UNPACKED,) = trials.UNPACKED.values()
+ROUNDED, ROUNDED_FAST = IN_FP8.values()
+SMALL = MatrixTiles(16, 32, 4, 2)
+WIDE = MatrixTiles(16, 64, 4, 4)  # This one and the next are those without a measurement.
+LARGE = MatrixTiles(128, 128, 8, 3)
+LAUNCH = triton_products._launch
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +51,28 @@ def weights() -> CudaWeights:
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_trials, "ROWS", (1, 16, 66))
-    monkeypatch.setattr(product_trials, "TILES", {})
+    """Try few rows, and no other tiles, with doubles of the kernels that a clock doesn't run."""
+    monkeypatch.setattr(trials, "TILES", {(16, 1): (), (66,): ()})
+    monkeypatch.setattr(triton_products, "unpacked", lambda matrix, dtype: matrix.expand(dtype))
+    monkeypatch.setattr(triton_products, "_launch", launched_in_plain_torch)
+    monkeypatch.setattr(triton_products, "rounded_rows", rounded_in_plain_torch)
+
+
+def rounded_in_plain_torch(x: torch.Tensor, group: int = 0) -> Rounded:
+    codes, scales = rounded_rows(x, group)
+    rounded = new_rounded(*x.shape, group, CPU)
+    rounded.codes[: len(x)] = codes
+    rounded.scales[: len(x)] = scales
+    return rounded
+
+
+def launched_in_plain_torch(x: Any, matrix: PackedMatrix, bias: Any, out: torch.Tensor, *_: Any) -> None:
+    out.copy_(expanded_product(x, matrix, bias))
+
+
+def chosen(found: Probed) -> tuple[int | None, int | None, bool]:
+    """Return from how many rows on matrices are unpacked, and inputs rounded, and whether sums are fast then."""
+    return found.ways.unpacked_from, found.ways.rounded_from, found.ways.adds_fast
 
 
 def clock(
@@ -51,9 +83,7 @@ def clock(
 
     def seconds(run: Any) -> float:
         x, *_, way = run.args
-        if way in constant:
-            return constant[way]
-        return min(kernel * len(x), unpacked if way.unpacks(len(x)) else float("inf"))
+        return constant.get(way, kernel * len(x))
 
     return seconds
 
@@ -63,30 +93,30 @@ def test_matrices_are_unpacked_from_the_least_rows_on_for_which_that_is_faster(
     weights: CudaWeights, seconds: float, unpacked_from: int | None
 ) -> None:
     found = product_ways(weights, clock(unpacked=seconds, rounded=100.0, fast=100.0))
-    assert found.ways == ProductWays(unpacked_from)
+    assert chosen(found) == (unpacked_from, None, False)
 
 
 def test_a_way_that_is_faster_for_few_rows_alone_is_not_taken(weights: CudaWeights) -> None:
-    times = {KERNEL: (1, 2, 3), UNPACKED: (0, 0, 4)}
-    found = product_ways(weights, lambda run: times.get(run.args[-1], (9, 9, 9))[(1, 16, 66).index(len(run.args[0]))])
+    times = {UNPACKED: (0, 0, 4), ROUNDED: (9, 9, 9), ROUNDED_FAST: (9, 9, 9)}
+    found = product_ways(weights, lambda run: times.get(run.args[-1], (1, 2, 3))[(1, 16, 66).index(len(run.args[0]))])
     assert found.ways.unpacked_from is None
 
 
 @pytest.mark.parametrize(
     ("rounded", "fast", "ways"),
     [
-        (20.0, 30.0, ProductWays(16, rounded_from=None)),
-        (2.0, 3.0, ProductWays(16, rounded_from=16)),
-        (3.0, 2.0, ProductWays(16, rounded_from=16, adds_fast=True)),
-        (0.5, 0.6, ProductWays(16, rounded_from=1)),
+        (20.0, 30.0, (16, None, False)),
+        (2.0, 3.0, (16, 16, False)),
+        (3.0, 2.0, (16, 16, True)),
+        (0.5, 0.6, (16, 1, False)),
     ],
 )
 def test_products_in_fp8_begin_where_they_are_faster_than_the_best_other_way(
-    weights: CudaWeights, rounded: float, fast: float, ways: ProductWays
+    weights: CudaWeights, rounded: float, fast: float, ways: tuple[int, int | None, bool]
 ) -> None:
     found = product_ways(weights, clock(unpacked=10.0, rounded=rounded, fast=fast))
-    assert found.ways == ways
-    is_off = ways.rounded_from is None
+    assert chosen(found) == ways
+    is_off = ways[1] is None
     number = len({one.shape for one in weights.packed})
     said = f"torch takes {20 * number}000000 µs for what takes kernels {10 * number}000000 µs" if is_off else ""
     assert found.verdict == {"fp8_products": said}
@@ -95,7 +125,8 @@ def test_products_in_fp8_begin_where_they_are_faster_than_the_best_other_way(
 def test_the_table_has_the_time_of_each_way_that_could_be_taken(weights: CudaWeights) -> None:
     number = len({one.shape for one in weights.packed})
     assert product_ways(weights, clock(unpacked=10.0, rounded=2.0, fast=3.0)).seconds == {
-        "by a kernel": {"1": number, "16": 16 * number, "66": 66 * number},
+        f"in {WIDE}": {"1": number, "16": 16 * number},
+        f"in {LARGE}": {"66": 66 * number},
         "unpacked": {"1": 10 * number, "16": 10 * number, "66": 10 * number},
         "in FP8": {"1": 2 * number, "16": 2 * number, "66": 2 * number},
         "in FP8, added fast": {"1": 3 * number, "16": 3 * number, "66": 3 * number},
@@ -115,7 +146,7 @@ def test_products_that_are_wrong_are_not_used(
 
     monkeypatch.setattr(torch, "_scaled_mm", multiply)
     found = product_ways(weights, clock(rounded=0.5, fast=0.1))
-    assert found.ways == ProductWays(16, rounded_from=1 if is_slow_right else None)
+    assert chosen(found) == (16, 1 if is_slow_right else None, False)
     assert "in FP8, added fast" not in found.seconds
     said = found.verdict["fp8_products"]
     assert said == "" if is_slow_right else said.startswith("products would differ by ")
@@ -127,7 +158,7 @@ def test_an_error_of_torch_leaves_the_other_ways(weights: CudaWeights, monkeypat
 
     monkeypatch.setattr(torch, "_scaled_mm", unsupported)
     found = product_ways(weights, clock(unpacked=0.5))
-    assert found.ways == FROM_1
+    assert chosen(found) == (1, None, False)
     assert found.verdict["fp8_products"].startswith("RuntimeError: torch._scaled_mm is only supported on CUDA devices")
 
 
@@ -137,44 +168,30 @@ def test_matrices_with_scales_of_blocks_are_tried(is_hopper: bool, monkeypatch: 
         monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm_of_hopper)
     stored: Any = SimpleNamespace(packed=[BLOCKS], dtype=torch.bfloat16, device=CPU)
     found = product_ways(stored, clock(unpacked=10.0, rounded=2.0, fast=3.0))
-    assert found.ways == ProductWays(16, rounded_from=16 if is_hopper else None)
+    assert chosen(found) == (16, 16 if is_hopper else None, False)
     assert found.verdict["fp8_products"].startswith("" if is_hopper else "ValueError: Invalid scaling configuration")
 
 
-SMALL = MatrixTiles(16, 32, 4, 2)
-WIDE = MatrixTiles(16, 64, 4, 4)  # This one and the next are those without a measurement.
-LARGE = MatrixTiles(128, 128, 8, 3)
-NO_TIMES: Mapping[int, float] = {}
+MORE_PROGRAMS = WIDE._replace(programs_per_sm=8)
 
 
-def tiles_clock(times: Mapping[MatrixTiles, float], programs: Mapping[int, float] = NO_TIMES) -> Callable[..., float]:
-    """Return a clock for the tiles of a product, and for the programs of one with few rows."""
-
-    def seconds(run: Any) -> float:
-        x, *_, way = run.args
-        tiles = way.tiles_for(len(x))
-        return times.get(tiles, 1.0) + programs.get(way.programs_per_sm, 0.0)
-
-    return seconds
+def tiles_clock(times: Mapping[MatrixTiles, float]) -> Callable[..., float]:
+    """Return a clock for the tiles of a product."""
+    return lambda run: times.get(run.args[-1].tiles_for(len(run.args[0])), 1.0)
 
 
-@pytest.fixture
-def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_trials, "TILES", {1: (SMALL,), 66: ()})
-
-
-@pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize(("small", "chosen"), [(0.1, SMALL), (0.3, WIDE)])
+@pytest.mark.parametrize(("small", "fastest"), [(0.1, SMALL), (0.3, MORE_PROGRAMS)])
 def test_the_fastest_tiles_are_taken_for_each_number_of_rows(
-    weights: CudaWeights, small: float, chosen: MatrixTiles
+    weights: CudaWeights, small: float, fastest: MatrixTiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = product_ways(weights, tiles_clock({SMALL: small, WIDE: 0.2}, {4: 0.02, 2: 0.03, 8: 0.01}))
-    assert (found.ways.tiles, found.ways.programs_per_sm) == ((chosen, LARGE), 8)
-    assert [found.ways.tiles_for(rows) for rows in (1, 16, 17, 64, 2048)] == [chosen, chosen, LARGE, LARGE, LARGE]
+    monkeypatch.setattr(trials, "TILES", {(1,): (SMALL, MORE_PROGRAMS), (66,): ()})
+    found = product_ways(weights, tiles_clock({SMALL: small, WIDE: 0.25, MORE_PROGRAMS: 0.2}))
+    assert found.ways.tiles == (fastest, LARGE)
+    assert [found.ways.tiles_for(rows) for rows in (1, 16, 17, 64, 2048)] == [fastest, fastest, LARGE, LARGE, LARGE]
     number = len({one.shape for one in weights.packed})
-    of_small = found.seconds["in tiles of 16 by 32 with 4 warps and 2 stages"]
-    assert of_small == {"1": pytest.approx(number * (small + 0.02))}
-    assert found.seconds["in tiles of 128 by 128 with 8 warps and 3 stages"].keys() == {"66"}
+    of_small = found.seconds["in tiles of 16 by 32 with 4 warps, 2 stages, 4 programs per multiprocessor"]
+    assert of_small == {"1": pytest.approx(number * small)}
+    assert found.seconds[f"in {LARGE}"].keys() == {"66"}
 
 
 class ForTiles:
@@ -208,17 +225,18 @@ class Negated:
         return launch
 
 
-@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_tiles_that_do_not_fit_or_are_wrong_are_not_taken(
     weights: CudaWeights, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trials, "TILES", {(1,): (SMALL,), (66,): ()})
+    monkeypatch.setattr(triton_products, "_launch", LAUNCH)
     kernel = triton_products.product_kernel
     other = Negated(kernel) if is_wrong else Unfit()
     monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32], other))
     found = product_ways(weights, tiles_clock({SMALL: 0.1}))
     assert found.ways.tiles == (WIDE, LARGE)
-    assert "in tiles of 16 by 32 with 4 warps and 2 stages" not in found.seconds
+    assert f"in {SMALL}" not in found.seconds
     monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32, 128], Unfit()))
     with pytest.raises(OutOfResources):
         product_ways(weights, tiles_clock({}))
@@ -233,8 +251,9 @@ def mixture() -> CudaWeights:
 def test_the_fastest_tiles_that_are_right_are_taken_for_experts(
     mixture: CudaWeights, small: float, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product_trials, "EXPERT_TILES", {1: (SMALL,), 33: ()})
-    monkeypatch.setattr(product_trials, "expert_product", noted := Noted(product_trials.expert_product))
+    monkeypatch.setattr(trials, "EXPERT_TILES", {(1,): (SMALL,), (33,): ()})
+    monkeypatch.setattr(trials, "plain_product_of_experts", noted := Noted(trials.plain_product_of_experts))
+    monkeypatch.setattr(triton_products, "_launch", LAUNCH)
     if is_wrong:
         kernel = triton_products.product_kernel
         monkeypatch.setattr(triton_products, "product_kernel", ForTiles(kernel, [32], Negated(kernel)))
@@ -245,13 +264,12 @@ def test_the_fastest_tiles_that_are_right_are_taken_for_experts(
     num_experts = len(mixture.packed[0].codes)
     assert noted.rows == {num_experts, 33 * num_experts}
     number = len({one.shape for one in mixture.packed})
-    of_small = {"of experts in tiles of 16 by 32 with 4 warps and 2 stages": {"1": pytest.approx(number * small)}}
+    of_small = {f"of experts in {SMALL}": {"1": pytest.approx(number * small)}}
     assert found.seconds == ({} if is_wrong else of_small) | {
         f"of experts in {WIDE}": {"1": pytest.approx(number * 0.2)},
         f"of experts in {triton_products.LARGEST_OF_EXPERTS}": {"33": pytest.approx(number * 0.4)},
     }
-    chosen = torch.tensor([[0, 2], [1, 2]])
-    assert triton_products.planned(chosen, num_experts, found.ways).tiles == few
+    assert triton_products.planned(torch.tensor([[0, 2], [1, 2]]), num_experts, found.ways).tiles == few
 
 
 class Noted:
@@ -276,7 +294,7 @@ SHAPES = {
 def test_a_start_compiles_few_kernels_for_products(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes about a second, a start may try them for ten, and it needs some of them anyway."""
     monkeypatch.undo()
-    monkeypatch.setattr(product_trials.Trials, "_wrong", lambda *_: "")
+    monkeypatch.setattr(trials, "refuse_wrong", lambda *_: None)
     monkeypatch.setattr(fake_gpu, "VARIANTS", set())
     fake_gpu.replace_kernels(monkeypatch, [triton_products], torch.bfloat16)
     on_gpu = {"device": fake_gpu.GPU}
@@ -286,8 +304,9 @@ def test_a_start_compiles_few_kernels_for_products(shapes: str, monkeypatch: pyt
     ]
     stored: Any = SimpleNamespace(packed=matrices, dtype=torch.bfloat16, **on_gpu)
     product_ways(stored, clock_of_nothing)
+    others = [one for tiles in TILES.values() for one in tiles if one.programs_per_sm == PROGRAMS_PER_SM]
     compiled = [name for name, *_ in fake_gpu.VARIANTS if name == "product_kernel"]
-    assert len(TILES) + sum(map(len, TILES.values())) <= len(compiled) <= 14
+    assert len(TILES) + len(others) <= len(compiled) <= 14
 
 
 def clock_of_nothing(run: Callable[[], object]) -> float:
@@ -299,4 +318,4 @@ def test_a_model_without_packed_matrices_has_nothing_to_time() -> None:
     plain = CudaWeights(model_of(config_of("llama")).decoder, dtype=torch.bfloat16, device=CPU)
     found = product_ways(plain, clock())
     assert (found.ways, found.seconds) == (UNMEASURED, {})
-    assert found.verdict == {"fp8_products": product_trials.NO_MATRICES}
+    assert found.verdict == {"fp8_products": trials.NO_MATRICES}

@@ -204,13 +204,13 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
         return describe_model(source, replace(options, compile=False), device=device)
 
-    def run(order: Order, *_: Any) -> child.Ended:
+    def run(order: Order, *_: Any) -> tuple[int, str, Probed | None]:
         founds: list[Probed] = []
         try:
             problem = probe.probe(order, founds.append)
         except RuntimeError as error:
             problem = str(error)
-        return child.Ended(int(bool(problem)), problem or "", founds[-1] if founds else None)
+        return int(bool(problem)), problem or "", founds[-1] if founds else None
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)

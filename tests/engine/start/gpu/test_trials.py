@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernels
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "ROWS", 66)
+    monkeypatch.setattr(trials, "STATE_ROWS", 66)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
@@ -30,9 +30,11 @@ def test_chunks_of_tokens_are_used_if_they_are_right_and_faster(family: str, mon
         assert trials.state_chunks(layers, CPU, clock) == said
     right = chunked_states.chunked
     monkeypatch.setattr(trials, "chunked", lambda *given: 1.01 * right(*given))
-    assert trials.state_chunks(layers, CPU, clock).startswith("outputs would differ by 1.0%")
+    with pytest.raises(trials.Wrong, match=r"outputs would differ by 1\.0%"):
+        trials.state_chunks(layers, CPU, clock)
     monkeypatch.setattr(trials, "chunked", lambda state, *given: right(state.clone(), *given))
-    assert trials.state_chunks(layers, CPU, clock).startswith("states would differ by ")
+    with pytest.raises(trials.Wrong, match="states would differ by "):
+        trials.state_chunks(layers, CPU, clock)
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
@@ -42,7 +44,5 @@ def test_a_model_without_recurrences_has_none_to_use(family: str) -> None:
 
 
 def test_an_error_is_a_reason() -> None:
-    def unsupported() -> str:
-        raise RuntimeError("no kernel image is available")
-
-    assert trials.reason(unsupported) == "RuntimeError: no kernel image is available"
+    assert trials.reason(RuntimeError("no kernel image is available")) == "RuntimeError: no kernel image is available"
+    assert trials.reason(trials.Wrong("states would differ by 2.0%")) == "states would differ by 2.0%"

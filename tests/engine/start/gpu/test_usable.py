@@ -39,7 +39,9 @@ class Probes:
 
     def __call__(self, order: Order) -> Probed | None:
         self.orders.append(order)
-        return None if self.verdict is None else Probed(self.verdict, WAYS, SECONDS)
+        if self.verdict is None:
+            return None
+        return Probed({name: order.verdict[name] or one for name, one in self.verdict.items()}, WAYS, SECONDS)
 
 
 @pytest.fixture

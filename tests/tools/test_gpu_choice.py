@@ -1,0 +1,30 @@
+"""The choice of a first start on a GPU is estimated from what its trials launch."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.start.gpu.trials import EXPERT_TILES, RUNS, TILES
+from tools.gpu.choice import estimated, models
+
+pytestmark = pytest.mark.kernels
+
+TRIED = sum(len(rows) * (1 + len(tiles)) for rows, tiles in TILES.items())
+TRIED_OF_EXPERTS = sum(len(rows) * (1 + len(tiles)) for rows, tiles in EXPERT_TILES.items())
+NUM_ROWS = sum(map(len, TILES))
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("8B in FP8", 4 * (TRIED + 3 * NUM_ROWS)),
+        ("8B in 4 bits", 4 * (TRIED + NUM_ROWS)),
+        ("gpt-oss 20B", 2 * TRIED_OF_EXPERTS),
+    ],
+)
+def test_each_candidate_is_launched_with_each_matrix(name: str, products: int) -> None:
+    clock, of_trials, of_start = estimated(models()[name])
+    assert clock.launches == (RUNS + 2) * products
+    assert {*of_start} - {*of_trials} == set()
+    assert len(of_start) < len(of_trials) <= 16
+    assert clock.seconds < 10
