@@ -122,7 +122,7 @@ def programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, 
         by_registers = 2
     elif cache_itemsize == 1 and sum(dims) <= 128:
         by_registers = 4
-    tile = decode_tile(group, dims, itemsize, card)
+    tile = decode_tile(group, dims, itemsize, cache_itemsize, card)
     bytes_ = shared_bytes(tile, dims, itemsize, card, cache_itemsize)
     return max(1, min(by_registers, card.sm_bytes // (bytes_ + RESERVED_BYTES)))
 
@@ -219,13 +219,13 @@ def tile_dims(key_dim: int, value_dim: int) -> Dims:
 
 
 @functools.cache
-def decode_tile(group: int, dims: Dims, itemsize: int, card: Card) -> Tile:
+def decode_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> Tile:
     """Return the decode tile for `group` query heads per key head."""
     token_bytes = triton.next_power_of_2(sum(dims) * itemsize)
     # These were the fastest of 18 on an H100. More keys at a time with fewer stages beat fewer keys with more.
     if token_bytes <= 512:
         tokens = 128
-        num_stages = 3 if token_bytes <= 256 else 2
+        num_stages = 3 if sum(dims) * cache_itemsize <= 256 else 2
     else:
         tokens = max(LEAST_TOKENS, DECODE_BYTES // token_bytes)
         num_stages = 3
@@ -363,7 +363,8 @@ def decode(
     value = present(value, query)
     constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
     dims = Dims(constants["TILE_KEY_DIM"], constants["TILE_VALUE_DIM"])
-    tile = tile or decode_tile(constants["GROUP"], dims, query.element_size(), card_of(query.device))
+    itemsizes = query.element_size(), cache.keys.element_size()
+    tile = tile or decode_tile(constants["GROUP"], dims, *itemsizes, card_of(query.device))
     (factor, softcap) = scalars(scoring)
     key_scale, value_scale = cache.scales
     partial = torch.empty(plan.num_places, heads, out.shape[2], dtype=torch.float32, device=out.device)

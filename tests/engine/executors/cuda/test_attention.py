@@ -109,7 +109,7 @@ def test_tiles_fit_into_each_card(dims: tuple[int, int], card: attention.Card) -
     groups = (1, 4, 8, 16) if tile_dims.key == 512 else (1, 4, 8, 16, 71, 128)
     for group in groups:
         for itemsize in (2, 4) if group <= 16 else (2,):
-            tiles = [attention.decode_tile(group, tile_dims, itemsize, card)]
+            tiles = [attention.decode_tile(group, tile_dims, itemsize, cache, card) for cache in {itemsize, 1}]
             for longest in (1, 2048):
                 tiles.append(attention.prefill_tile(group, tile_dims, itemsize, itemsize, longest, card))
             for tile in tiles:
@@ -126,6 +126,18 @@ def test_decodes_are_cut_for_two_programs_on_each_multiprocessor_at_least(dim: i
         256: [3, 2, 2],
         512: [2, 2, 2],
     }[dim]
+
+
+def test_a_cache_in_eight_bits_is_loaded_one_tile_further_ahead_in_the_same_memory() -> None:
+    dims = attention.tile_dims(128, 128)
+    tiles = [attention.decode_tile(4, dims, 2, cache, attention.HOPPER) for cache in (2, 1)]
+    assert [tile.num_stages for tile in tiles] == [2, 3]
+    in_16_bits, in_8_bits = (
+        attention.shared_bytes(tile, dims, 2, attention.HOPPER, cache)
+        for tile, cache in zip(tiles, (2, 1), strict=True)
+    )
+    assert in_8_bits <= in_16_bits
+    assert attention.programs_per_sm(4, dims, 2, 1, attention.HOPPER) == 3
 
 
 @pytest.mark.parametrize("lengths", [MIXED, PROMPTS])
