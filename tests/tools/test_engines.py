@@ -1,9 +1,14 @@
 """The checks of the gateway in front of other engines compare answers, and report what differs."""
 
+import asyncio
+
 import httpx
 
+from loadtest.null_server import NullOptions, NullServer
 from tools.engines import cost
-from tools.engines.__main__ import CHAT, cases, difference, masked
+from tools.engines.__main__ import CHAT, cases, difference, is_regrouped, masked
+from tools.engines.forwarder import HOST, FromClient, ParsedFromEngine
+from tools.engines.tap import Tap, TappedClient
 
 FIRST = b'{"id":"chatcmpl-a1","created":17,"choices":[{"text":"Hi"}],"timings":{"prompt_ms":2.5}}'
 SECOND = b'{"id":"chatcmpl-b2","created":18,"choices":[{"text":"Hi"}],"timings":{"prompt_ms":9.1}}'
@@ -25,6 +30,42 @@ def test_each_other_difference_is_found_and_shown() -> None:
     assert difference((200, "a", b""), (400, "a", b"")) == "(200, 'a') and (400, 'a')"
 
 
+def test_streams_with_the_same_text_in_other_events_are_told_from_others() -> None:
+    def stream(*texts: str) -> httpx.Response:
+        events = [b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % text.encode() for text in texts]
+        return answer(b"".join(events) + b"data: [DONE]\n\n")
+
+    assert is_regrouped(stream("Hel", "lo"), stream("Hello"))
+    assert not is_regrouped(stream("Hel", "lo"), stream("Hell"))
+    assert not is_regrouped(answer(b'{"a": 1}'), answer(b'{"a": 2}'))
+
+
+def test_forwarders_pass_on_what_the_engine_sends_and_a_tap_keeps_it() -> None:
+    body = {"model": "null", "stream": True, "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+
+    async def ask() -> tuple[bytes, bytes, Tap]:
+        engine = NullServer(NullOptions())
+        await engine.start()
+        tap = Tap()
+        loop = asyncio.get_running_loop()
+        tapped = await loop.create_server(lambda: TappedClient(engine.port, tap), HOST, 0)
+        parsed = await loop.create_server(lambda: FromClient(engine.port, ParsedFromEngine), HOST, 0)
+        urls = [f"http://{HOST}:{server.sockets[0].getsockname()[1]}" for server in (tapped, parsed)]
+        async with httpx.AsyncClient() as http:
+            first, second = [
+                await http.post(f"{url}{CHAT}", json=body, headers={"x-request-id": "known"}) for url in urls
+            ]
+        for server in (tapped, parsed):
+            server.close()
+        await engine.close()
+        return first.content, second.content, tap
+
+    first, second, tap = asyncio.run(ask())
+    assert tap.bodies == {"known": first}
+    assert first.count(b" token") == second.count(b" token") == 3
+    assert first.endswith(b"data: [DONE]\n\n")
+
+
 def test_requests_are_mixed_and_differ() -> None:
     found = [case for _, case in zip(range(36), cases("m", {}), strict=False)]
     assert len({path for _, path, _ in found}) > 5
@@ -33,8 +74,10 @@ def test_requests_are_mixed_and_differ() -> None:
 
 
 def test_the_report_has_medians_and_ranges() -> None:
-    results = {"first_token_us": [300.0, 200.0, 400.0], "token_us": [7.5, 7.0, 8.0], "streams": 32}
-    assert cost.report(results).splitlines()[2:] == [
-        "| time to the first token | 300 µs | 200 to 400 |",
-        "| CPU time per token of 32 streams | 7.50 µs | 7.00 to 8.00 |",
+    measured = {"first_us": [300.0, 200.0, 400.0], "token_us": [7.5, 7.0, 8.0]}
+    results = {"proxies": {"this gateway": measured}, "streams": 32}
+    assert cost.report(results).splitlines() == [
+        "| proxy | adds to the first token | range | CPU time per token of 32 streams | range |",
+        "|---|---|---|---|---|",
+        "| this gateway | 300 µs | 200 to 400 | 7.50 µs | 7.00 to 8.00 |",
     ]

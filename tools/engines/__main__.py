@@ -2,8 +2,8 @@
 
 The engine and the gateway start here, with a small model of random weights. The checks:
 
-- bytes: mixed requests through the gateway and past it have the same bytes, except for ids and times, and the phases of
-  each add up to its duration exactly.
+- bytes: clients get every byte that the engine sends for mixed requests, as a tap between engine and gateway shows.
+  Answers past the gateway are the same, except for ids and times. The phases of each add up to its duration exactly.
 - hog: a short prompt that waits beside long ones of another client names that client.
 - clock: a system prompt that changes is named as the reason for tokens that are read again.
 - killed: the engine gets a SIGKILL under 32 streams. Each ends with an error event, and after a restart of the engine
@@ -37,11 +37,12 @@ from tests.deploy.paths import DEPLOY
 from tests.e2e.prometheus import running_prometheus
 from tools.bench.servers import ServerSpec
 from tools.engines.running import ENGINES, model_of, running_engine, running_gateway, small_model
+from tools.engines.tap import running_tap
 from tools.server_process import CHAT, ServerProcess, exit_on_sigterm, free_port
 
 KEYS = {name: f"key-of-{name}" for name in ("anna", "batchjob", "operator")}
 STREAMS = 32
-TRIES = 8  # of two equal requests: on a busy machine, vLLM puts two tokens into one event now and then
+TRIES = 4  # Two equal requests may differ: on a busy machine, vLLM puts two tokens into one event now and then.
 HOGS = 40  # requests of the client that makes others wait
 BEGIN_SECONDS = 15.0  # after which the engine is killed, even if it answers fewer streams at once
 SILENT = "transformers"  # the engine that reports nothing of itself
@@ -79,18 +80,18 @@ class Check:
         folder = Path(self.stack.enter_context(TemporaryDirectory()))
         keys = folder / "keys"
         keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-        flags = ("--api-key-file", str(keys), "--log-level", "warning")
-        self.gateway = self.stack.enter_context(running_gateway(self.engine.url, *flags))
+        self.flags = ("--api-key-file", str(keys), "--log-level", "warning")
+        self.gateway = self.stack.enter_context(running_gateway(self.engine.url, *self.flags))
         self.direct = self.stack.enter_context(httpx.Client(base_url=self.engine.url, timeout=600))
-        self.clients = {name: self.stack.enter_context(self.client(name)) for name in KEYS}
+        self.clients = {name: self.stack.enter_context(self.client(name, self.gateway)) for name in KEYS}
 
     def _start(self) -> ServerProcess:
         return self.stack.enter_context(running_engine(self.spec, self.port))
 
-    def client(self, name: str) -> httpx.Client:
+    def client(self, name: str, gateway: ServerProcess) -> httpx.Client:
         headers = {"authorization": f"Bearer {KEYS[name]}"}
         limits = httpx.Limits(max_connections=None)
-        return httpx.Client(base_url=self.gateway.url, timeout=600, headers=headers, limits=limits)
+        return httpx.Client(base_url=gateway.url, timeout=600, headers=headers, limits=limits)
 
     def restart(self) -> None:
         self.engine = self._start()
@@ -102,10 +103,6 @@ class Check:
         body = {"model": self.model, "messages": messages, "max_tokens": 4, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}} | more
         return self.clients[name].post(CHAT, json=body, headers={"x-request-id": request_id})
-
-    def accounts(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.clients["operator"].get("/debug/requests").json()["requests"]
-        return found
 
     def account(self, request_id: str) -> dict[str, Any]:
         """Return the account of a request that has ended. The gateway writes accounts in batches."""
@@ -169,28 +166,55 @@ def masked(answer: httpx.Response) -> tuple[int, str, bytes]:
 
 
 def check_bytes(check: Check) -> str:
-    """Compare answers through the gateway with those past it."""
+    """Compare what clients get with what the engine has sent, and with answers past the gateway."""
     statuses: Counter[int] = Counter()
-    num_uneven = num_again = 0
-    http = check.clients["anna"]
-    for number, (method, path, body) in zip(range(check.requests), cases(check.model, check.more), strict=False):
-        headers = {"content-type": "application/json", "x-request-id": f"mixed-{number}"}
-        for _ in range(TRIES):
-            direct = check.direct.request(method, path, content=body, headers=headers)
-            through = http.request(method, path, content=body, headers=headers)
-            if masked(direct) == masked(through):
-                break
-            num_again += 1
-        else:
-            raise CheckFailed(f"{method} {path} {body[:200]!r}: {difference(masked(direct), masked(through))}")
-        statuses[direct.status_code] += 1
-        if number % LISTED == LISTED - 1:
-            num_uneven += sum(not adds_up(account) for account in check.accounts())
+    num_uneven = num_again = num_regrouped = 0
+    with ExitStack() as stack:
+        tap = stack.enter_context(running_tap(check.port))
+        gateway = stack.enter_context(running_gateway(tap.url, *check.flags))
+        http, operator = (stack.enter_context(check.client(name, gateway)) for name in ("anna", "operator"))
+        for number, (method, path, body) in zip(range(check.requests), cases(check.model, check.more), strict=False):
+            asked = f"{method} {path} {body[:200]!r}"
+            for again in range(TRIES):
+                headers = {"content-type": "application/json", "accept-encoding": "identity"}
+                headers["x-request-id"] = f"mixed-{number}-{again}"
+                direct = check.direct.request(method, path, content=body, headers=headers)
+                through = http.request(method, path, content=body, headers=headers)
+                if through.content != tap.bodies[headers["x-request-id"]]:
+                    raise CheckFailed(f"{asked}: the client has got other bytes than the engine has sent")
+                if masked(direct) == masked(through):
+                    break
+                num_again += 1
+            else:
+                if not is_regrouped(direct, through):
+                    raise CheckFailed(f"{asked}: {difference(masked(direct), masked(through))}")
+                num_regrouped += 1
+            statuses[direct.status_code] += 1
+            if number % LISTED == LISTED - 1:
+                accounts = operator.get("/debug/requests").json()["requests"]
+                num_uneven += sum(not adds_up(account) for account in accounts)
     if num_uneven:
         raise CheckFailed(f"the phases of {num_uneven} accounts do not add up")
     listed = ", ".join(f"{count:,} with {status}" for status, count in sorted(statuses.items()))
-    again = f" after {num_again:,} further tries" if num_again else ""
-    return f"{sum(statuses.values()):,} answers are alike{again} ({listed}), and all phases add up"
+    again_text = f" after {num_again:,} further tries" if num_again else ""
+    regrouped = f"; {num_regrouped:,} streams have the same text in other events past it" if num_regrouped else ""
+    return (
+        f"{sum(statuses.values()):,} answers have the engine's bytes and are like those past the gateway{again_text} "
+        f"({listed}){regrouped}; all phases add up"
+    )
+
+
+def is_regrouped(one: httpx.Response, other: httpx.Response) -> bool:
+    """Return whether two streams have the same text, in events that the engine has cut differently."""
+    text = text_of(one)
+    return masked(one)[:2] == masked(other)[:2] and text != "" and text == text_of(other)
+
+
+def text_of(answer: httpx.Response) -> str:
+    """Return the text of a stream's events."""
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event).get("choices", ())]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
 def difference(one: tuple[int, str, bytes], other: tuple[int, str, bytes]) -> str:

@@ -1,8 +1,11 @@
 """Measures what the gateway in front of engines of other kinds adds: python -m tools.engines.cost
 
-The engine is a server without a model, which answers at once. In turns, a client asks it through the gateway and past
-it, one short stream after the other; the difference of their medians is what the gateway adds to the first token. Then
-streams of 500 tokens pass through the gateway at once, and its CPU time is divided by their tokens.
+The engine is a server without a model, which answers at once. In turns, a client asks it through each proxy and past
+it, one short stream after the other; the difference of their medians is what a proxy adds to the first token. Then
+streams of 500 tokens pass through each proxy at once, and its CPU time is divided by their tokens.
+
+Besides this gateway, the proxies are the gateway in front of oaiserve's own servers, and two that keep no account
+(tools/engines/forwarder.py): one passes bytes on, and one also parses HTTP and writes it again.
 """
 
 from __future__ import annotations
@@ -11,21 +14,30 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
 
 from tools.bench.process_usage import cpu_seconds
-from tools.engines.running import running_gateway
 from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
-from tools.server_process import CHAT, exit_on_sigterm, free_port, running_process
+from tools.server_process import CHAT, ServerProcess, exit_on_sigterm, free_port, running_process
 
 TOKENS = 500  # Length of each stream.
 GAP_SECONDS = 0.02  # between its tokens, so that each is an event of its own
 WARM_UP = 20  # requests before the first turn
-HEAD = ("what the gateway adds", "median", "range")
+ROUTE = ("-m", "oaiserve", "route", "--log-level", "warning")
+FORWARD = ("-m", "tools.engines.forwarder")
+# The command of each proxy, without its port.
+PROXIES: Mapping[str, tuple[str, ...]] = {
+    "this gateway": (*ROUTE, "--engine", "http://127.0.0.1:{port}"),
+    "the gateway of our servers": (*ROUTE, "--replica", "http://127.0.0.1:{port}"),
+    "a forwarder that parses HTTP": (*FORWARD, "--parsed", "--to", "{port}"),
+    "a forwarder of bytes": (*FORWARD, "--to", "{port}"),
+}
+HEAD = ("proxy", "adds to the first token", "range", "CPU time per token of {streams} streams", "range")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -34,26 +46,39 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "loadtest", "null-server", "--port", str(port)]
         command += ["--gap-seconds", str(GAP_SECONDS)]
         engine = stack.enter_context(running_process(command, port, ready_path="/health"))
-        gateway = stack.enter_context(running_gateway(engine.url, "--log-level", "warning"))
-        direct, through = (stack.enter_context(httpx.Client(base_url=one.url)) for one in (engine, gateway))
+        direct = stack.enter_context(httpx.Client(base_url=engine.url))
         first_seconds(direct, WARM_UP)
-        first_seconds(through, WARM_UP)
-        first_us: list[float] = []
-        token_us: list[float] = []
+        proxies = {name: stack.enter_context(_running(words, port)) for name, words in PROXIES.items()}
+        clients = {name: stack.enter_context(httpx.Client(base_url=proxy.url)) for name, proxy in proxies.items()}
+        found: dict[str, dict[str, list[float]]] = {name: {"first_us": [], "token_us": []} for name in proxies}
+        for client in clients.values():
+            first_seconds(client, WARM_UP)
         for _ in range(arguments.turns):
             past: list[float] = []
-            passed: list[float] = []
-            for _ in range(arguments.requests):  # Both see the same load of the machine.
+            passed: dict[str, list[float]] = {name: [] for name in clients}
+            for _ in range(arguments.requests):  # All see the same load of the machine.
                 past += first_seconds(direct, 1)
-                passed += first_seconds(through, 1)
-            first_us.append(1e6 * (statistics.median(passed) - statistics.median(past)))
-            before = cpu_seconds(gateway.process.pid)
-            options = {"--num-requests": arguments.streams, "--concurrency": arguments.streams}
-            options |= {"--max-new-tokens": TOKENS, "--random-form": "words", "--input-len": 3, "--model": "null"}
-            run_bench(gateway.url, options, "--no-stop-on-eos")
-            seconds = cpu_seconds(gateway.process.pid) - before
-            token_us.append(1e6 * seconds / (arguments.streams * TOKENS))
-    return {"first_token_us": first_us, "token_us": token_us, "streams": arguments.streams}
+                for name, client in clients.items():
+                    passed[name] += first_seconds(client, 1)
+            for name, proxy in proxies.items():
+                found[name]["first_us"].append(1e6 * (statistics.median(passed[name]) - statistics.median(past)))
+                found[name]["token_us"].append(_token_us(proxy, arguments.streams))
+    return {"proxies": found, "streams": arguments.streams}
+
+
+def _running(words: tuple[str, ...], engine_port: int) -> Any:
+    port = free_port()
+    command = [sys.executable, *(word.format(port=engine_port) for word in words), "--port", str(port)]
+    return running_process(command, port, ready_path="/v1/models")
+
+
+def _token_us(proxy: ServerProcess, streams: int) -> float:
+    """Return the CPU time of a proxy for each token of these streams."""
+    before = cpu_seconds(proxy.process.pid)
+    options = {"--num-requests": streams, "--concurrency": streams}
+    options |= {"--max-new-tokens": TOKENS, "--random-form": "words", "--input-len": 3, "--model": "null"}
+    run_bench(proxy.url, options, "--no-stop-on-eos")
+    return 1e6 * (cpu_seconds(proxy.process.pid) - before) / (streams * TOKENS)
 
 
 def first_seconds(http: httpx.Client, count: int) -> list[float]:
@@ -72,12 +97,15 @@ def first_seconds(http: httpx.Client, count: int) -> list[float]:
 
 
 def report(results: dict[str, Any]) -> str:
-    def row(what: str, values: list[float]) -> tuple[str, str, str]:
-        return what, f"{number(statistics.median(values))} µs", f"{number(min(values))} to {number(max(values))}"
-
-    tokens = f"CPU time per token of {results['streams']} streams"
-    rows = [HEAD, row("time to the first token", results["first_token_us"]), row(tokens, results["token_us"])]
+    rows = [tuple(cell.format(streams=results["streams"]) for cell in HEAD)]
+    for name, values in results["proxies"].items():
+        cells = [_cells(values["first_us"]), _cells(values["token_us"])]
+        rows.append((name, *(cell for pair in cells for cell in pair)))
     return "\n".join(as_markdown(rows))
+
+
+def _cells(values: list[float]) -> tuple[str, str]:
+    return f"{number(statistics.median(values))} µs", f"{number(min(values))} to {number(max(values))}"
 
 
 def main() -> None:
