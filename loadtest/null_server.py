@@ -65,7 +65,7 @@ class NullServer:
                     await self._answer(writer, json.loads(body), is_chat=path.endswith(b"/chat/completions"))
                 elif path == b"/v1/models":
                     _write_json(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-                elif path == b"/health":
+                elif path in (b"/health", b"/ready"):
                     _write_json(writer, 200, {})
                 else:
                     _write_json(writer, 404, {"error": {"message": "not found"}})
