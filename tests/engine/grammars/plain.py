@@ -89,7 +89,8 @@ class OneOf:
 
 def allowed_ids(mask: np.ndarray) -> list[int]:
     """Return the ids whose bits are set."""
-    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+    ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return ids
 
 
 def mask_of(matcher: Matcher, vocab_size: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from oaiserve.plugins.dialects.xml import QWEN_CODER
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES
+from tests.engine.grammars.plain import allowed_ids
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.plugins.dialects.known import FAMILIES, family_of
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
@@ -105,8 +106,8 @@ def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFa
     matcher = compiled(family, only_one=False).deep_copy()
     token_ids: list[int] = []
     while not (matcher.is_accepting() and draw.random() < 0.5):
-        bits = matcher.compute_bitmask()
-        allowed = [i for i in range(backend.get_vocab_size()) if bits[i // 8] >> i % 8 & 1 and i != guidance.eos_token]
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = [i for i in allowed_ids(bits) if i < backend.get_vocab_size() and i != guidance.eos_token]
         if not allowed:
             break
         token_ids.append(draw.choice(allowed))

@@ -66,11 +66,12 @@ class Model:
             else:
                 self.num_masks += 1
                 constraint.fill_masks(words[None], len(written), ())
-                allowed = allowed_ids(words)
+                choices = allowed_ids(words)
+                allowed = {*choices}
                 if wanted and (wanted[0] in allowed or rng.random() < 0.5):
                     token_id = wanted.pop(0)
                 if not wanted or token_id not in allowed:
-                    token_id = rng.choice([one for one in closing if one in allowed and rng.random() < 0.8] or allowed)
+                    token_id = rng.choice([one for one in closing if one in allowed and rng.random() < 0.8] or choices)
             if token_id == self.eos:
                 break
             written.append(token_id)
