@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.boundary import AnyEngine
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Request, Usage
+from oaiserve.engine.request import Deliver, Event, Failed, Request, Usage
 from oaiserve.errors import APIError
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
@@ -22,6 +22,14 @@ from oaiserve.process.remote_engine import STOP_SECONDS, RemoteEngine
 from oaiserve.process.replica import EngineProcess, Replica
 from oaiserve.process.server import Questions
 from oaiserve.runtime import Runtime
+
+
+class PassedAnswer(OpenAnswer):
+    """An open request of a front process. The main process keeps what is needed to go on with it, and joins the parts
+    of whole answers."""
+
+    def take(self, event: Event) -> Event:
+        return event
 
 
 class FrontEngine(RemoteEngine):
@@ -38,7 +46,7 @@ class FrontEngine(RemoteEngine):
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Submit a request, which the main process may refuse: then it fails."""
         self._check_open()
-        answer = OpenAnswer.of(request, deliver, self._clock_ns)
+        answer = PassedAnswer.of(request, deliver, self._clock_ns)
         answer.is_sent = True
         (replica,) = self._replicas.values()
         answer.replica = replica.name
@@ -104,5 +112,6 @@ class ServedFront:
             self._deliver([Failed(request.request_id, error, Usage(0, 0, 0), times, account)])
 
     def _deliver(self, events: list[Event]) -> None:
-        self._open.difference_update(event.request_id for event in events if isinstance(event, TERMINAL))
-        self._link.send(Step.of(events))
+        step = Step.of(events)
+        self._open.difference_update(end.request_id for end in step.ends())
+        self._link.send(step)

@@ -30,6 +30,7 @@ from oaiserve.engine.request import (
     PromptDone,
     PromptProgress,
     Request,
+    Terminal,
     TokenChunk,
     TokenPrompt,
 )
@@ -269,10 +270,11 @@ class Step(msgspec.Struct, tag=True, omit_defaults=True):
             *self.prompts_done,
             *self.chunks,
             *self.pooled,
-            *self.finished,
-            *self.failed,
-            *self.aborted,
+            *self.ends(),
         ]
+
+    def ends(self) -> list[Terminal]:
+        return [*self.finished, *self.failed, *self.aborted]
 
 
 class Health(msgspec.Struct):

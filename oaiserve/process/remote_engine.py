@@ -22,7 +22,6 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.admission import Admission
 from oaiserve.engine.request import (
-    TERMINAL,
     Aborted,
     ChatPrompt,
     Deliver,
@@ -187,6 +186,10 @@ class RemoteEngine:
             ReplicaState(each.name, each.is_up, each.num_restarts, self._now(each), {**each.choices})
             for each in self._replicas.values()
         ]
+
+    def has_others(self, client: str) -> bool:
+        """Return whether other clients than this one have open requests."""
+        return any(answer.request.client != client for answer in self._open.copy().values())
 
     @property
     def is_ready(self) -> bool:
@@ -374,12 +377,15 @@ class RemoteEngine:
             if answer is None:
                 continue
             if (passed := answer.take(event)) is not None:
-                of_consumers.setdefault(answer.deliver, []).append(passed)
-            if isinstance(event, TERMINAL):
-                if not self._is_alone:
-                    event.account.replica = replica.name
-                with self._lock:
-                    del self._open[event.request_id]
+                events = of_consumers.get(answer.deliver)
+                if events is None:
+                    events = of_consumers[answer.deliver] = []
+                events.append(passed)
+        for end in step.ends():
+            if not self._is_alone:
+                end.account.replica = replica.name
+            with self._lock:
+                self._open.pop(end.request_id, None)
         for deliver, events in of_consumers.items():
             try:
                 deliver(events)
