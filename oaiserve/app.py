@@ -71,12 +71,14 @@ def create_app(
     *,
     plugins: Sequence[Plugin] | None = None,
     front: Starlette | None = None,
+    has_others_elsewhere: Callable[[str], bool] = lambda client: False,
     runtime: Runtime = THREADS,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry.
 
     Without `plugins`, it has those of oaiserve. The routes of one of several models are called by the app in `front`,
-    which has the middleware, the keys and the files. Raises StartupError for unusable files of keys.
+    which has the middleware, the keys and the files. `has_others_elsewhere` returns whether other clients than this one
+    have open requests that other processes have accepted. Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
     ring: Keyring | None = keyring(parts, config) if front is None else front.state.backend.keys
@@ -121,7 +123,7 @@ def create_app(
             engine,
             app.state.bodies,
             ring,
-            serving.has_others,
+            lambda client: serving.has_others(client) or has_others_elsewhere(client),
             runtime,
         )
         thread = runtime.executor("end")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oaiserve import plugin_loading
 from oaiserve.checkpoints import demo
@@ -89,7 +89,16 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
             connections = allowed_connections(config.server, THREADS.clock_ns)
             telemetry = server_telemetry(config, engine, connections, log_limit, plugins, runtime=THREADS)
-            app = create_app(config, engine, telemetry, plugins=plugins)
+            more: dict[str, Any] = {}
+            kind: Callable[..., Server] | None = None
+            if config.server.front_processes > 1:
+                from oaiserve.fronts.main_process import FrontsServer
+                from oaiserve.process.remote_engine import RemoteEngine
+
+                assert isinstance(engine, RemoteEngine)
+                more["has_others_elsewhere"] = engine.has_others
+                kind = partial(FrontsServer, config=config, engine=engine, telemetry=telemetry)
+            app = create_app(config, engine, telemetry, plugins=plugins, **more)
     end_load()
     logger.debug("Start, in ms since the process began: %s", times)
     _warn_of_defaults(config, engine)
@@ -102,13 +111,6 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     if ready is not None:
         logger.info("%s", "; ".join(facts.values()))
         on_ready = ready
-    kind: Callable[..., Server] | None = None
-    if config.server.front_processes > 1:
-        from oaiserve.fronts.main_process import FrontsServer
-        from oaiserve.process.remote_engine import RemoteEngine
-
-        assert isinstance(engine, RemoteEngine)
-        kind = partial(FrontsServer, config=config, engine=engine, telemetry=telemetry)
     with nullcontext() if ready is not None else announced(url, config.model_name):
         run_until_signal(
             app, config, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure, kind=kind

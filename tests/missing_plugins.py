@@ -39,7 +39,7 @@ TOGETHER = {
     "world": ("gateway", "responses"),
     "commands/test_exposure.py": ("gateway",),
     "deploy/test_keda.py": ("gateway",),
-    "e2e/test_front_processes.py": ("responses",),
+    "e2e/test_front_processes.py": ("batches", "keys", "messages", "responses"),
     "e2e/test_prometheus.py": ("gateway", "media"),
     "fronts/test_messages.py": ("keys",),
     "plugins/batches/test_message_batches.py": ("messages",),

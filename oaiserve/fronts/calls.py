@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.fronts import messages
 from oaiserve.fronts.messages import Call, CallEnded, Cancel, Cut, OfCall, Received, Sent, Taken, ToCall
-from oaiserve.http.connections import CONNECTION
+from oaiserve.http.connections import CONNECTION, UPGRADE
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class PassedCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         number = next(self._numbers)
         inbox = self._inboxes[number] = asyncio.Queue()
-        self._pass_on(Call(number=number, **{name: scope[name] for name in _COPIED}))
+        upgrade = scope["extensions"].get(UPGRADE, {}).get("protocol", "")
+        self._pass_on(Call(number=number, upgrade=upgrade, **{name: scope[name] for name in _COPIED}))
         reading: list[asyncio.Task[None]] = []
         is_cancelled = False
         try:
@@ -111,7 +112,10 @@ class AnsweredCalls:
             "charge": self._charge,
         }
         scope: dict[str, Any] = {name: getattr(begun, name) for name in _COPIED}
-        scope |= {"type": "http", "root_path": "", "extensions": {CONNECTION: connection}, "state": {}}
+        extensions: dict[str, Any] = {CONNECTION: connection}
+        if begun.upgrade:
+            extensions[UPGRADE] = {"protocol": begun.upgrade}
+        scope |= {"type": "http", "root_path": "", "extensions": extensions, "state": {}}
         is_broken = True
         try:
             await self._app(scope, call.receive, call.send)

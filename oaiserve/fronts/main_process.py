@@ -44,6 +44,7 @@ from oaiserve.process.plain_data import decoder
 from oaiserve.process.remote_engine import RemoteEngine
 from oaiserve.process.replica import ENDS_NS, MOST_ENDS
 from oaiserve.runtime import THREADS
+from oaiserve.system_cpus import allowed_cpus
 from oaiserve.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,13 @@ def check(config: Config, plugins: Sequence[Plugin], *, is_child: bool) -> None:
     if streams_of(plugins, config) is not None:
         raise StartupError(
             "--front-processes and --inspect, or texts in spans, do not go together: only one process could show them."
+        )
+    if (number := config.server.front_processes) > (num_cpus := len(allowed_cpus())):
+        log.warning(
+            "--front-processes is %d, and the CPUs that this server may use are %d. The main process and the engine need some, "
+            "too, so fewer front processes are faster.",
+            number,
+            num_cpus,
         )
 
 

@@ -164,6 +164,7 @@ class Call(msgspec.Struct, tag=True, kw_only=True):
     headers: Headers
     client: tuple[str, int] | None
     server: tuple[str, int | None] | None
+    upgrade: str = ""  # the protocol for which it asks, and to which the connection cannot change
 
 
 class Receive(msgspec.Struct, tag=True):

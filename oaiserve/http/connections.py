@@ -35,7 +35,7 @@ WRITE_TIMED_OUT = "oaiserve.write_timed_out"
 # Present if the request asks for another protocol: a mapping of `protocol`, in lower case, and of functions. Before it
 # answers with the status 101, a route calls `take(to, on_drain)`: the client's further data is passed to the first
 # function, and the second is called when the server shuts down. `write`, `drain`, `pause` and `resume` are those of the
-# connection, which ends with the empty body of the answer.
+# connection, which ends with the empty body of the answer. Without functions, the connection cannot change.
 UPGRADE = "oaiserve.http.upgrade"
 
 

@@ -3,18 +3,27 @@
 import json
 import os
 import signal
-from collections.abc import Sequence
+import ssl
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
 import httpx
 import psutil
+import pytest
+from openai import OpenAI
 
 from loadtest.metrics_page import values_of
-from tests.e2e.live import LiveServer, serve_process
+from oaiserve.plugins.keys.key_table import KeyTable
+from tests import forking
+from tests.batching import answers, begin, ended, line
+from tests.e2e.live import LiveServer, clean_environment, serve_process
+from tests.models.adapters import write_adapter
 from tests.waiting import wait_until
+from tools.server_process import free_port, running_group
 
 BODY = {"prompt": "Once upon", "max_tokens": 800, "seed": 7, "temperature": 1, "ignore_eos": True, "stream": True}
 
@@ -92,3 +101,96 @@ def test_a_shutdown_lets_streams_of_front_processes_end(small_model: Path, tmp_p
             os.kill(server.process.pid, signal.SIGTERM)
             assert reading.result() is not None
         assert server.process.wait(60) == 0
+
+
+class Clients:
+    """Clients of a server with a certificate. Each has connections of its own, which any front process may get."""
+
+    def __init__(self, port: int, certificate: Path) -> None:
+        self._url = f"https://localhost:{port}"
+        self._context = ssl.create_default_context(cafile=certificate)
+
+    def http(self, key: str) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self._url, verify=self._context, headers=headers, timeout=60, trust_env=False)
+
+    @contextmanager
+    def openai(self, key: str) -> Iterator[OpenAI]:
+        with self.http(key) as http:
+            yield OpenAI(base_url=f"{self._url}/v1", api_key=key, http_client=http, max_retries=0)
+
+    def is_ready(self) -> bool:
+        with suppress(httpx.TransportError), self.http("none") as http:
+            return http.get("/ready").is_success
+        return False
+
+    def complete(self, key: str, model: str) -> httpx.Response:
+        body = {"model": model, "prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        with self.http(key) as http:
+            return http.post("/v1/completions", json=body)
+
+    def texts(self, key: str, model: str) -> set[str]:
+        """Return the texts of one answer over several connections."""
+        return {self.complete(key, model).json()["choices"][0]["text"] for _ in range(6)}
+
+
+@pytest.mark.openssl
+def test_keys_adapters_batches_and_other_routes_are_those_of_one_server(
+    small_model: Path,
+    tmp_path: Path,
+    certificates: dict[str, Path],
+) -> None:
+    store = tmp_path / "store"
+    with closing(KeyTable(store)) as table:
+        key = table.add("any", {"role": "admin"})
+        limited = table.add("limited", {"requests_per_day": 3})
+    shapes = {f"model.layers.{layer}.self_attn.q_proj": (64, 32) for layer in range(3)}
+    first = write_adapter(tmp_path / "adapters" / "first", shapes, size=4.0)
+    write_adapter(tmp_path / "adapters" / "second", shapes, size=4.0, lora_alpha=32)
+    port = free_port()
+    command = (sys.executable, "-m", "oaiserve", "serve", small_model, "--port", str(port), "--front-processes", "2")
+    flags = ("--served-model-name", "small", "--lora", f"first={first}", "--lora-dir", tmp_path / "adapters")
+    flags += ("--tls-certificate", certificates["sound"], "--tls-key", certificates["sound"], "--stored-keys")
+    flags += ("--response-store", store, "--log-format", "json")
+    with running_group(
+        (*command, *map(str, flags)),
+        env=clean_environment(),
+        log_file=tmp_path / "log",
+        stop_limit_seconds=60,
+        start=forking.start,
+    ) as (process, _):
+        clients = Clients(port, certificates["sound"])
+        wait_until(lambda: process.poll() is not None or clients.is_ready())
+
+        # Keys and their limits are those of the server.
+        assert clients.complete("wrong", "small").status_code == 401
+        statuses = [clients.complete(limited, "small").status_code for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+
+        # Adapters are those of the server, also such as are loaded while it runs.
+        (plain,) = clients.texts(key, "small")
+        (adapted,) = clients.texts(key, "first")
+        assert adapted != plain
+        with clients.http(key) as http:
+            assert http.post("/v1/load_lora_adapter", json={"lora_name": "b", "lora_path": "second"}).is_success
+            wait_until(lambda: all(clients.complete(key, "b").is_success for _ in range(6)))
+            (other,) = clients.texts(key, "b")
+            assert other not in (plain, adapted)
+            assert http.post("/v1/unload_lora_adapter", json={"lora_name": "b"}).is_success
+            wait_until(lambda: {clients.complete(key, "b").status_code for _ in range(6)} == {404})
+
+        # The main process answers other routes.
+        with clients.openai(key) as sdk:
+            batch = ended(sdk, begin(sdk, *(line(number, model="small") for number in range(3))))
+            assert [one["custom_id"] for one in answers(sdk, batch.output_file_id)] == ["line-0", "line-1", "line-2"]
+            events = [*sdk.responses.create(model="small", input="Hello", max_output_tokens=5, stream=True)]
+            assert events[-1].response.usage.output_tokens
+            assert sdk.responses.retrieve(events[-1].response.id).id == events[-1].response.id
+        with clients.http(key) as http:
+            asked = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}
+            answer = http.post("/v1/messages", json=asked | {"stream": True})
+            assert answer.text.rstrip().rpartition("data: ")[2] == '{"type":"message_stop"}'
+            upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+            refused = http.get("/v1/responses", headers=upgrade)
+            assert refused.status_code == 405
+            assert "--front-processes" in refused.json()["error"]["message"]

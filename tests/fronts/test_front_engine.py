@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ def test_all_fronts_share_the_room_of_one_engine() -> None:
             front.clients.remove(client)
         front.run()
         front.check("Finished")
+
+
+def test_the_main_process_knows_the_clients_of_its_fronts() -> None:
+    with in_world(4, is_late=False) as world:
+        front = Front(world)
+        one = FrontProcess(world, front, 0)
+        client = front.client(6)
+        client.request = replace(client.request, client="a")
+        client.submit(one.engine)
+        world.run_until(lambda: len(client.events) > 1)
+        assert front.engine.has_others("b")
+        assert not front.engine.has_others("a")
+        front.run()
+        assert not front.engine.has_others("b")
 
 
 def test_a_front_that_stops_ends_its_requests_alone() -> None:

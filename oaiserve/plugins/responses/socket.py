@@ -52,6 +52,8 @@ def socket_route(path: str) -> Route:
         upgrade = request.scope.get("extensions", {}).get(UPGRADE)
         if upgrade is None or upgrade["protocol"] != "websocket":
             raise MethodNotAllowed(f"GET is not allowed on {path}, which takes POST, or a WebSocket.")
+        if "take" not in upgrade:
+            raise MethodNotAllowed(f"With --front-processes, this server takes no WebSocket. Use POST {path}.")
         key = request.headers.get("sec-websocket-key", "")
         version = request.headers.get("sec-websocket-version", "")
         if not key or version != VERSION:
