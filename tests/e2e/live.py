@@ -85,9 +85,9 @@ def serve_process(
 
 def clean_environment() -> dict[str, str]:
     """Return the environment without the variables that configure the server, except the folder of the demo model, and
-    whether engines have processes of their own."""
+    which parts of servers have processes of their own."""
     prefixes = ("OAISERVE_", "OTEL_")
-    kept = ("OAISERVE_CACHE", "OAISERVE_ENGINE_PROCESS")
+    kept = ("OAISERVE_CACHE", "OAISERVE_ENGINE_PROCESS", "OAISERVE_FRONT_PROCESSES")
     return {k: v for k, v in os.environ.items() if not k.startswith(prefixes) or k in kept}
 
 

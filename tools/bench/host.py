@@ -7,6 +7,7 @@ schedules and detokenizes, and of the event loop, which writes events. Only what
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import psutil
 import oaiserve.engine.engine as engine
 import oaiserve.process.child as child
 from oaiserve.cli import main as serve
-from oaiserve.engine.sequences.step import ChunkResult, Masks, Step, StepResult
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
 from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
@@ -35,7 +36,8 @@ FLAGS = (
 
 
 class InstantRunner:
-    """Draws the next of some ids for each sequence, and computes nothing."""
+    """Draws the next of some ids for each sequence, with log-probabilities if it asks for them, and computes
+    nothing."""
 
     is_asynchronous = True
     is_exact = False
@@ -50,17 +52,25 @@ class InstantRunner:
         pass
 
     def collect(self, launched: Step) -> StepResult:
-        return StepResult(
-            [ChunkResult([NUM_IDS + chunk.end % NUM_IDS] if chunk.max_draws else []) for chunk in launched.chunks]
-        )
+        return StepResult([*map(self._result, launched.chunks)])
+
+    def _result(self, chunk: Chunk) -> ChunkResult:
+        if not chunk.max_draws:
+            return ChunkResult([])
+        token_id = NUM_IDS + chunk.end % NUM_IDS
+        if (number := chunk.sequence.params.logprobs) is None:
+            return ChunkResult([token_id])
+        return ChunkResult([token_id], [Logprobs(token_id, -1.5, [*range(NUM_IDS, NUM_IDS + number)], [-2.0] * number)])
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the CPU time of the server for each token, in µs, by the number of streams, that of each of its processes
-    if it has several, and tokens/s."""
+    if it has several, that of the client, and tokens/s."""
     counts = [str(count) for count in arguments.streams]
     taken: dict[str, dict[str, list[float]]] = {}
     rates: dict[str, list[float]] = {count: [] for count in counts}
+    of_client: dict[str, list[float]] = {count: [] for count in counts}
+    body = ("--extra-body", arguments.body) if arguments.body else ()
     flags = (*FLAGS, "--engine-process", arguments.engine_process, "--log-level", "warning")
     if arguments.front_processes > 1:
         flags += ("--front-processes", str(arguments.front_processes))
@@ -71,17 +81,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 load = {"--num-requests": count, "--concurrency": count, "--max-new-tokens": TOKENS_OF_ANSWER}
                 load |= {"--random-form": "words", "--input-len": 3}
                 before = _seconds_by_process(pid)
-                point = run_bench(server.url, load, "--no-stop-on-eos")
+                client_before = _seconds_of_clients()
+                point = run_bench(server.url, load, "--no-stop-on-eos", *body)
                 if turn == 0:  # It warms up.
                     continue
                 rates[count].append(point["runs"][0]["metrics"]["completion_tokens_per_second"])
+                us_per_second = 1e6 / (int(count) * TOKENS_OF_ANSWER)
+                of_client[count].append((_seconds_of_clients() - client_before) * us_per_second)
                 for name, seconds in _seconds_by_process(pid).items():
-                    us = (seconds - before[name]) * 1e6 / (int(count) * TOKENS_OF_ANSWER)
+                    us = (seconds - before[name]) * us_per_second
                     taken.setdefault(name, {}).setdefault(count, []).append(us)
     whole = {
         count: [sum(parts) for parts in zip(*(of[count] for of in taken.values()), strict=True)] for count in counts
     }
-    results: dict[str, Any] = {"cpu_us_per_token": whole, "tokens_per_second": rates}
+    results: dict[str, Any] = {"cpu_us_per_token": whole, "client_us_per_token": of_client, "tokens_per_second": rates}
     if len(taken) > 1:
         results["of_processes_us_per_token"] = taken
     return results
@@ -98,13 +111,20 @@ def _seconds_by_process(pid: int) -> dict[str, float]:
     return seconds
 
 
+def _seconds_of_clients() -> float:
+    """Return the CPU time of the child processes that have ended: all are clients."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def report(results: dict[str, Any]) -> str:
     processes = results.get("of_processes_us_per_token", {})
-    rows = [("streams", "CPU time per token, µs", *processes, "tokens/s of one core", "tokens/s here")]
+    rows = [("streams", "CPU time per token, µs", *processes, "client", "tokens/s of one core", "tokens/s here")]
     for count, times in results["cpu_us_per_token"].items():
         middle = statistics.median(times)
         shown = f"{number(middle)} ({number(min(times))} to {number(max(times))})"
-        parts = [number(statistics.median(of[count])) for of in processes.values()]
+        of_processes = [*processes.values(), results["client_us_per_token"]]
+        parts = [number(statistics.median(of[count])) for of in of_processes]
         rate = number(round(statistics.median(results["tokens_per_second"][count]), -2))
         rows.append((count, shown, *parts, number(round(1e6 / middle, -2)), rate))
     return "\n".join(as_markdown(rows))
@@ -127,6 +147,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--turns", type=int, default=3, help="of each number of streams (default 3)")
     parser.add_argument("--engine-process", choices=["on", "off"], default="off", help="default: off")
     parser.add_argument("--front-processes", type=int, default=1, help="default: 1")
+    parser.add_argument("--body", help='more fields of each request, such as {"logprobs": true, "top_logprobs": 5}')
     add_publishing(parser, "host")
     arguments = parser.parse_args(argv)
     exit_on_sigterm()

