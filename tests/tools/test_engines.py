@@ -43,7 +43,7 @@ def test_streams_with_the_same_text_in_other_events_are_told_from_others() -> No
 def test_forwarders_pass_on_what_the_engine_sends_and_a_tap_keeps_it() -> None:
     body = {"model": "null", "stream": True, "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
 
-    async def ask() -> tuple[bytes, bytes, Tap]:
+    async def ask() -> tuple[bytes, bytes, bytes, Tap]:
         engine = NullServer(NullOptions())
         await engine.start()
         tap = Tap()
@@ -55,13 +55,14 @@ def test_forwarders_pass_on_what_the_engine_sends_and_a_tap_keeps_it() -> None:
             first, second = [
                 await http.post(f"{url}{CHAT}", json=body, headers={"x-request-id": "known"}) for url in urls
             ]
+            without_id = await http.get(f"{urls[0]}/health")  # on the first connection
         for server in (tapped, parsed):
             server.close()
         await engine.close()
-        return first.content, second.content, tap
+        return first.content, second.content, without_id.content, tap
 
-    first, second, tap = asyncio.run(ask())
-    assert tap.bodies == {"known": first}
+    first, second, without_id, tap = asyncio.run(ask())
+    assert tap.bodies == {"known": first, "": without_id}
     assert first.count(b" token") == second.count(b" token") == 3
     assert first.endswith(b"data: [DONE]\n\n")
 

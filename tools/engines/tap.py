@@ -59,6 +59,9 @@ class TappedClient(FromClient):
         self._parser.feed_data(data)
         super().data_received(data)
 
+    def on_message_begin(self) -> None:
+        self.request_id = ""  # The gateway's own questions have none.
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
             self.request_id = value.decode()
