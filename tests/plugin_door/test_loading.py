@@ -2,6 +2,7 @@
 
 import logging
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from oaiserve import cli
 from oaiserve.errors import StartupError
 from oaiserve.plugin_loading import OWN_SOURCE, load
+from tests.missing_plugins import has_plugin
 from tests.plugin_door.modules import GREETING, install, names_of_others, write_module
 
 
@@ -137,3 +139,21 @@ def test_wrong_settings_of_plugins_stop_the_start(
     install(packages, "greeting", source)
     with pytest.raises(StartupError, match=re.escape(reason)):
         load(settings=settings)
+
+
+def test_a_plugin_that_nobody_asks_is_not_imported_with_its_routes() -> None:
+    code = (
+        "import sys; from oaiserve.app import routes; from oaiserve.config import Config; "
+        "from oaiserve.plugin_loading import import_early, own_plugins; "
+        "import_early(own_plugins(), reads_calls=False); table = routes(Config('demo')); "
+        "print(*sorted({route.path for route in table} & {'/api/chat', '/v1/audio/translations'})); "
+        "print(*sorted(name for name in sys.modules if name.startswith('oaiserve.plugins.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    paths, modules = map(str.split, done.stdout.splitlines())
+    routes_of = {"ollama": "/api/chat", "speech": "/v1/audio/translations"}
+    assert paths == [path for name, path in routes_of.items() if has_plugin(name)]
+    for name in routes_of:
+        # What `oaiserve plugins` and /metrics show is declared without an import of what serves requests.
+        declared = {f"oaiserve.plugins.{name}", f"oaiserve.plugins.{name}.metrics"}
+        assert {module for module in modules if module.startswith(f"oaiserve.plugins.{name}")} <= declared

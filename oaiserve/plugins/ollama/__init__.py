@@ -13,10 +13,8 @@ from oaiserve.plugin.parts import InnerParts
 
 if TYPE_CHECKING:
     from starlette.routing import Route
-    from starlette.types import Receive, Scope, Send
 
     from oaiserve.config import Config
-    from oaiserve.routes.operation import Operation
 
 # The methods and the paths below /api, with the names of their functions in `api`.
 _ROUTES = (
@@ -27,30 +25,15 @@ _ROUTES = (
 )
 
 
-class _Late:
-    """An endpoint that is imported with its first request, or with the first look at its description: most servers
-    get no request of Ollama's clients."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def operation(self) -> Operation | None:
-        from oaiserve.plugins.ollama import api
-        from oaiserve.routes.operation import operation_of
-
-        return operation_of(getattr(api, self._name))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from oaiserve.plugins.ollama import api
-
-        await getattr(api, self._name)(scope, receive, send)
-
-
 def _front_routes(config: Config) -> list[Route]:
     from starlette.routing import Route
 
-    return [Route(f"/api/{path}", _Late(name), methods=[method]) for method, path, name in _ROUTES]
+    from oaiserve.plugins.shared.late import LateEndpoint
+
+    return [
+        Route(f"/api/{path}", LateEndpoint("oaiserve.plugins.ollama.api", name), methods=[method])
+        for method, path, name in _ROUTES
+    ]
 
 
 plugin = Plugin(name="ollama", inner=InnerParts(front_routes=_front_routes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from oaiserve.plugin import Plugin
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def _routes(config: Config) -> list[Route]:
-    from oaiserve.plugins.speech import api
+    from oaiserve.plugins.shared.late import LateEndpoint
     from oaiserve.routes.door.accounting import accounted
 
     return [
-        accounted("/v1/audio/transcriptions", api.transcriptions, "transcription"),
-        accounted("/v1/audio/translations", api.translations, "translation"),
+        accounted(f"/v1/audio/{name}", LateEndpoint("oaiserve.plugins.speech.api", name), name.removesuffix("s"))
+        for name in ("transcriptions", "translations")
     ]
 
 
@@ -38,8 +39,11 @@ def _starts() -> list[Way]:
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     from oaiserve.plugins.speech.metrics import DECODE_SECONDS, SOUND_SECONDS, Sounds
 
+    serving = app.state.serving
+    if serving.task == "transcribe":
+        import_module("oaiserve.plugins.speech.api")  # It takes too long for the first request.
     app.state.sounds = sounds = Sounds()
-    show = app.state.serving.telemetry.show
+    show = serving.telemetry.show
     show(SOUND_SECONDS, lambda: {(): sounds.sound_seconds})
     show(DECODE_SECONDS, lambda: {(): sounds.decode_seconds})
     yield

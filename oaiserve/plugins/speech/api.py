@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
+from starlette.types import Receive, Scope, Send
 
 from oaiserve.engine.request import (
     Pooled,
@@ -95,16 +96,17 @@ def _operation(task: Task, summary: str) -> Operation:
 
 
 @_operation("transcribe", "The text of a sound, in its own language.")
-async def transcriptions(http: HTTPRequest) -> Answer:
-    return await _read(http, "transcribe")
+async def transcriptions(scope: Scope, receive: Receive, send: Send) -> None:
+    await _serve(scope, receive, send, "transcribe")
 
 
 @_operation("translate", "The text of a sound, in English.")
-async def translations(http: HTTPRequest) -> Answer:
-    return await _read(http, "translate")
+async def translations(scope: Scope, receive: Receive, send: Send) -> None:
+    await _serve(scope, receive, send, "translate")
 
 
-async def _read(http: HTTPRequest, task: Task) -> Answer:
+async def _serve(scope: Scope, receive: Receive, send: Send, task: Task) -> None:
+    http = HTTPRequest(scope, receive)
     serving = serving_of(http)
     content = bytearray()
     with HeldBytes(serving.received_bytes, http.state.client) as held, closing(SoundProcess()) as process:
@@ -115,7 +117,7 @@ async def _read(http: HTTPRequest, task: Task) -> Answer:
     sounds: Sounds = http.app.state.sounds
     sounds.sound_seconds += sound_seconds
     sounds.decode_seconds += decode_ns / 1e9
-    return answer
+    await answer(scope, receive, send)
 
 
 def _answer(

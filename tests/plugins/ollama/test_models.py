@@ -1,7 +1,5 @@
-"""Tests the routes of Ollama's API about models, also those of a server of several models, and what is not imported."""
+"""Tests the routes of Ollama's API about models, also those of a server of several models."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -88,15 +86,3 @@ def test_keys_hold(serve: Serve) -> None:
     for path in ("tags", "ps", "version"):
         assert served.http.get(f"/api/{path}").status_code == 401
         assert served.http.get(f"/api/{path}", headers=bearer("one")).status_code == 200
-
-
-def test_nothing_is_imported_for_a_server_that_nobody_asks() -> None:
-    code = (
-        "import sys; from oaiserve.app import routes; from oaiserve.config import Config; "
-        "from oaiserve.plugin_loading import import_early, own_plugins; "
-        "import_early(own_plugins(), reads_calls=False); table = routes(Config('demo')); "
-        "assert '/api/chat' in {route.path for route in table}; "
-        "print([name for name in sys.modules if name.startswith('oaiserve.plugins.ollama')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
-    assert done.stdout == "['oaiserve.plugins.ollama']\n"
