@@ -2,6 +2,7 @@
 routes, and refusals."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,8 @@ def test_a_model_may_really_be_called_latest(serve: Serve) -> None:
     assert ask(served, model="llama3.2:latest")["message"]["content"] == "Hello world"
 
 
-# The requests of programs, by their sources: what they send, and the roles of the messages that the model reads.
+# The requests of programs, by their sources: Home Assistant's integration `ollama`, which sends them by the official
+# package, and Open WebUI's `routers/ollama.py` with `utils/payload.py`.
 CALLED = {"name": "HassTurnOn", "arguments": {"name": "lamp"}}
 OF_HASS = {"type": "function", "function": {"name": "HassTurnOn", "parameters": {"type": "object", "properties": {}}}}
 PROGRAMS: dict[str, dict[str, Any]] = {
@@ -207,6 +209,30 @@ PROGRAMS: dict[str, dict[str, Any]] = {
         "keep_alive": -1,
         "options": {"num_ctx": 8192},
         "think": False,
+    },
+    "Home Assistant, a task with an image": {
+        "messages": [
+            {"role": "system", "content": "You are a Home Assistant expert."},
+            {"role": "user", "content": "Is the gate open?", "images": [PNG]},
+        ],
+        "tools": [],
+        "stream": True,
+        "keep_alive": "3600s",
+        "options": {"num_ctx": 8192},
+        "think": False,
+        "format": {
+            "type": "object",
+            "properties": {
+                "open": {"type": "boolean", "description": "Whether it is open"},
+                "from": {"type": "string", "enum": ["left", "right"]},
+            },
+            "required": ["open"],
+        },
+    },
+    "Open WebUI, with an image": {
+        "messages": [{"role": "user", "content": "What is this?", "images": [PNG]}],
+        "stream": False,
+        "options": {"temperature": 0.8, "top_p": 0.9, "seed": 42, "num_ctx": 4096, "num_gpu": 1, "use_mmap": True},
     },
     "Open WebUI": {
         "messages": [
@@ -225,13 +251,26 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_requests_of_programs_are_answered(serve: Serve, program: str) -> None:
+    sent = PROGRAMS[program]
     served = serve(template=HYBRID)
+    served.engine.media = frozenset({"image"})
     (model,) = answered(served.http.get("/api/tags"))["models"]
-    response = served.post(CHAT, model=model["name"], **PROGRAMS[program])
+    response = served.post(CHAT, model=model["model"], **sent)
     assert response.status_code == 200, response.text
-    _, prompt = submitted_to(served)
-    assert [each["role"] for each in prompt.messages] == ["system", "user", "assistant", "tool"]
-    assert prompt.messages[2]["tool_calls"][0]["function"]["name"] == "HassTurnOn"
+    request, prompt = submitted_to(served)
+    assert [each["role"] for each in prompt.messages] == [each["role"] for each in sent["messages"]]
+    assert [each.get("tool_calls", [{}])[0].get("function", {}).get("name") for each in prompt.messages] == [
+        "HassTurnOn" if "tool_calls" in each else None for each in sent["messages"]
+    ]
+    assert len(prompt.media) == sum(len(each.get("images", [])) for each in sent["messages"])
+    assert (request.params.grammar is not None) == ("format" in sent)
+
+
+def test_open_webui_reads_when_a_model_is_unloaded(served: Served) -> None:
+    (running,) = answered(served.http.get("/api/ps"))["models"]
+    (model,) = answered(served.http.get("/api/tags"))["models"]
+    assert running["name"] == model["name"]
+    assert datetime.fromisoformat(running["expires_at"]).timestamp() > 2e9
 
 
 # Vectors.

@@ -168,8 +168,20 @@ def test_the_sdk_reads_answers_and_streams(speech: Served) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"file": ("ab12.wav", SOUND), "model": (None, "org/demo")},  # the form of Open WebUI
-        {  # an integration of Home Assistant sends this form
+        {"file": ("ab12.wav", SOUND), "model": (None, "org/demo")},  # Open WebUI, from routers/audio.py
+        {
+            "model": (None, "org/demo"),
+            "language": (None, "de"),
+            "file": ("ab12.mp3", SOUND),
+        },  # with its user's language
+        {  # Home Assistant's integration openai_conversation, by the official package
+            "model": (None, "org/demo"),
+            "language": (None, "de"),
+            "prompt": (None, "A conversation with a smart home."),
+            "response_format": (None, "json"),
+            "file": ("a.wav", SOUND, "audio/wav"),
+        },
+        {  # an integration of others for Home Assistant
             "file": ("whisper_audio.wav", SOUND, "audio/wav"),
             "model": (None, "org/demo"),
             "language": (None, "en"),
