@@ -62,8 +62,9 @@ struct alignas(64) QuantizedSuper {
   // For runs of 16, the negated sums of the values whose products are summed in one lane of sixteen bits.
   int16_t minus_pairs[SUPER / 16][2];
 #elif defined(WITH_INTEGER_TILES)
-  // Tiles multiply the sums of runs of 16 with minimums. Each is stored as two bfloat16, which together are exact.
-  bf16 parts[SUPER / 16][2];
+  // Tiles multiply the sums of runs of 16 with minimums. Each is stored as two bfloat16, which together are exact. They fill
+  // a cache line, because loading a tile whose rows cross lines takes twice as long.
+  alignas(64) bf16 parts[SUPER / 16][2];
 #endif
 };
 
