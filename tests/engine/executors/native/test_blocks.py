@@ -35,7 +35,7 @@ K = 512
 ROWS = 21
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64-v3", AVX_VNNI, EMULATED_AMX])
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64-v4", AVX_VNNI, EMULATED_AMX])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with compiled_for(request.param):
         yield Library(torch.float32)

@@ -7,46 +7,26 @@
 namespace oaiserve {
 
 // Four bytes of x in all lanes, as `dot_quads` takes them.
-struct QuadOfX {
-#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
-  Integers bytes, even, odd;
-#else
-  Integers bytes;
-#endif
-};
-inline QuadOfX splat_quad(const int8_t* p) {
+inline Integers splat_quad(const int8_t* p) {
   int32_t quad;
   std::memcpy(&quad, p, 4);
-  QuadOfX x;
-  x.bytes = quad - Integers{};
-#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
-  typedef int16_t Shorts __attribute__((vector_size(WIDTH * 4)));
-  x.even = (Integers)((Shorts)x.bytes << 8 >> 8);
-  x.odd = (Integers)((Shorts)x.bytes >> 8);
-#endif
-  return x;
+  return quad - Integers{};
 }
 
-// Adds to each lane the dot product of four unsigned codes and four signed values. IS_SMALL: codes are below 128.
-template <bool IS_SMALL>
-Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
+// Adds to each lane the dot product of four unsigned codes and four signed values.
+inline Integers dot_quads(Integers sum, VectorBits codes, Integers x) {
 #if defined(__AVX512VNNI__)
-  return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x.bytes);
+  return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
 #elif defined(WITH_AVX_VNNI)
-  return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x.bytes);
-#elif defined(__AVX512BW__)
-  if constexpr (IS_SMALL) {
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)codes, (__m512i)x.bytes);
-    return sum + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-  }
-  const VectorBits odd = (VectorBits)_mm512_srli_epi16((__m512i)codes, 8);
-  return sum + (Integers)_mm512_madd_epi16((__m512i)(codes & 0x00ff00ffu), (__m512i)x.even) +
-         (Integers)_mm512_madd_epi16((__m512i)odd, (__m512i)x.odd);
+  return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
+#elif defined(__AVX512BW__)  // codes are below 128
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)codes, (__m512i)x);
+  return sum + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
-  return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x.bytes);  // HAS_SIGNED_CODES
+  return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x);  // HAS_SIGNED_CODES
 #else
   for (int byte = 0; byte < 4; byte++)
-    sum += (Integers)(codes >> 8 * byte & 0xff) * (x.bytes << (24 - 8 * byte) >> 24);
+    sum += (Integers)(codes >> 8 * byte & 0xff) * (x << (24 - 8 * byte) >> 24);
   return sum;
 #endif
 }
@@ -183,6 +163,14 @@ template <Layout L>
 }
 
 #if defined(WITH_SHORT_SUMS)
+// The fewest rows whose products are summed in sixteen bits, if codes have less than eight. With AVX-512, fewer rows take
+// less time if each instruction's products are widened.
+#if defined(__AVX512F__)
+constexpr int LEAST_SHORT_ROWS = 3;
+#else
+constexpr int LEAST_SHORT_ROWS = 1;
+#endif
+
 // Whether products with a format are summed in sixteen bits. Where an instruction sums in 32 bits, only those are whose
 // scales change so often that unpacking codes once for several tiles gains more.
 constexpr bool has_short_sums([[maybe_unused]] const Layout& layout) {

@@ -17,7 +17,9 @@ namespace oaiserve {
 // The number of rows that a tile has at most. If aarch64 has some sums of eight rows in memory, it still loads and unpacks
 // less, but not where codes have high bits.
 constexpr int most_tile_rows(const Layout& layout) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(WITH_SHORT_SUMS)
+  return layout.is_super ? LEAST_SHORT_ROWS - 1 : layout.is_whole() ? 5 : 4;
+#elif defined(__AVX512F__)
   return layout.is_super ? 6 : 8;
 #elif defined(WITH_MATRIX_TILES)
   return int(LEAST_MATRIX_ROWS) - 1;
@@ -84,8 +86,8 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
         columns.load(chunk + P::codes(0), P::LOW, step, codes);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-          const QuadOfX quad = splat_quad(groups[r * x_stride].values + 4 * step);
-          for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads<L.is_small()>(dots[r][v], codes[v], quad);
+          const Integers quad = splat_quad(groups[r * x_stride].values + 4 * step);
+          for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads(dots[r][v], codes[v], quad);
         }
       });
 #endif
@@ -169,8 +171,8 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
             columns.load(codes, P::LOW, step, of_step);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-              const QuadOfX quad = splat_quad(rows[r][c].values + i * BLOCK_GROUP + 4 * step);
-              for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads<L.is_small()>(dots[r][v], of_step[v], quad);
+              const Integers quad = splat_quad(rows[r][c].values + i * BLOCK_GROUP + 4 * step);
+              for (int v = 0; v < VECTORS; v++) dots[r][v] = dot_quads(dots[r][v], of_step[v], quad);
             }
           });
 #endif
@@ -272,10 +274,10 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
             const long place = i * BLOCK_GROUP + 4 * step;
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-              const QuadOfX of_high = splat_quad(rows[r][c].high + place), of_low = splat_quad(rows[r][c].low + place);
+              const Integers of_high = splat_quad(rows[r][c].high + place), of_low = splat_quad(rows[r][c].low + place);
               for (int v = 0; v < VECTORS; v++) {
-                dot[r][v] = dot_quads<true>(dot[r][v], of_step[v], of_low);
-                dot[r][v] = dot_quads<true>(dot[r][v], of_step[v] * HIGH_LEVEL, of_high);
+                dot[r][v] = dot_quads(dot[r][v], of_step[v], of_low);
+                dot[r][v] = dot_quads(dot[r][v], of_step[v] * HIGH_LEVEL, of_high);
               }
             }
           });
@@ -312,17 +314,37 @@ auto tile_of_blocks(int rows, std::integer_sequence<int, ROW...>) {
   }
 }
 
-// sums [rows, PANEL] = bias + x [rows, k] times a panel, in tiles of nearly the same height. If the bias of a format whose
-// scales are integers is null, the products are added to the sums.
+// sums [rows, PANEL] = bias + x [rows, k] times a panel, in tiles of nearly the same height, whose sums are in registers.
+template <Format FORMAT>
+void multiply_in_registers(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k, const float* bias,
+                           float* sums, const uint8_t* next) {
+  // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
+  constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));
+  const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const long steps = k / BLOCK_GROUP * STEPS * tiles;
+  Ahead ahead = Ahead::of(panel, next, block_panel_bytes(FORMAT, k), steps, tiles == 1);
+  for (long t = 0, row = 0; t < tiles; t++) {
+    const long height = rows / tiles + (t < rows % tiles);
+    const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, TILE_ROWS>());
+    ahead = tile(panel, x + row * x_stride, x_stride, k, bias, sums + row * PANEL, ahead);
+    row += height;
+  }
+}
+
+// sums [rows, PANEL] = bias + x [rows, k] times a panel. If the bias of a format whose scales are integers is null, the
+// products are added to the sums.
 template <Format FORMAT>
 void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k, const float* bias,
                     float* sums, const uint8_t* next) {
-  [[maybe_unused]] const auto in_tiles = [&](auto* multiply) {
+  const auto in_tiles = [&](auto* multiply) {
     multiply(panel, x, x_stride, rows, k, bias, sums, next);
   };
 #if defined(WITH_SHORT_SUMS)
-  if constexpr (layout_of(FORMAT).is_super && has_short_sums(layout_of(FORMAT)))
-    return in_tiles(multiply_in_short_tiles<FORMAT>);
+  constexpr Layout L = layout_of(FORMAT);
+  if constexpr (L.is_super && has_short_sums(L)) {
+    if (!L.is_small() || rows >= LEAST_SHORT_ROWS) return in_tiles(multiply_in_short_tiles<FORMAT>);
+  }
+  if constexpr (!L.is_super || !has_short_sums(L) || (L.is_small() && LEAST_SHORT_ROWS > 1))
 #elif defined(WITH_INTEGER_TILES)
   if constexpr (layout_of(FORMAT).is_super) {
     if (rows >= least_tiled_rows(expansion_of(FORMAT)))
@@ -341,17 +363,7 @@ void multiply_panel(const uint8_t* panel, const RowLine* x, long x_stride, long 
 #endif
   }
 #endif
-  // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
-  constexpr int TILE_ROWS = most_tile_rows(layout_of(FORMAT));
-  const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-  const long steps = k / BLOCK_GROUP * STEPS * tiles;
-  Ahead ahead = Ahead::of(panel, next, block_panel_bytes(FORMAT, k), steps, tiles == 1);
-  for (long t = 0, row = 0; t < tiles; t++) {
-    const long height = rows / tiles + (t < rows % tiles);
-    const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, TILE_ROWS>());
-    ahead = tile(panel, x + row * x_stride, x_stride, k, bias, sums + row * PANEL, ahead);
-    row += height;
-  }
+  in_tiles(multiply_in_registers<FORMAT>);
 }
 
 #if defined(WITH_INTEGER_TILES)
@@ -367,7 +379,7 @@ void multiply_row_in_planes(const uint8_t* panel, const RowLine* x, long k, cons
     for (long column = 0; column < PANEL; column += WIDTH) {
       Integers dots[2] = {};
       for_planes<FORMAT>(panel + Places<FORMAT>::PLANES, column, [&](long step, VectorBits codes) {
-        dots[step % 2] = dot_quads<true>(dots[step % 2], codes, splat_quad(super->values + 4 * step));
+        dots[step % 2] = dot_quads(dots[step % 2], codes, splat_quad(super->values + 4 * step));
       });
       const Integers total = (dots[0] + dots[1] - sum_of_x) * 8;
       const Scaling scaling = load_scaling<Format::UNPACKED>(panel, column);

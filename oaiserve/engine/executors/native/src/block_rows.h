@@ -17,7 +17,7 @@
 #include "block_formats.h"
 #include "simd.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if (defined(__AVX2__) && !defined(__AVX512F__)) || (defined(__AVX512BW__) && !defined(__AVX512VNNI__))
 #define WITH_SHORT_SUMS  // see short_tiles.h
 #endif
 #if defined(WITH_AMX) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)

@@ -1,4 +1,5 @@
-// Products with weights whose scales are integers times a float of 256 neighbours, with AVX2.
+// Products with weights whose scales are integers times a float of 256 neighbours, with AVX2, and with AVX-512 where it
+// has no dot products of bytes.
 //
 // There, an instruction multiplies unsigned with signed bytes and adds two products, in sixteen bits. Such sums have room
 // for those of a run, or of half of one. Then one more multiplies them with the run's scale, and widens them. That takes
@@ -17,6 +18,22 @@
 namespace oaiserve {
 
 constexpr int SHORT_TILE_ROWS = 4;
+
+typedef int16_t ShortSums __attribute__((vector_size(WIDTH * 4)));
+
+// Codes times the bytes of x, as sums of two neighbours in sixteen bits.
+template <bool IS_SMALL>
+[[gnu::always_inline]] inline ShortSums multiply_bytes(VectorBits codes, Integers x) {
+#if defined(__AVX512BW__)
+  if constexpr (IS_SMALL) return (ShortSums)_mm512_maddubs_epi16((__m512i)codes, (__m512i)x);
+  const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)codes);
+  const __m512i with_sign = _mm512_mask_sub_epi8((__m512i)x, is_negative, _mm512_setzero_si512(), (__m512i)x);
+  return (ShortSums)_mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)codes), with_sign);
+#else
+  if constexpr (IS_SMALL) return (ShortSums)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+  return (ShortSums)_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes), _mm256_sign_epi8((__m256i)x, (__m256i)codes));
+#endif
+}
 
 // How many steps along k a sum in sixteen bits has room for, if x is at most MOST_X. While it is summed it may overflow,
 // and back. Codes of eight bits have a sign, which x gets in place of them.
@@ -48,15 +65,12 @@ template <Layout L, int COUNT, int ROWS, class Load, class XOf>
     for (int r = 0; r < ROWS; r++) {
       int32_t quad;
       std::memcpy(&quad, x_of(r) + 4 * step, 4);
-      const __m256i bytes = _mm256_set1_epi32(quad);
       for (int v = 0; v < 2; v++) {
-        const __m256i code = (__m256i)codes[v];
-        const __m256i pairs = L.is_small() ? _mm256_maddubs_epi16(code, bytes)
-                                           : _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(bytes, code));
+        const ShortSums pairs = multiply_bytes<L.is_small()>(codes[v], quad - Integers{});
         if constexpr (COUNT == 1)
           sums[r][v] = (VectorBits)pairs;
         else  // GCC would sum in another order, for which there are too few registers
-          asm("vpaddw %1, %0, %0" : "+x"(sums[r][v]) : "x"(pairs));
+          asm("vpaddw %1, %0, %0" : "+v"(sums[r][v]) : "v"(pairs));
       }
     }
   }
@@ -147,7 +161,7 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
           static_assert(SUM_STEPS == 4 && (L.offset & (L.offset - 1)) == 0);  // so a sum is of 16 values
           int32_t pairs;
           std::memcpy(&pairs, row(r).minus_pairs[run], 4);
-          dots[r][0] = (VectorBits)_mm256_slli_epi16((__m256i)(pairs - Integers{}), std::countr_zero(unsigned(L.offset)));
+          dots[r][0] = (VectorBits)((ShortSums)(pairs - Integers{}) << std::countr_zero(unsigned(L.offset)));
         }
         dots[r][1] = dots[r][0];
       }
