@@ -10,11 +10,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, control, core, settings
 from tqdm import tqdm
 
 from oaiserve import system_cpus
@@ -47,6 +48,10 @@ gc.disable()
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("oaiserve", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("oaiserve")
+
+# For each example, Hypothesis would save, seed and restore the global generators of `random` and NumPy, and compare
+# their states around each value that it draws. Nothing that its tests call draws from these generators.
+core.deterministic_PRNG = control.deprecate_random_in_strategy = lambda *_: nullcontext()
 
 
 collect_ignore = ignored_without_plugins()
