@@ -63,8 +63,8 @@ def check(config: Config, plugins: Sequence[Plugin], *, is_child: bool) -> None:
         )
     if (number := config.server.front_processes) > (num_cpus := len(allowed_cpus())):
         log.warning(
-            "--front-processes is %d, and the CPUs that this server may use are %d. The main process and the engine need some, "
-            "too, so fewer front processes are faster.",
+            "--front-processes is %d, and the CPUs that this server may use are %d. The main process and the engine "
+            "need some, too, so fewer front processes are faster.",
             number,
             num_cpus,
         )
