@@ -9,11 +9,10 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
-
-from starlette.types import Scope
+from typing import Any
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
@@ -104,7 +103,7 @@ def client_of(address: str) -> bytes:
     return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
 
 
-def part_writer(scope: Scope) -> Callable[[bytes], bool] | None:
+def part_writer(scope: Mapping[str, Any]) -> Callable[[bytes], bool] | None:
     """Return the function of a request's connection that writes a part of the answer that has begun, if it has one and
     no other route takes the parts."""
     state = scope["state"]
