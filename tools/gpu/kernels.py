@@ -42,8 +42,7 @@ MOST_INSTRUCTIONS = {"int4": 4.5, "int8": 5.0, "float8": 5.0, "mxfp4": 6.0}
 FEW_ROWS = 16
 TRIED = "tiles to choose from"  # Such a shape may take more instructions: a start times its tiles before it takes them.
 # Bounds are those of the installed Triton, which torch brings. Other versions allocate registers and unroll loops in
-# other ways, and may take this many times as much. A multiprocessor may also run one program fewer than the plan counts
-# on, whose parts of long contexts are then somewhat too small.
+# other ways, and may take this many times as much.
 BY_OTHER_TRITON = 1.1
 WIDE_IN_8_BITS = "heads of 512, cache in FP8"  # prompts of this shape alone have 32 rows on Hopper
 MARKERS = "kernels"
@@ -84,7 +83,7 @@ def beyond(row: Row, factor: float) -> list[str]:
         return [row["problem"]]
     kernel = row["kernel"]
     found = []
-    if row["programs"] < row["programs_counted"] - (factor > 1.0):
+    if row["programs"] < row["programs_counted"]:
         found.append(
             f"a multiprocessor runs {row['programs']} of its programs, and the plan counts on {row['programs_counted']}"
         )
