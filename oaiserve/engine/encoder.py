@@ -1,15 +1,16 @@
 """The encoder lets a tower turn the images and sounds of requests into vectors before they are scheduled. No torch.
 
 A tower works in pieces between steps, on the engine thread. While others run, pieces get a share of the time, so that
-their streams stay almost as fast. A medium of several requests is encoded once, and its vectors are cached.
+their streams stay almost as fast. A medium of several requests is encoded once, and its vectors are cached. A prompt of
+several is ready before the media of later ones are encoded.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from oaiserve.engine.encoder_turns import EncoderTurns
@@ -45,16 +46,42 @@ class Media:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """A request whose media are encoded: what it still waits for, and what there is."""
+    """A request whose media are encoded, prompt by prompt: what it still waits for, and what there is."""
 
     tokenized: Tokenized
     missing: dict[bytes, Medium]
     encoded: dict[bytes, Encoded]
+    num_ready: int = 0  # prompts, from the first one on, whose vectors are there or have been taken
+    _uses: Counter[bytes] = field(default_factory=Counter)  # number of prompts that still need each medium
+
+    def __post_init__(self) -> None:
+        self._uses.update(one.key for media in self.tokenized.media if media is not None for one in media.media)
+
+    def has_more(self) -> bool:
+        """Return whether further prompts have become ready."""
+        before = self.num_ready
+        for media in self.tokenized.media[before:]:
+            if media is not None and not all(one.key in self.encoded for one in media.media):
+                break
+            self.num_ready += 1
+        return self.num_ready > before
+
+    def take(self, number: int) -> tuple[Encoded, ...]:
+        """Return the vectors of a prompt that is ready. Those that no other prompt needs are forgotten here."""
+        media = self.tokenized.media[number]
+        if media is None:
+            return ()
+        taken = tuple(self.encoded[one.key] for one in media.media)
+        for one in media.media:
+            self._uses[one.key] -= 1
+            if not self._uses[one.key]:
+                del self.encoded[one.key]
+        return taken
 
 
 @dataclass(slots=True)
-class Ended:
-    """A request that leaves the encoder: its vectors are there, or an error is."""
+class Ready:
+    """A request with further prompts whose vectors are there, or an error, with which it leaves the encoder."""
 
     encoding: Encoding
     error: BaseException | None = None
@@ -81,7 +108,7 @@ class Encoder:
         self._numbers = numbers
         self._accounted = accounted
         self._waiting = EncoderTurns[Encoding](by_client=by_client)
-        self._whole: deque[Encoding] = deque()  # encodings whose vectors are complete
+        self._ready: deque[Encoding] = deque()  # encodings with prompts that have become ready
         self._missing: dict[bytes, list[Encoding]] = {}  # encodings that wait for a medium, keyed by the medium
         self._under_way: Iterator[Encoded | None] | None = None
         self._medium: Medium | None = None  # the medium that is being encoded
@@ -90,7 +117,7 @@ class Encoder:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._ready)
 
     def add(self, tokenized: Tokenized) -> int:
         """Add a request, and return the number of its media whose vectors are there: all, maybe."""
@@ -113,20 +140,21 @@ class Encoder:
             self._seen_ns = self._clock_ns()
             self._credit_ns = 0.0
         encoding = Encoding(tokenized, missing, encoded)
-        self._waiting.add(encoding, tokenized.request.client)
-        if not missing:
-            self._whole.append(encoding)
+        if encoding.has_more():
+            self._ready.append(encoding)
+        if missing:
+            self._waiting.add(encoding, tokenized.request.client)
+            self._numbers.num_encoding += 1
         for key, medium in missing.items():
             self._missing.setdefault(key, []).append(encoding)
             if len(self._missing[key]) == 1:
                 self._numbers.num_waiting_media_rows += medium.num_rows
-        self._numbers.num_encoding += 1
         self._numbers.num_media_queries += num_media
         self._numbers.num_media_hits += num_found
         return num_found
 
-    def turn(self, *, is_alone: bool) -> Iterator[Ended]:
-        """Work on media, and yield the requests that have ended here.
+    def turn(self, *, is_alone: bool) -> Iterator[Ready]:
+        """Work on media, and yield the requests of which further prompts are ready, and those that fail.
 
         While others run, the work gets a share of the time since the last turn.
         """
@@ -134,13 +162,16 @@ class Encoder:
         self._credit_ns = min(self._credit_ns + SHARE * (now_ns - self._seen_ns), SLICE_NS)
         self._seen_ns = now_ns
         until_ns = now_ns + (SLICE_NS if is_alone else int(self._credit_ns))
-        while self._waiting:
+        while self.has_work:
+            if self._ready:
+                yield Ready(self._ready.popleft())
+                if is_alone:  # What is ready runs next.
+                    until_ns = self._seen_ns
+                continue
             first = self._next()
             accounted = self._accounted(first.tokenized.request)
-            if accounted is None or not first.missing:
+            if accounted is None:
                 self._leave(first)
-                if accounted is not None:
-                    yield Ended(first)
             elif self._seen_ns >= until_ns:
                 return
             else:
@@ -153,14 +184,12 @@ class Encoder:
                     self._credit_ns -= self._seen_ns - before_ns
 
     def _next(self) -> Encoding:
-        """Return a request that is ready, or whose medium is under way, or that is next."""
-        if self._whole:
-            return self._whole[0]
+        """Return a request whose medium is under way, or that is next."""
         if self._medium is not None:
             return self._missing[self._medium.key][0]
         return self._waiting.first()
 
-    def _work(self, first: Encoding) -> list[Ended]:
+    def _work(self, first: Encoding) -> list[Ready]:
         """Work on one piece. Return the requests that fail by it."""
         if self._under_way is None:
             self._medium = next(iter(first.missing.values()))
@@ -174,7 +203,7 @@ class Encoder:
             failed = list(self._missing[medium.key])
             for one in failed:
                 self._leave(one)
-            return [Ended(one, error) for one in failed]
+            return [Ready(one, error) for one in failed]
         if encoded is None:
             return []
         self._under_way = self._medium = None
@@ -188,15 +217,15 @@ class Encoder:
         for one in self._missing.pop(medium.key):
             drop_inputs(one.missing.pop(medium.key))
             one.encoded[medium.key] = encoded
+            if one.has_more():
+                self._ready.append(one)
             if not one.missing:
-                self._whole.append(one)
+                self._leave(one)
         return []
 
     def _leave(self, encoding: Encoding) -> None:
         """Forget a request. What is under way for it alone is dropped."""
         self._waiting.remove(encoding, encoding.tokenized.request.client)
-        if not encoding.missing:
-            self._whole.remove(encoding)
         self._numbers.num_encoding -= 1
         for key, medium in encoding.missing.items():
             drop_inputs(medium)

@@ -215,23 +215,23 @@ class EngineLoop:
             self._publish()
 
     def _encode(self, encoder: Encoder) -> None:
-        """Run the encoder for one time slice, then start the requests whose media are ready."""
+        """Run the encoder for one time slice, and start the prompts whose media are ready."""
         is_alone = not self._stepper.has_step and not self._scheduler.has_work
-        for ended in encoder.turn(is_alone=is_alone):
-            if ended.error is None:
-                self.requests.encoded(ended.encoding)
+        for ready in encoder.turn(is_alone=is_alone):
+            if ready.error is None:
+                self.requests.encoded(ready.encoding)
                 continue
-            request = ended.encoding.tokenized.request
+            request = ready.encoding.tokenized.request
             if self.requests.find(request) is None:
                 continue
             request_id = request.request_id
-            if isinstance(ended.error, OutOfMemory):
+            if isinstance(ready.error, OutOfMemory):
                 message = "The device has no memory left for this request's images; try again later."
                 self.requests.fail(request_id, Unavailable(message))
-            elif isinstance(ended.error, APIError):
-                self.requests.fail(request_id, ended.error)
+            elif isinstance(ready.error, APIError):
+                self.requests.fail(request_id, ready.error)
             else:
-                log.error("The images of request %s could not be encoded", request_id, exc_info=ended.error)
+                log.error("The images of request %s could not be encoded", request_id, exc_info=ready.error)
                 self.requests.fail(request_id, InternalError("The server failed on an image of this request."))
 
     def _accounted(self, request: Request) -> AbstractContextManager[None] | None:

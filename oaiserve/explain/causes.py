@@ -20,7 +20,7 @@ class Parts(NamedTuple):
 
     decodes: int = 0  # expected, of all sequences that decode
     prompts: int = 0  # expected, of all prompts
-    media: int = 0  # other requests' media, which are encoded between steps
+    media: int = 0  # media that are encoded between steps
     constraint: int = 0
     host: int = 0
     machine: int = 0
@@ -31,7 +31,16 @@ class Parts(NamedTuple):
 
 NOTHING = Parts()
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
-_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE, Cause.STANDSTILL, Cause.NOT_KNOWN_YET)
+_MEASURED = (
+    Cause.NEIGHBOUR_MEDIA,
+    Cause.OWN_MEDIA,
+    Cause.CONSTRAINT,
+    Cause.HOST,
+    Cause.MACHINE,
+    Cause.STANDSTILL,
+    Cause.ENGINE_RESTART,
+    Cause.NOT_KNOWN_YET,
+)
 # If the causes of more than this share of a phase's time are unknown, the expected times don't explain the rest.
 MOST_UNKNOWN = 0.15
 
@@ -56,6 +65,7 @@ class RequestCauses:
     _at: Parts = NOTHING  # the totals after that step
     # Of the current phase:
     alone_ns: float = 0.0  # the expected time of its own tokens alone
+    media_ns: int = 0  # time of its own media that were encoded between steps
     _recomputed: int = 0  # the part of alone_ns for tokens that a preemption had dropped
     _of_prompts: int = 0  # expected time of its own prompts together with its neighbours' decodes
     _rest: Parts = NOTHING  # rest of the step that was under way when it was scheduled
@@ -126,6 +136,7 @@ class RequestCauses:
         causes_ns = settled(self.so_far(totals))
         self._since = totals
         self.alone_ns = 0.0
+        self.media_ns = 0
         self._recomputed = 0
         self._of_prompts = 0
         self._rest = self._missed = NOTHING
@@ -144,7 +155,8 @@ class RequestCauses:
             Cause.NEIGHBOUR_DECODES: spent.decodes - (alone_ns - of_prompts_ns),
             Cause.NEIGHBOUR_PROMPTS: spent.prompts - of_prompts_ns,
             Cause.PREEMPTION: self._recomputed + sum(missed),
-            Cause.NEIGHBOUR_MEDIA: spent.media,
+            Cause.NEIGHBOUR_MEDIA: spent.media - self.media_ns,
+            Cause.OWN_MEDIA: self.media_ns,
             Cause.CONSTRAINT: spent.constraint,
             Cause.HOST: spent.host,
             Cause.MACHINE: spent.machine,

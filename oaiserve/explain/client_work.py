@@ -203,9 +203,12 @@ class WorkByClient:
             self._work_before_step = work
         return WorkBefore(self._number - 1, self._work_before_step, own.num_opened, own.num_open)
 
-    def since(self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int) -> dict[ClientWork, Work]:
+    def since(
+        self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int, own_media_ns: int = 0
+    ) -> dict[ClientWork, Work]:
         """Return the work for each client since then, without clients that got none. The request itself had
-        `own_tokens` of its client's prompts and `own_rows` of its decodes, which don't count."""
+        `own_tokens` of its client's prompts, `own_rows` of its decodes and that time of its media, which don't count.
+        """
         found = {}
         for client in dict.fromkeys(chain(before.work, self._clients.values())):
             if client.last_step <= before.number:
@@ -213,13 +216,13 @@ class WorkByClient:
             grown = client.since(before.work.get(client, NO_WORK))
             if client is own:
                 has_others = before.num_open > 1 or client.num_opened > before.num_opened
-                grown = _without(grown, own_tokens, own_rows) if has_others else NO_WORK
+                grown = _without(grown, own_tokens, own_rows, own_media_ns) if has_others else NO_WORK
             if any(grown):
                 found[client] = grown
         return found
 
 
-def _without(work: Work, tokens: int, rows: int) -> Work:
+def _without(work: Work, tokens: int, rows: int, media_ns: int) -> Work:
     left_tokens = max(0, work.prompt_tokens - tokens)
     left_rows = max(0, work.decodes - rows)
     return Work(
@@ -227,7 +230,7 @@ def _without(work: Work, tokens: int, rows: int) -> Work:
         left_rows,
         work.prompts_ns * left_tokens / max(1, work.prompt_tokens),
         work.decodes_ns * left_rows / max(1, work.decodes),
-        work.media_ns,
+        max(0, work.media_ns - media_ns),
     )
 
 

@@ -21,7 +21,7 @@ class MediaAccount:
     audio_tokens: int = _media("audio_tokens", "Tokens of its prompts that are of sounds.")
     num_cached: int = _media("cached", "Images and sounds whose vectors were in the cache.")
     encode_ns: int = fact(
-        "Time of the engine to encode its images and sounds; the rest of the phase `encode_media`, they waited.",
+        "Time of the engine to encode its images and sounds: in the phase `encode_media`, or later for later prompts.",
         json="media.encode_ns",
         log="media_encode_ms",
         log_when="num",

@@ -90,7 +90,7 @@ class ReadAgain(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next seven were measured.
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next eight were measured.
     `engine_restart` may be of `tokenize_wait`, too, `model_load` is of the phase `receive`, where a server has several
     models, and `refusal_delay` of the last phase. The phase `first_byte` before an engine of another kind has some of
     them as estimates, and `inside_engine`.
@@ -101,6 +101,7 @@ class Cause(StrEnum):
     NEIGHBOUR_PROMPTS = "neighbour_prompts"  # time that other requests' prompts added
     PREEMPTION = "preemption"  # It was preempted and waited, or was computed again.
     NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
+    OWN_MEDIA = "own_media"  # those of its later prompts were
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # time between steps, and after the last one
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.

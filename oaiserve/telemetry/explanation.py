@@ -19,6 +19,7 @@ LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
 _SAID = {
     Cause.PREEMPTION: "it was preempted and waited, or was computed again",
     Cause.NEIGHBOUR_MEDIA: "images and sounds of other requests were encoded",
+    Cause.OWN_MEDIA: "images and sounds of its later prompts were encoded",
     Cause.CONSTRAINT: "its steps waited for the masks of grammars",
     Cause.HOST: "no step ran",
     Cause.MACHINE: "the machine was busy elsewhere",
@@ -63,7 +64,8 @@ def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator
         elif phase.name == "receive" and record.model_load_ns:
             parts = [f"for {duration(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
-            parts = [f"its own images and sounds took {duration(record.account.media.encode_ns)} of that"]
+            own_ns = min(phase.duration_ns, record.account.media.encode_ns)  # Those of later prompts come later.
+            parts = [f"its own images and sounds took {duration(own_ns)} of that"]
         elif phase is in_order[-1] and record.refusal_delay_ns:
             delay = duration(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]

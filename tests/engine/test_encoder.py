@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.encoder import SHARE, SLICE_NS, Encoder, Ended
+from oaiserve.engine.encoder import SHARE, SLICE_NS, Encoder, Ready
 from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.engine.types.media import Encoded, Medium, PromptMedia, Vectors
@@ -78,15 +78,15 @@ def encoder(tower: FakeTower) -> Encoder:
     return make_encoder(tower)
 
 
-def turns(encoder: Encoder) -> list[Ended]:
+def turns(encoder: Encoder) -> list[Ready]:
     """Return the events until the encoder has no more work."""
-    ended: list[Ended] = []
+    ended: list[Ready] = []
     while encoder.has_work:
         ended += encoder.turn(is_alone=True)
     return ended
 
 
-def ids(ended: list[Ended]) -> list[str]:
+def ids(ended: list[Ready]) -> list[str]:
     return [one.encoding.tokenized.request.request_id for one in ended]
 
 
@@ -122,6 +122,20 @@ def test_pixels_of_a_medium_that_a_request_has_several_times_are_freed(encoder: 
     assert ids(turns(encoder)) == ["a"]
     assert tower.begun == [b"1", b"2"]
     assert not first.inputs
+
+
+def test_a_prompt_is_ready_before_the_media_of_later_ones_are_encoded(encoder: Encoder, tower: FakeTower) -> None:
+    one, two = (tokenized("a", key).media[0] for key in (b"1", b"2"))
+    encoder.add(Tokenized(Request("a", ()), [[1]] * 4, media=[one, None, two, one]))
+    seen = [(each.encoding, each.encoding.num_ready, len(tower.begun)) for each in encoder.turn(is_alone=True)]
+    while encoder.has_work:
+        seen += [(each.encoding, each.encoding.num_ready, len(tower.begun)) for each in encoder.turn(is_alone=True)]
+    encoding = seen[0][0]
+    assert seen == [(encoding, 2, 1), (encoding, 4, 2)]
+    assert [len(encoding.take(number)) for number in range(3)] == [1, 0, 1]
+    assert sorted(encoding.encoded) == [b"1"], "the last prompt needs it again"
+    encoding.take(3)
+    assert not encoding.encoded
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])

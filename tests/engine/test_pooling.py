@@ -41,7 +41,7 @@ def texts(request_id: str, *lengths: int, client: str = "", token: int = 1) -> R
     return Request(request_id, prompts, SamplingParams(max_tokens=0), client=client)
 
 
-def pooling_engine(runner: ScriptedRunner | None = None, **options: int) -> Engine:
+def pooling_engine(runner: ScriptedRunner | None = None, **options: int | str) -> Engine:
     return make_engine(runner or ScriptedRunner(vector_of), pooling=EMBEDS, **options)
 
 
@@ -148,3 +148,11 @@ def test_every_text_is_in_exactly_one_step_within_the_budget(
     for client in "abc":  # Their requests are computed by length, and in their order.
         own = [int(name) for name in computed if lengths[int(name)][0] == client]
         assert own == sorted(own, key=lambda index: (lengths[index][1], index))
+
+
+def test_texts_of_a_request_are_computed_in_order_under_every_policy() -> None:
+    runner = ScriptedRunner(vector_of)
+    with pooling_engine(runner, policy="shortest") as engine:
+        events = list(engine.stream(texts("r", 40, 6, 2)))
+    assert vectors(events) == vectors_of(40, 6, 2)
+    assert [[tokens for _, _, tokens in step] for step in runner.steps] == [[40], [6, 2]]

@@ -43,10 +43,10 @@ class RequestNotes:
     _before: EngineNumbers | None = None  # when its first step began
     _encoded_ns: int = 0  # time to encode others' images and sounds between the last step and its first one
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
-    # The work for each client, and its own tokens and rows, when its current phase began
+    # The work for each client, and its own tokens, rows and time of media, when its current phase began
     _work_before: WorkBefore | None = None
     _computed_tokens: int = 0  # computed tokens of its prompts, so far
-    _own_before: tuple[int, int] = (0, 0)
+    _own_before: tuple[int, int, int] = (0, 0, 0)
 
     def media_encoded(self, now_ns: int) -> None:
         self._times.media_encoded = now_ns
@@ -60,6 +60,7 @@ class RequestNotes:
         if steps is not None and self._causes is not None:
             in_last_step = since_ns < steps.ended_ns
             self._work_before = steps.clients.before(self._causes.client, in_last_step=in_last_step)
+            self._own_before = self._own_now()
             self._account.client_requests = max(1, self._work_before.num_open)
 
     def _phase_ended(self, phase: str, waited_ns: int = 0) -> None:
@@ -89,11 +90,11 @@ class RequestNotes:
         waited_ns = now_ns - queued_ns if queued_ns is not None else 0
         return self._others(steps, before, self._causes.client, None if is_waiting else causes_ns, waited_ns)
 
-    def _own_now(self) -> tuple[int, int]:
-        """Return the tokens of its prompts and the rows of its decodes so far."""
+    def _own_now(self) -> tuple[int, int, int]:
+        """Return the tokens of its prompts, the rows of its decodes, and the time of its media so far."""
         account = self._account
         rows = len(account.inter_token_ns) - account.num_accepted_tokens + account.num_draft_tokens
-        return self._computed_tokens, rows
+        return self._computed_tokens, rows, account.media.encode_ns
 
     def _others(
         self,
@@ -104,8 +105,8 @@ class RequestNotes:
         waited_ns: int,
     ) -> list[OthersTime]:
         """Divide the time since then among clients: that of a phase with these causes, or else that of the queue."""
-        tokens, rows = (now - past for now, past in zip(self._own_now(), self._own_before, strict=True))
-        work = steps.clients.since(before, client, tokens, rows)
+        own = (now - past for now, past in zip(self._own_now(), self._own_before, strict=True))
+        work = steps.clients.since(before, client, *own)
         if causes_ns is None:
             return while_waiting(work, client, waited_ns)
         if Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns:
@@ -294,6 +295,7 @@ class StepAccount:
             if self._causes is not None:
                 if own is not None:
                     self._causes.clients.encoded(own.client, encode_ns)
+                    own.media_ns += encode_ns if own.has_begun else 0
                 self._causes.encoded_ns += encode_ns
                 self._carried_ns += began_ns - self._divided_ns
                 self._divided_ns = ended_ns

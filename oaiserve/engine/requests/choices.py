@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from random import getrandbits
 
+from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import Matcher
 from oaiserve.engine.grammars.json_spelling import respelled
@@ -19,7 +20,6 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.engine.types.media import Encoded
 
 
 class Choices:
@@ -33,8 +33,11 @@ class Choices:
         self._counts_tokens = model.counts_tokens
         self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
 
-    def make(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[Sequence]:
-        """Put the prompts and choices of a request into its state, and yield each new sequence."""
+    def make(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[Sequence]:
+        """Put the next prompts of a request and their choices into its state, and yield each new sequence.
+
+        Prompts whose media are not encoded yet are left for the next time.
+        """
         request = tokenized.request
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
@@ -44,14 +47,16 @@ class Choices:
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
         all_texts = tokenized.texts or [None] * len(tokenized.token_ids)
         begun = _begun_matcher(tokenized)  # once, because a long text takes some time
-        for prompt_index, token_ids in enumerate(tokenized.token_ids):
+        end = len(tokenized.token_ids) if encoding is None else encoding.num_ready
+        for prompt_index in range(len(opened.prompts), end):
+            token_ids = tokenized.token_ids[prompt_index]
             seed = _seed(request, prompt_index)
             if params.prompt_logprobs is None:
                 logprobs = None
             else:
                 logprobs = prompt_logprobs(self._table, token_ids[0])
             opened.prompts.append(OpenPrompt(token_ids, logprobs, all_texts[prompt_index]))
-            media = all_media[prompt_index]
+            vectors = () if encoding is None else encoding.take(prompt_index)
             for choice in range(params.n):
                 sequence = Sequence(
                     request.request_id,
@@ -75,8 +80,8 @@ class Choices:
                     rules=self._rules,
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],
-                    media=media,
-                    encoded=() if media is None else tuple(encoded[one.key] for one in media.media),
+                    media=all_media[prompt_index],
+                    encoded=vectors,
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 sequence.causes = opened.causes

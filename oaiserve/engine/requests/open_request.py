@@ -67,6 +67,11 @@ class OpenRequest:
     held_ns: float = 0.0  # sum over its ended sequences, see Sequence
     progress_ns: int | None = None  # when its progress was last reported
 
+    @property
+    def has_all_prompts(self) -> bool:
+        """Return whether all prompts have sequences: those whose media are not encoded yet have none."""
+        return len(self.prompts) == len(self.request.prompts)
+
     def note_tokenized(self, tokenized: Tokenized) -> None:
         self.times.tokenized = tokenized.at_ns
         self.times.has_media = any(tokenized.media)
@@ -126,4 +131,5 @@ class OpenRequest:
             for sequence in self.outputs.copy()
             if sequence.index % self.request.params.n == 0 and sequence.last_token_ns is None
         ]
+        missing += map(len, self.account.prompts[len(self.prompts) :])
         return max(0, self.usage.prompt_tokens - sum(missing))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.step_account import RequestNotes
@@ -30,7 +30,6 @@ from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.engine.types.media import Encoded
 from oaiserve.errors import APIError, InternalError, InvalidRequest
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -155,26 +154,28 @@ class OpenRequests:
         A long answer that another server has begun is taken up in parts, between steps.
         """
         if (opened := self.admitted(tokenized)) is not None:
-            self._begin(opened, tokenized, {})
+            self._begin(opened, tokenized)
 
     def encoded(self, encoding: Encoding) -> None:
-        """Make the sequences of an admitted request whose media have been encoded, unless it has ended."""
+        """Make the sequences of those prompts of an admitted request whose media have been encoded, unless it has
+        ended."""
         if (opened := self.find(encoding.tokenized.request)) is not None:
-            opened.notes.media_encoded(self._clock_ns())
-            self._begin(opened, encoding.tokenized, encoding.encoded)
+            if opened.times.media_encoded is None:
+                opened.notes.media_encoded(self._clock_ns())
+            self._begin(opened, encoding.tokenized, encoding)
 
-    def _begin(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> None:
-        self._taken_up.begin(self._start(opened, tokenized, encoded))
+    def _begin(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None = None) -> None:
+        self._taken_up.begin(self._start(opened, tokenized, encoding))
 
     def take_up(self) -> None:
         """Take up another part of an answer that another server has begun, if there is one."""
         self._taken_up.go_on()
 
-    def _start(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
+    def _start(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[None]:
         """Make and schedule the sequences of a request. It pauses while it takes up what another server has sent. If
         that raises, only this request fails."""
         try:
-            yield from self._made(opened, tokenized, encoded)
+            yield from self._made(opened, tokenized, encoding)
         except GeneratorExit:  # The engine has ended.
             raise
         except (GrammarGivenUp, GrammarViolation) as error:
@@ -183,20 +184,24 @@ class OpenRequests:
             log.exception("Request %s failed", opened.request.request_id)
             self._fail(opened, InternalError("The server failed at the start of this request."))
 
-    def _made(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
+    def _made(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[None]:
         request = tokenized.request
-        arrived_ns = tokenized.at_ns or self._clock_ns()
-        since_ns = opened.times.media_encoded or arrived_ns
-        opened.notes.arrived(since_ns)
+        if opened.prompts:  # Its first prompts were made before.
+            since_ns = self._clock_ns()
+        else:
+            since_ns = opened.times.media_encoded or tokenized.at_ns or self._clock_ns()
+            opened.notes.arrived(since_ns)
         leader: Sequence | None = None  # the first choice computes the prompt for the others
-        for sequence in self._choices.make(opened, tokenized, encoded):
+        after = next(reversed(opened.outputs), None)  # Prompts are computed in their order.
+        for sequence in self._choices.make(opened, tokenized, encoding):
             if not request.sent:
                 is_first = sequence.index % request.params.n == 0
-                self._scheduler.add(sequence, None if is_first else leader, since_ns=since_ns)
+                self._scheduler.add(sequence, None if is_first else leader, after=after, since_ns=since_ns)
+                after = sequence
                 leader = sequence if is_first else leader
             else:
                 self._scheduler.of(sequence).waits.expect(sequence, since_ns)
-        if request.sent:
+        if request.sent and opened.has_all_prompts:
             for sequence in [*opened.outputs]:
                 try:
                     for pause in take_up(opened, sequence, self.table, self.outbox.emit_chunk):
@@ -366,7 +371,7 @@ class OpenRequests:
             self._rates.compare(account, *fits, opened.work, step_time.lone_tokens)
 
     def finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
-        if not opened.outputs:
+        if opened.has_all_prompts and not opened.outputs:
             opened.times.last_token = now_ns
             finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
             self.end(opened, finished)

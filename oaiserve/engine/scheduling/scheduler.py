@@ -106,11 +106,13 @@ class Scheduler:
         """Limit the next steps to this many tokens, at least 1: fewer than usual if the device is short of memory."""
         self.foreground.max_step_tokens = num_tokens
 
-    def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
+    def add(
+        self, sequence: Sequence, leader: Sequence | None = None, *, after: Sequence | None = None, since_ns: int = 0
+    ) -> None:
         """Add a sequence, ready since `since_ns`.
 
-        A `leader` has the same prompt and was added before: it computes the prompt for both. Raises ValueError if the
-        sequence can never fit in the KV cache.
+        A `leader` has the same prompt and was added before: it computes the prompt for both. No policy lets the
+        sequence go before `after`. Raises ValueError if the sequence can never fit in the KV cache.
         """
         lane = self.of(sequence)
         num_blocks = self.memory.blocks_for(sequence, sequence.max_len)
@@ -121,7 +123,8 @@ class Scheduler:
         num_new = 1
         if leader is None:
             num_new = sequence.num_tokens - len(self.memory.look_up(sequence)[0]) * self.pool.block_size
-        sequence.key = self.order.key_of(sequence, lane.num_arrived)
+        key = self.order.key_of(sequence, lane.num_arrived)
+        sequence.key = key if after is None or key > after.key else (*after.key[:-1], key[-1])  # the arrival is last
         lane.arrive(sequence, num_new, leader, since_ns)
         if leader is None and self.order.is_short(lane, max(UNIT, num_new)):
             lane.short_tokens = max(UNIT, num_new)

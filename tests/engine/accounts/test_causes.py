@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -219,6 +220,23 @@ def test_media_of_others_that_are_encoded_between_steps_are_a_cause_of_their_own
     assert ended["b"].account.media.encode_ns == numbers.media_encode_ns == 5 * 7 * MS
     assert numbers.host_ns[HostPart.ENCODE] == numbers.media_encode_ns
     assert numbers.idle_with_work_ns - before.idle_with_work_ns == near(30 * 2 * MS)
+
+
+def test_media_of_later_prompts_are_encoded_between_steps_and_nobody_elses() -> None:
+    def encode(_: str) -> None:
+        lab.clock.now_ns += 7 * MS
+
+    lab = Lab(media=media_of(encode))
+    with lab.engine:
+        lab.learn()
+        first = picture("a", 2, max_tokens=31)
+        ended = lab.run(replace(first, prompts=(*first.prompts, *picture("b", 3).prompts)))["a"]
+    prefill, decode = causes_of(ended)
+    assert ended.times.media_encoded - ended.times.tokenized == 2 * 7 * MS
+    assert prefill.get(Cause.OWN_MEDIA, 0) + decode.get(Cause.OWN_MEDIA, 0) == 3 * 7 * MS
+    assert Cause.NEIGHBOUR_MEDIA not in prefill | decode
+    assert ended.account.media.encode_ns == 5 * 7 * MS
+    assert not ended.account.others_ns
 
 
 def test_a_preemption_and_what_is_computed_again_is_found() -> None:

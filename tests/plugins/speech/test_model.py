@@ -1,5 +1,6 @@
 """Texts and times of windows are those of transformers' own Whisper, on a small random model."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
@@ -20,9 +21,9 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.request import Finished, Pooled, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequences.step import Step, StepResult
+from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.start.task import find_task
-from oaiserve.engine.types.media import MediaFile
+from oaiserve.engine.types.media import MediaFile, Medium
 from oaiserve.errors import StartupError
 from oaiserve.plugin_loading import own_plugins, ways_of
 from oaiserve.plugins.speech.model import decoder as speech
@@ -134,15 +135,38 @@ def test_a_window_has_the_same_numbers_in_any_company(engine: Any, monkeypatch: 
     alone = [transcribed(engine, *before, sounds=[each], pooled_as="token_times")[0] for each in sounds]
     runner = engine._loop._model.runner
     launch = runner.launch
-    sizes = []
+    chunks: list[Chunk] = []
 
-    def counted(step: Step) -> StepResult:
-        sizes.append(len(step.chunks))
+    def kept(step: Step) -> StepResult:
+        chunks.extend(step.chunks)
         return launch(step)
 
-    monkeypatch.setattr(runner, "launch", counted)
+    monkeypatch.setattr(runner, "launch", kept)
     assert transcribed(engine, *before, sounds=sounds, pooled_as="token_times") == alone
-    assert sizes == [len(sounds)]
+    assert [WindowText.read(each.vector) for each in launch(Step(chunks)).chunks] == alone
+
+
+@pytest.mark.usefixtures("one_try")
+def test_a_window_is_encoded_when_the_text_before_it_is_there(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = engine._loop._model
+    pieces = model.media.tower.pieces
+    launch = model.runner.launch
+    done = []
+
+    def encoded(medium: Medium) -> Iterator[Any]:
+        done.append("encoded")
+        engine.world.sleep(1.0)  # longer than the encoder works without a break
+        yield from pieces(medium)
+
+    def decoded(step: Step) -> StepResult:
+        done.extend(["decoded"] * len(step.chunks))
+        return launch(step)
+
+    monkeypatch.setattr(model.media.tower, "pieces", encoded)
+    monkeypatch.setattr(model.runner, "launch", decoded)
+    sounds = [each[: RATE // 2] for each in SOUNDS]
+    transcribed(engine, "<|startoftranscript|>", "<|en|>", "<|transcribe|>", sounds=sounds)
+    assert done == ["encoded", "decoded"] * len(sounds)
 
 
 @pytest.mark.usefixtures("one_try")

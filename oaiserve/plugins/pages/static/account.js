@@ -71,6 +71,7 @@ const CAUSES = {
   neighbour_decodes: "tokens of other requests in the same steps",
   neighbour_prompts: "prompts of other requests in the same steps",
   neighbour_media: "images and sounds of other requests",
+  own_media: "images and sounds of its later prompts",
   constraint: "masks of grammars",
   host: "no step ran",
   machine: "other programs took the cores, or the disk was read",
