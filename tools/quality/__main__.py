@@ -110,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             name = f"oaiserve{f', {quantize}' if quantize != 'none' else ''}, {cache} cache"
             runs[name] = {}
-            native = _native(arguments.model, options)
+            native = native_of(arguments.model, options)
             for way in ways:
                 logits = of_native(native, ids, rows, way)
                 runs[name][way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
@@ -148,7 +148,7 @@ def chosen(num_tokens: int, most: int) -> list[int]:
     return positions
 
 
-def _native(model: Path, options: EngineOptions) -> NativeDecoder:
+def native_of(model: Path, options: EngineOptions) -> NativeDecoder:
     served = start_model(model, options, StartTimes(), lambda: None, THREADS)
     native = served.runner.executor if isinstance(served.runner, ModelRunner) else None
     if not isinstance(native, NativeDecoder) or served.num_states:
@@ -181,21 +181,26 @@ def pieces(rows: list[int], size: int) -> Iterator[list[int]]:
         yield rows[first : first + size]
 
 
+def compile_llama_logits(build: Path, program: Path) -> None:
+    """Compile the program that llama.cpp computes logits with. Raises NotInstalled."""
+    build = prepare.llama_cpp().parent if build == prepare.FOLDER else build
+    lines = (line.partition("=") for line in (build / "CMakeCache.txt").read_text().splitlines())
+    home = Path({name: value for name, _, value in lines}["CMAKE_HOME_DIRECTORY:INTERNAL"])
+    prepare.run(
+        *("c++", "-O2", "-std=c++17", "-fopenmp", "-pthread", "-o", program),
+        *(f"-I{home / include}" for include in ("include", "ggml/include")),
+        *(Path(__file__).with_name("llama_logits.cpp"), "-Wl,--start-group"),
+        *(*build.rglob("libllama.a"), *build.rglob("libggml*.a"), "-Wl,--end-group", "-ldl"),
+    )
+
+
 def of_llama(
     build: Path, model: Path, ids: list[int], rows: list[int], cache: str, ways: list[str]
 ) -> Iterator[Tensor]:
     """Yield llama.cpp's logits of the rows for each way, of which prefill is the first. Raises NotInstalled."""
-    build = prepare.llama_cpp().parent if build == prepare.FOLDER else build
-    lines = (line.partition("=") for line in (build / "CMakeCache.txt").read_text().splitlines())
-    home = Path({name: value for name, _, value in lines}["CMAKE_HOME_DIRECTORY:INTERNAL"])
     with tempfile.TemporaryDirectory() as folder:
         program, inputs, log = (Path(folder, name) for name in ("llama_logits", "inputs", "log"))
-        prepare.run(
-            *("c++", "-O2", "-std=c++17", "-fopenmp", "-pthread", "-o", program),
-            *(f"-I{home / include}" for include in ("include", "ggml/include")),
-            *(Path(__file__).with_name("llama_logits.cpp"), "-Wl,--start-group"),
-            *(*build.rglob("libllama.a"), *build.rglob("libggml*.a"), "-Wl,--end-group", "-ldl"),
-        )
+        compile_llama_logits(build, program)
         inputs.write_text(f"{len(ids)} {' '.join(map(str, ids))}\n{len(rows)} {' '.join(map(str, rows))}\n")
         words = [program, model, cache, str(default_threads()), *(str(WAYS[way]) for way in ways[1:])]
         with (

@@ -2,12 +2,14 @@
 //
 // CACHE is the type of keys and values, f16 or q8_0. Standard input has the number of tokens, their ids, the number of
 // rows and the positions of these. Standard output gets the bytes of a row as an integer of 32 bits, and float32 [vocab]
-// for each row: first as parts of a prompt, and then once for each BATCH, as decodes of that number of sequences.
+// for each row: first as parts of a prompt, and then once for each BATCH, as decodes of that number of sequences. For
+// each BATCH, a line of standard error has the least CPU time of a step: seconds BATCH SECONDS
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <iostream>
 #include <vector>
 
@@ -35,6 +37,7 @@ struct Run {
   int vocab_size;
   std::vector<int> ids;
   llama_batch batch = llama_batch_init(CHUNK, 0, 1);
+  double least_seconds = 0.0;  // of a step's CPU time; 0: no step yet
 
   void clear() { batch.n_tokens = 0; }
 
@@ -48,7 +51,11 @@ struct Run {
   }
 
   void compute() {
+    const clock_t began = clock();  // CPU time of all threads
     if (llama_decode(context, batch)) fail("llama.cpp could not compute a step");
+    llama_synchronize(context);
+    const double seconds = double(clock() - began) / CLOCKS_PER_SEC;
+    least_seconds = least_seconds ? std::min(least_seconds, seconds) : seconds;
     for (int i = 0; i < batch.n_tokens; i++)
       if (batch.logits[i]) fwrite(llama_get_logits_ith(context, i), sizeof(float), size_t(vocab_size), stdout);
   }
@@ -106,6 +113,10 @@ int main(int count, char** arguments) {
   const int row_bytes = run.vocab_size * int(sizeof(float));
   fwrite(&row_bytes, sizeof(row_bytes), 1, stdout);
   run.prompt(rows);
-  for (size_t batch : batches) run.decodes(rows, batch);
+  for (size_t batch : batches) {
+    run.least_seconds = 0.0;
+    run.decodes(rows, batch);
+    fprintf(stderr, "seconds %zu %.6f\n", batch, run.least_seconds);
+  }
   return 0;
 }
