@@ -189,6 +189,9 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
             "Images and sounds of '%s' are not read: that needs the plug-in 'media', which is not loaded", source.path
         )
         return None
+    from oaiserve.engine.executors.native.build import limit_features
+
+    limit_features(options.cpu_features)  # Torch obeys no limit once it has loaded a tower.
     return load_media(request, mmproj)
 
 

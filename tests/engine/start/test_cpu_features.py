@@ -1,5 +1,6 @@
 """With --cpu-features avx2, a machine with AVX-512 computes as one without it."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native import build, prebuilt
 from oaiserve.errors import StartupError
 from tests.engine.executors.native.small_models import FAMILIES, make_model
@@ -65,3 +68,17 @@ def test_a_process_that_has_computed_with_more_says_so(
     computed_with_avx512(monkeypatch)
     with pytest.raises(StartupError, match="^--cpu-features avx2 cannot be had: torch uses AVX512 in this process"):
         answer(folder, **OPTIONS)
+
+
+def test_a_process_is_limited_before_torch_loads_a_tower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vision_config": {"hidden_size": 8}}))
+    computed_with_avx512(monkeypatch)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+
+    def load_media(*_: object) -> None:
+        raise StartupError(f"The limit is {os.environ[prebuilt.LIMIT]}.")
+
+    with pytest.raises(StartupError, match="The limit is avx2"):
+        Engine.from_pretrained(folder, EngineOptions(cpu_features="avx2"), load_media=load_media)
