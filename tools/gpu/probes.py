@@ -233,7 +233,8 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
             write(case, Path(folder), device)
         options = case.engine_options("bfloat16")
         command = (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND
-        found = probed(Order(folder, options, str(device), by_options(options)), command, CHECKER_LIMIT_SECONDS)
+        asked = by_options(options)
+        found = probed(Order(folder, options, str(device), asked), command, CHECKER_LIMIT_SECONDS)
         if checker:
             lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
             is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)
@@ -242,7 +243,7 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
         return {"equal": False, "problem": "the model could not be started"}
     verdict = found.verdict
     on = sorted(name for name, reason in verdict.items() if not reason)
-    problems = {name: reason for name, reason in verdict.items() if reason and name not in BY_TORCH}
+    problems = {name: why for name, why in verdict.items() if why and not asked[name] and name not in BY_TORCH}
     is_right = not problems and not errors
     return {"equal": is_right, "problems": problems, "on": on, "errors": errors, "ways": asdict(found.ways)}
 

@@ -52,10 +52,12 @@ def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float 
         code, reason, found = _run(order, command, limit_seconds)
         if code == DECLINED:
             return None
-        if code == 0 and found is not None:
-            return found
+        verdict = order.verdict
+        if found is not None:  # A feature that is off stays off, so that the loop ends whatever a probe says.
+            verdict = {feature: why or found.verdict[feature] for feature, why in order.verdict.items()}
+            if code == 0:
+                return msgspec.structs.replace(found, verdict=verdict)
         log.debug("A probe of the GPU failed: %s", reason)
-        verdict = order.verdict if found is None else found.verdict
         used = next(
             (features for features in (BY_TORCH, ("graphs",)) if not all(map(verdict.__getitem__, features))), None
         )
