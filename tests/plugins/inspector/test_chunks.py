@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Finished, Grammar, Request, SamplingParams, TextPrompt, TokenChunk
@@ -50,8 +51,8 @@ def test_chunks_are_the_same_but_for_their_log_probabilities(engine: Engine, cas
     plain = chunks(engine, "plain", params, interval)
     observed = chunks(engine, "observed", replace(params, logprobs=0, shows_logprobs=False), interval)
     assert all(each.logprobs is not None and len(each.logprobs) == len(each.token_ids) for each in observed)
-    assert [replace(each, request_id="", logprobs=None) for each in observed] == [
-        replace(each, request_id="") for each in plain
+    assert [structs.replace(each, request_id="", logprobs=None) for each in observed] == [
+        structs.replace(each, request_id="") for each in plain
     ]
 
 
