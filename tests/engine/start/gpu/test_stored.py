@@ -42,7 +42,7 @@ def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None
 
 def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "probed-gpus" / "verdict"
-    found = Probed({**ALL_ON, "graphs": "wrong"}, WAYS, SECONDS, "a model on a GPU")
+    found = Probed({**ALL_ON, "graphs": "wrong"}, WAYS, SECONDS, about="a model on a GPU")
     remember(path, found)
     assert recall(path) == found
 
@@ -50,7 +50,7 @@ def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_all_that_starts_have_found_is_listed_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
     assert [*all_found()] == []
-    founds = [Probed(ALL_ON, WAYS, SECONDS, about) for about in ("the older one", "the newer one")]
+    founds = [Probed(ALL_ON, WAYS, SECONDS, about=about) for about in ("the older one", "the newer one")]
     for time, found in enumerate(founds):
         remember(folder() / found.about, found)
         os.utime(folder() / found.about, (time, time))
