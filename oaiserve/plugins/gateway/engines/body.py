@@ -9,13 +9,14 @@ import msgspec
 
 from oaiserve.plugins.gateway.sources import UNREADABLE
 
+_NO_PARAMS = ("model", "stream")  # All other fields are parameters, which accounts show.
+
 
 class Body(msgspec.Struct):
     """The fields that are read. A client may put any values there."""
 
     model: Any = None
     stream: Any = None
-    # The other fields are parameters, which accounts show.
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
@@ -33,8 +34,8 @@ class Body(msgspec.Struct):
 
     @property
     def params(self) -> Mapping[str, int | float]:
-        named = zip(self.__struct_fields__[2:], msgspec.structs.astuple(self)[2:], strict=True)
-        return {name: value for name, value in named if type(value) in (int, float)}
+        named = msgspec.structs.asdict(self).items()
+        return {name: value for name, value in named if name not in _NO_PARAMS and type(value) in (int, float)}
 
     @property
     def max_answer_tokens(self) -> int | None:

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import asdict
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
-from oaiserve.engine.start.gpu.child import DECLINED, Order, probed
-from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Verdict, all_off
+from oaiserve.engine.start.gpu.child import DECLINED, FOUND, Order, probed
+from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Probed, Verdict, all_off
 from tests.waiting import wait_until
 
 WAYS = ProductWays(unpacked_from=256)
@@ -157,3 +158,11 @@ def test_an_error_of_the_probe_itself_is_the_reason(tmp_path: Path) -> None:
     assert found is not None
     assert found.verdict["kernels"].startswith("its probe ended with exit code 1: ")
     assert "Error: " in found.verdict["kernels"]
+
+
+def test_a_probe_that_uses_what_its_order_has_off_is_not_repeated_without_end() -> None:
+    found = msgspec.json.encode(Probed(ALL_ON)).decode()
+    script = f"import sys; sys.stdin.buffer.read(); print({FOUND + found!r}, file=sys.stderr); sys.exit('wrong')"
+    ended = probed(ORDER, (sys.executable, "-c", script), LIMIT_SECONDS)
+    assert ended is not None
+    assert ended.verdict == all_off("its probe ended with exit code 1: wrong")
