@@ -20,7 +20,7 @@ def test_a_chat_has_a_server_while_it_runs_and_shows_where_time_went(small_model
         screen.types("Hello\r")
         screen.shows(r"(?s)Hello\n.*\n\n> $")
         screen.types("/time\r")
-        screen.shows(r"(?s) ms, \d+ tokens read .*prefill +[\d.]+ ms .*decode .*> $")
+        screen.shows(r"(?s)[\d.]+ m?s, \d+ tokens read .*prefill +[\d.]+ [µm]?s .*decode .*> $")
         screen.types(END)
     assert screen.process.returncode == 0
     has_ended, _, _ = select.select([server_process], [], [], LIMIT_SECONDS)
