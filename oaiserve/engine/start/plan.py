@@ -189,9 +189,9 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
             "Images and sounds of '%s' are not read: that needs the plug-in 'media', which is not loaded", source.path
         )
         return None
-    from oaiserve.engine.executors.native.build import limit_features
+    from oaiserve.engine.start.first_use import prepare_torch
 
-    limit_features(options.cpu_features)  # Torch obeys no limit once it has loaded a tower.
+    prepare_torch(options.cpu_features)  # Torch obeys no limit once it has loaded a tower.
     return load_media(request, mmproj)
 
 
@@ -200,11 +200,12 @@ def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
     continues. None: there is nothing to compile. Raises StartupError for options that a CPU cannot obey."""
     import torch
 
-    from oaiserve.engine.executors.native.build import build_beside, limit_features
+    from oaiserve.engine.executors.native.build import build_beside
+    from oaiserve.engine.start.first_use import prepare_torch
     from oaiserve.engine.start.options import refuse_on_device
     from oaiserve.engine.start.ways.described import is_on_cpu
 
-    limit_features(options.cpu_features)
+    prepare_torch(options.cpu_features)
     if is_on_cpu(options):
         refuse_on_device(options, "cpu")
     if stored is None or not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
@@ -261,10 +262,8 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     load_library()
     request.meanwhile()  # imports Python code, while a core loads the library
     with times.part("import of torch"):
-        from oaiserve.engine.executors.native.build import limit_features
-        from oaiserve.engine.model.device import limit_compiled_shapes
-    limit_features(options.cpu_features)
-    limit_compiled_shapes()
+        from oaiserve.engine.start.first_use import prepare_torch
+    prepare_torch(options.cpu_features)
     yield from of_plugins()
     if not is_text:
         raise StartupError(
