@@ -27,6 +27,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome
 from oaiserve.runtime import THREADS
 from oaiserve.telemetry.metrics import Metrics
+from tests.counted import count_hand_overs
 from tests.engine.doubles import (
     TOKENIZER,
     BlockedTokenizer,
@@ -42,7 +43,6 @@ from tests.serving import run_server
 from tests.telemetry.exported import OFFSET_NS, spans_of
 from tests.telemetry.pages import metrics_of, samples
 from tests.world.serving import Place, staying
-from tools.bench.counted import count_hand_overs
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,14 +11,12 @@ import sys
 
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
-    "bench.articles": "settings of the engine without HTTP, as in five articles: docs/benchmarks.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
     "bench.host_step": "what a GPU's step costs the engine's thread, on such a device: docs/measurements.md",
     "bench.prompts": "a lone prompt by its length: docs/measurements.md",
     "bench.gguf_steps": "decode steps of a GGUF file next to llama.cpp's, in turns: docs/benchmarks.md",
     "bench.limits": "products beside what a CPU's instructions multiply at most: docs/performance.md",
-    "bench.shares": "a short prompt beside long ones of other clients: docs/measurements.md",
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
@@ -38,7 +36,6 @@ COMMANDS = {
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
     "engines": "a gateway before llama.cpp, vLLM or transformers: bytes, accounts, a kill, panels: docs/any-engine.md",
     "engines.cost": "what that gateway adds to the first token, and to each further one: docs/any-engine.md",
-    "incident": "one client makes the others wait, from the alert to the command that limits it: docs/runbook.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "retry_failed": "runs pytest, and tries up to three failed tests once more: for CI",
     "ranges": "tests with the lowest and newest versions of packages: `make test-range`",

@@ -1,11 +1,10 @@
-"""Runs `oaiserve bench run` in another process: on a running server, or on an engine in that process."""
+"""Runs `oaiserve bench run` on a running server, in another process."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,24 +19,12 @@ class RunFailed(Exception):
 def run_bench(url: str, options: dict[str, Any], *flags: str, most_failed: float = 0.0) -> dict[str, Any]:
     """Run `oaiserve bench run` and return the point of its report. Raises RunFailed if more than this share of the
     requests failed."""
-    return _point(["--url", url, "--no-calibrate", *flags, *_words(options)], most_failed)
-
-
-def run_in_process(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run `oaiserve bench run --target engine` and return the point of its report. An option whose value is None is a
-    flag alone. Raises RunFailed if a request failed."""
-    return _point(["--target", "engine", "--model", model, *_words(options)])
-
-
-def _words(options: Mapping[str, Any]) -> list[str]:
     with_seed = {"--seed": 0} | options  # the same prompts for each server
-    return [str(word) for option in with_seed.items() for word in option if word is not None]
-
-
-def _point(words: Sequence[str], most_failed: float = 0.0) -> dict[str, Any]:
+    words = [str(word) for option in with_seed.items() for word in option]
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "loadtest", "run", "--json", str(report), *words]
+        command = [sys.executable, "-m", "loadtest", "run", "--json", str(report)]
+        command += ["--url", url, "--no-calibrate", *flags, *words]
         try:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
         except subprocess.SubprocessError as error:

@@ -60,12 +60,9 @@ def running_prometheus(
     rule_files: Sequence[Path] = (),
     *,
     key: str | None = None,
-    labels: Mapping[str, str] | None = None,
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name.
-
-    It sends the API key, if there is one, and its alerts know these external labels.
-    """
+    """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name. It sends the API key,
+    if there is one."""
     access = {} if key is None else {"authorization": {"credentials": key}}
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}], **access}
@@ -73,7 +70,7 @@ def running_prometheus(
     ]
     intervals = ("scrape_interval", "scrape_timeout", "evaluation_interval")
     config = {
-        "global": dict.fromkeys(intervals, SCRAPE_INTERVAL) | {"external_labels": dict(labels or {})},
+        "global": dict.fromkeys(intervals, SCRAPE_INTERVAL),
         "scrape_configs": jobs,
         "rule_files": [str(file) for file in rule_files],
     }

@@ -7,6 +7,7 @@ per second of each round's median.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import textwrap
 import time
@@ -17,12 +18,12 @@ import httpx
 
 from oaiserve.checkpoints import demo
 from tools.bench.servers import oaiserve
-from tools.bench.shares import ask
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import exit_on_sigterm
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4000)
 PROMPTS_EACH = 3  # prompts of each length, in a round
+MOST_ID = 40_000  # token ids that the vocabularies of real models have
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     rounds = []
     for _ in range(arguments.rounds):
         with oaiserve(arguments.model).running() as server, httpx.Client(base_url=server.url, timeout=600) as client:
-            ask(client, LENGTHS[0], 1)
+            ask(client, LENGTHS[0])
             rounds.append({str(length): tokens_per_second(client, length) for length in LENGTHS})
     return {"model": arguments.model.name if arguments.model else demo.NAME, "rounds": rounds}
 
@@ -49,9 +50,16 @@ def tokens_per_second(client: httpx.Client, length: int) -> float:
     seconds = []
     for _ in range(PROMPTS_EACH):
         began = time.monotonic()
-        ask(client, length, 1)
+        ask(client, length)
         seconds.append(time.monotonic() - began)
     return length / statistics.median(seconds)
+
+
+def ask(client: httpx.Client, num_tokens: int) -> None:
+    """Send a prompt of random tokens, and read its answer of one token."""
+    prompt = random.choices(range(1000, MOST_ID), k=num_tokens)
+    body = {"model": demo.NAME, "prompt": prompt, "max_tokens": 1}
+    client.post("/v1/completions", json=body).raise_for_status()
 
 
 def report(results: dict[str, Any]) -> str:
