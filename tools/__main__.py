@@ -33,7 +33,6 @@ COMMANDS = {
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.fuzz": "spoiled files and bodies for their readers and for starts, 60 s each; fails where one raises more",
     "attack.growth": "functions and routes with n and 8n bytes; fails where they take more than linear time",
-    "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
     "engines": "a gateway before llama.cpp, vLLM or transformers: bytes, accounts, a kill, panels: docs/any-engine.md",
     "engines.cost": "what that gateway adds to the first token, and to each further one: docs/any-engine.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",

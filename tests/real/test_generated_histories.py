@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.attack.histories import ROUTES, attack, drawn, real_templates
+from tests.histories.sending import ROUTES, attack, drawn, real_templates
 
 
 @pytest.mark.usefixtures("llama_cpp")

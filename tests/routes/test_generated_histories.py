@@ -1,7 +1,7 @@
-"""Histories of all kinds of messages and items, as `tools.attack.histories` writes them, with two strict templates."""
+"""Histories of all kinds of messages and items, as `tests.histories` writes them, with two strict templates."""
 
+from tests.histories.sending import attack, drawn
 from tests.missing_plugins import has_plugin
-from tools.attack.histories import attack, drawn
 
 # Templates that refuse much: they want turns, results after calls, and arguments that are objects.
 TURNS = """\

@@ -13,12 +13,12 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.routes.adaptations import HEADER
+from tests.histories.bodies import SCHEMAS
 from tests.published import checked
 from tests.routes.asking import BODIES, CHAT, COMPLETIONS, HI, MESSAGES, REQUIRED, RESPONSES, ROUTES, submitted, tool
 from tests.routes.doubles import FakeTelemetry
 from tests.routes.test_generated_histories import OBJECTS
 from tests.serving import Serve, Served, run_server
-from tools.attack.history_bodies import SCHEMAS
 from tools.attack.in_process import EncodingEngine, encoding_engine
 
 Body = dict[str, Any]

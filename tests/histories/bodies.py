@@ -14,7 +14,7 @@ from typing import Any
 
 from openai.types import chat, responses
 
-from tools.attack.sdk_values import ARGUMENTS, IDS, Writer, fields, items, kinds
+from tests.histories.sdk_values import ARGUMENTS, IDS, Writer, fields, items, kinds
 
 Body = dict[str, Any]
 MODEL = "demo"
