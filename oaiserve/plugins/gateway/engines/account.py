@@ -72,6 +72,8 @@ class PassedAccount(EngineAccount):
             causes[Cause.INSIDE_ENGINE] = wait_ns - sum(causes.values())
             self.wait_causes_ns = {cause: ns for cause, ns in causes.items() if ns or cause is Cause.ALONE}
             self.said = list(_words(self.wait_causes_ns, behind, wait_ns, is_told=is_told))
+        if told.queue_ns is not None and told.queue_ns >= max(1.0, LEAST_CAUSE * wait_ns):
+            self.said.append(f"the engine says that it was in its queue for {duration(told.queue_ns)}")
         self.said += reported.said_between(times.sent, times.first_byte)
 
 

@@ -16,6 +16,9 @@ LLAMA_CPP = "llama.cpp"
 VLLM = "vllm"
 SGLANG = "sglang"
 OLLAMA = "ollama"
+# Engines by the owner of their models, and by what their metrics begin with
+_BY_OWNER = {OAISERVE: OAISERVE, SGLANG: SGLANG, VLLM: VLLM, "llamacpp": LLAMA_CPP}
+_BY_METRICS = {b"vllm:": VLLM, b"sglang:": SGLANG, b"sglang_": SGLANG, b"llamacpp:": LLAMA_CPP}
 MOST_MODELS = 256
 MOST_NAME_CHARACTERS = 256
 
@@ -50,23 +53,19 @@ async def identify(get: Get) -> Identity:
         except UNREADABLE:
             return None
 
-    listed = await ask("/v1/models", "data")
-    rows = [row for row in listed[:MOST_MODELS] if isinstance(row, Mapping)] if isinstance(listed, list) else []
+    async def list_of(path: str, name: str) -> list[Mapping[str, Any]]:
+        listed = await ask(path, name)
+        return [row for row in listed[:MOST_MODELS] if isinstance(row, Mapping)] if isinstance(listed, list) else []
+
+    rows = await list_of("/v1/models", "data")
     models = tuple(name[:MOST_NAME_CHARACTERS] for row in rows if isinstance(name := row.get("id"), str) and name)
     metrics = await get("/metrics") or b""
     first = rows[0] if rows else {}
     owner = first.get("owned_by")
     context = count_of(first.get("max_model_len")) or count_of(at(first, "meta", "n_ctx_train"))
-    kind = UNKNOWN
+    of_metrics = (kind for begin, kind in _BY_METRICS.items() if begin in metrics)
+    kind = _BY_OWNER.get(str(owner)) or next(of_metrics, UNKNOWN)
     version = ""
-    if owner in (OAISERVE, SGLANG, VLLM):
-        kind = str(owner)
-    elif b"vllm:" in metrics:
-        kind = VLLM
-    elif b"sglang:" in metrics or b"sglang_" in metrics:
-        kind = SGLANG
-    elif b"llamacpp:" in metrics or owner == "llamacpp":
-        kind = LLAMA_CPP
     props = await ask("/props") if kind in (LLAMA_CPP, UNKNOWN) else None
     if (slots := at(props, "default_generation_settings")) is not None:
         kind = LLAMA_CPP
@@ -79,6 +78,8 @@ async def identify(get: Get) -> Identity:
     elif kind == UNKNOWN and (told := _text(await ask("/api/version", "version"))):
         kind = OLLAMA
         version = told
+        loaded = [row for row in await list_of("/api/ps", "models") if row.get("name") in models[:1]]
+        context = next((count_of(row.get("context_length")) for row in loaded), None)
     if not version and kind != LLAMA_CPP:
         version = _text(await ask("/version", "version"))
     return Identity(kind, version, models, context, has_metrics=b"# TYPE" in metrics)

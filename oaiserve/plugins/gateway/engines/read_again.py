@@ -17,6 +17,7 @@ from oaiserve.explain.reuse.outline import Outline, Part, part_of
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts, Reuse
 from oaiserve.facts.record import ReadAgain
 from oaiserve.facts.times import duration
+from oaiserve.plugins.gateway.engines.identity import SGLANG, VLLM
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.sources import UNREADABLE
@@ -31,6 +32,11 @@ PIECE_BLOCK = 16  # in pieces; shorter repetitions are not reported
 MOST_COMPARED_BYTES = 4 * 2**20
 _MEDIA = ("image_url", "input_image", "image", "input_audio")
 _OPTIONS = ("chat_template_kwargs", "reasoning_effort", "thinking", "think", "response_format", "format")
+# How engines are told to report cached tokens
+_REPORTS_CACHED = {
+    VLLM: "; vLLM does with --enable-prompt-tokens-details",
+    SGLANG: "; SGLang does with --enable-cache-report, unless none were",
+}
 # Without a change of the text, the engine could have had it cached.
 _UNCHANGED = (ReadAgain.EVICTED, ReadAgain.NOT_YET, ReadAgain.OFF, ReadAgain.STATE)
 
@@ -57,7 +63,7 @@ def prompt_in(content: bytes | bytearray, model: str) -> SentPrompt | None:
 
 
 def _prompt_of(body: Mapping[str, Any], model: str) -> SentPrompt | None:
-    texts = next((body[name] for name in ("messages", "input", "prompt") if body.get(name)), None)
+    texts = next((body[name] for name in ("messages", "input", "prompt", "text") if body.get(name)), None)
     if texts is None:
         return None
     messages = texts if isinstance(texts, list) else [texts]
@@ -109,8 +115,8 @@ def _words(exchange: Exchange, reuse: Reuse, num_tokens: int, cached: int | None
         if common >= LEAST_SHARE * num_tokens:
             yield (
                 f"About {common:,} {of_all} are as {duration(reuse.age_ns)} before in {reuse.compared_with}. "
-                "The engine does not say how many of them it had cached; vLLM does with "
-                "--enable-prompt-tokens-details."
+                "The engine does not say how many of them it had cached"
+                f"{_REPORTS_CACHED.get(str(exchange.routing.get('engine_kind')), '')}."
             )
         return
     if reuse.reason is None or reuse.num_read_again < LEAST_SHARE * num_tokens:

@@ -21,25 +21,50 @@ EVENT_STREAM = b"text/event-stream"
 LINES = b"application/x-ndjson"  # Ollama's streams: an object on each line
 JSON = b"application/json"
 _MOST_CHOICES = 128  # choices whose end is noted
-_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+_TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "refusal", "audio")
+# Where the usage has these numbers: in OpenAI's two APIs, and in SGLang
+_CACHED = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cached_tokens")
+_REASONING = (
+    "completion_tokens_details.reasoning_tokens",
+    "output_tokens_details.reasoning_tokens",
+    "reasoning_tokens",
+)
+# Times by the engine's own clock: the fact, where an answer has it, and the nanoseconds of its unit. Those of vLLM need
+# --enable-per-request-metrics. Ollama's are in the last object of its answer.
+_TIMES = (
+    ("queue_ns", ("metrics", "queue_time_ms"), 1e6),
+    ("prompt_ns", ("metrics", "time_to_first_token_ms"), 1e6),
+    ("generate_ns", ("metrics", "generation_time_ms"), 1e6),
+    ("prompt_ns", ("timings", "prompt_ms"), 1e6),
+    ("generate_ns", ("timings", "predicted_ms"), 1e6),
+    ("load_ns", ("load_duration",), 1),
+    ("prompt_ns", ("prompt_eval_duration",), 1),
+    ("generate_ns", ("eval_duration",), 1),
+)
 
 
 class Event(msgspec.Struct):
-    """The fields that are read, of a whole answer or an event of a stream, in the APIs of OpenAI, Anthropic and
-    Ollama. Engines may put any values there."""
+    """The fields that are read, of a whole answer or an event of a stream, in the APIs of OpenAI and Anthropic and in
+    the engines' own ones. Engines may put any values there."""
 
     id: Any = None
     type: Any = None
     choices: Any = None
     usage: Any = None
     timings: Any = None  # llama.cpp
+    metrics: Any = None  # vLLM
+    meta_info: Any = None  # SGLang's own API
+    text: Any = None  # likewise
+    content: Any = None  # llama.cpp's own API
     error: Any = None
     response: Any = None  # the object of OpenAI's Responses API, or a text of Ollama's
     message: Any = None  # Anthropic's and Ollama's
+    thinking: Any = None  # Ollama
     delta: Any = None
     done: Any = None
     done_reason: Any = None
     prompt_eval_count: Any = None
+    prompt_eval_cached_count: Any = None
     eval_count: Any = None
     load_duration: Any = None
     prompt_eval_duration: Any = None
@@ -49,7 +74,7 @@ class Event(msgspec.Struct):
 # One of these is in an event of a stream that says more, or less, than a text.
 _NOTED = (
     *(b'usage":{', b'usage": {', b'"timings"', b'"error"', b'_reason":"', b'_reason": "', b'"prompt_progress"'),
-    *(b'":""', b'": ""', b"{}"),
+    *(b'"meta_info"', b'":""', b'": ""', b"{}"),
 )
 _event = msgspec.json.Decoder(Event)
 
@@ -65,7 +90,8 @@ class Told:
         self.reasoning_tokens: int | None = None
         self.finish_reasons: dict[int, str] = {}
         self.error: str | None = None  # the engine's error, for example in a stream whose status was 200
-        # Times by the engine's own clock: to load its model, to compute the prompt, and to generate.
+        # Times by the engine's own clock: in its queue, to load its model, to compute the prompt, and to generate.
+        self.queue_ns: int | None = None
         self.load_ns: int | None = None
         self.prompt_ns: int | None = None
         self.generate_ns: int | None = None
@@ -100,16 +126,20 @@ class Told:
             has_text = True
         elif kind == "message_delta" and isinstance(reason := at(event.delta, "stop_reason"), str):
             self.finish_reasons[0] = reason[:32]
-        elif event.done is False or (event.done is True and event.response):
-            has_text |= bool(event.response) or any(whole.get(name) for name in _TEXTS)
-        if event.done is True and isinstance(event.done_reason, str):
-            self.finish_reasons[0] = event.done_reason[:32]
+        elif not kind:  # An object of an engine's own API has no type.
+            texts = (event.response, event.thinking, event.content, event.text)
+            has_text |= any(isinstance(text, str) and text for text in texts)
+            has_text |= event.done is not None and any(whole.get(name) for name in _TEXTS)
+        for reason in (event.done_reason, at(event.meta_info, "finish_reason", "type")):
+            if isinstance(reason, str):
+                self.finish_reasons[0] = reason[:32]
         if has_text:
             self.texts_came([now_ns])
-        for usage in (event.usage, whole.get("usage")):
+        for usage in (event.usage, whole.get("usage"), event.meta_info):
             if isinstance(usage, Mapping):
                 self._read_usage(usage)
-        self._read_times(event)
+        if event.done is not False:
+            self._read_numbers(event)
 
     def _read_choice(self, choice: Any) -> bool:
         """Note the end of a choice, and return whether the event has text of it."""
@@ -124,38 +154,38 @@ class Told:
 
     def _read_usage(self, usage: Mapping[str, Any]) -> None:
         prompt = _count(usage, "prompt_tokens", "input_tokens")
-        cached = _count(usage.get("prompt_tokens_details"), "cached_tokens")
-        cached = _count(usage.get("input_tokens_details"), "cached_tokens") if cached is None else cached
+        cached = _count(usage, *_CACHED)
         if (read := _count(usage, "cache_read_input_tokens")) is not None:  # Anthropic's input is without these.
             cached = read
             prompt = None if prompt is None else prompt + read + (_count(usage, "cache_creation_input_tokens") or 0)
-        details = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
-        for name, number in (
-            ("prompt_tokens", prompt),
-            ("cached_tokens", cached),
-            ("completion_tokens", _count(usage, "completion_tokens", "output_tokens")),
-            ("reasoning_tokens", _count(details, "reasoning_tokens")),
-        ):
+        self._note(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            completion_tokens=_count(usage, "completion_tokens", "output_tokens"),
+            reasoning_tokens=_count(usage, *_REASONING),
+        )
+
+    def _read_numbers(self, event: Event) -> None:
+        """Note what engines say in fields of their own."""
+        for name, (field, *path), unit_ns in _TIMES:
+            self._note(**{name: _duration_ns(at(getattr(event, field), *path), unit_ns)})
+        # llama.cpp: prompt_n were computed, cache_n came from its cache
+        computed, cached = (_count(event.timings, name) for name in ("prompt_n", "cache_n"))
+        if computed is not None and cached is not None:
+            self.cached_tokens = cached
+            self.prompt_tokens = self.prompt_tokens or computed + cached
+        self.completion_tokens = self.completion_tokens or _count(event.timings, "predicted_n")
+        self._note(  # Ollama
+            prompt_tokens=count_of(event.prompt_eval_count),
+            cached_tokens=count_of(event.prompt_eval_cached_count),
+            completion_tokens=count_of(event.eval_count),
+        )
+
+    def _note(self, **numbers: int | None) -> None:
+        """Note the numbers that are there."""
+        for name, number in numbers.items():
             if number is not None:
                 setattr(self, name, number)
-
-    def _read_times(self, event: Event) -> None:
-        timings = event.timings  # llama.cpp's: prompt_n were computed, cache_n came from its cache
-        if isinstance(timings, Mapping):
-            self.prompt_ns = _duration_ns(timings.get("prompt_ms"), 1e6)
-            self.generate_ns = _duration_ns(timings.get("predicted_ms"), 1e6)
-            computed = _count(timings, "prompt_n")
-            cached = _count(timings, "cache_n")
-            if computed is not None and cached is not None:
-                self.cached_tokens = cached
-                self.prompt_tokens = self.prompt_tokens or computed + cached
-            self.completion_tokens = self.completion_tokens or _count(timings, "predicted_n")
-        if event.done is True:  # Ollama's, in ns
-            self.load_ns = _duration_ns(event.load_duration, 1)
-            self.prompt_ns = _duration_ns(event.prompt_eval_duration, 1)
-            self.generate_ns = _duration_ns(event.eval_duration, 1)
-            self.prompt_tokens = count_of(event.prompt_eval_count)
-            self.completion_tokens = count_of(event.eval_count)
 
 
 class Reading:
@@ -274,9 +304,9 @@ def at(value: Any, *path: str) -> Any:
     return value
 
 
-def _count(value: Any, *names: str) -> int | None:
-    """Return the first of these numbers that is there."""
-    numbers = (count_of(at(value, name)) for name in names)
+def _count(value: Any, *paths: str) -> int | None:
+    """Return the first number that is there, of those at paths such as "details.number"."""
+    numbers = (count_of(at(value, *path.split("."))) for path in paths)
     return next((number for number in numbers if number is not None), None)
 
 

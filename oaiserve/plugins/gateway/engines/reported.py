@@ -17,12 +17,17 @@ _NAMES = {
     b"vllm:prefix_cache_hits_total": "hit_tokens",
     b"sglang:num_running_reqs": "running",
     b"sglang:num_queue_reqs": "waiting",
+    b"sglang:num_retracted_requests_total": "preemptions",
     b"sglang:prompt_tokens_total": "queried_tokens",
     b"sglang:cached_tokens_total": "hit_tokens",
     b"llamacpp:requests_processing": "running",
     b"llamacpp:requests_deferred": "waiting",
+    b"llamacpp:prompt_tokens_total": "computed_tokens",
+    b"llamacpp:prompt_tokens_cached_total": "hit_tokens",
 }
-_LINE = re.compile(rb"^(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^\n]*\})? ([0-9.eE+-]{1,32})", re.MULTILINE)
+# SGLang repeats its numbers for each priority of requests; the label of all of them is empty.
+_LABELS = rb'(?:\{(?![^\n]*\bpriority="[^"])[^\n]*\})?'
+_LINE = re.compile(rb"^(" + b"|".join(map(re.escape, _NAMES)) + rb")" + _LABELS + rb" ([0-9.eE+-]{1,32})", re.MULTILINE)
 
 
 class Sample(NamedTuple):
@@ -47,6 +52,9 @@ def sample_of(content: bytes, at_ns: int) -> Sample:
         if 0 <= number < 2**53:
             field = _NAMES[name]
             sums[field] = sums.get(field, 0) + int(number)
+    computed = sums.pop("computed_tokens", None)
+    if computed is not None and "hit_tokens" in sums:
+        sums["queried_tokens"] = computed + sums["hit_tokens"]
     return Sample(at_ns, **sums)
 
 

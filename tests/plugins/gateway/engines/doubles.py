@@ -1,6 +1,6 @@
 """Engines of other kinds, which answer with the bytes that a test gives them, and a gateway in front of them.
 
-The answers of Ollama and SGLang are made from their documentation, those of vLLM and llama.cpp from running servers.
+The answers of Ollama and SGLang are made from their sources, those of vLLM and llama.cpp from running servers.
 """
 
 import asyncio
@@ -78,7 +78,8 @@ SGLANG = {
 }
 OLLAMA = {
     "/v1/models": models(owned_by="library"),
-    "/api/version": whole({"version": "0.13.0"}),
+    "/api/version": whole({"version": "0.40.12"}),
+    "/api/ps": whole({"models": [{"name": "other", "context_length": 9}, {"name": "m", "context_length": 4096}]}),
 }
 
 

@@ -38,7 +38,8 @@ from tests.world.serving import Place
         (LLAMA_CPP, Identity("llama.cpp", "b7000-abc", ("m",), 4096, has_metrics=True)),
         (VLLM, Identity("vllm", "0.33.0", ("m",), 8192, has_metrics=True)),
         (SGLANG, Identity("sglang", "0.5.23", ("m",), 4096)),
-        (OLLAMA, Identity("ollama", "0.13.0", ("m",))),
+        (OLLAMA, Identity("ollama", "0.40.12", ("m",), 4096)),
+        (OLLAMA | {"/api/ps": whole({"models": []})}, Identity("ollama", "0.40.12", ("m",))),
         ({}, Identity()),
         ({"/v1/models": whole(b"<html>"), "/metrics": whole(b"\xff"), "/props": whole([1])}, Identity()),
         (
@@ -46,7 +47,7 @@ from tests.world.serving import Place
             Identity(models=("x",)),
         ),
     ],
-    ids=["llama.cpp", "vllm", "sglang", "ollama", "nothing", "nonsense", "half of it"],
+    ids=["llama.cpp", "vllm", "sglang", "ollama", "ollama unloaded", "nothing", "nonsense", "half of it"],
 )
 def test_an_engine_is_found_out_by_asking(
     place: Place, answers: Mapping[str, Sequence[Part]], identity: Identity

@@ -154,6 +154,19 @@ def test_llama_cpps_own_times_divide_the_wait(place: Place) -> None:
     assert sentence_of(found).endswith("ms is not known from outside.")
 
 
+def test_vllms_own_times_divide_the_wait(place: Place) -> None:
+    engine = RawEngine(place, dict(VLLM))
+    metrics = {"time_to_first_token_ms": 400.0, "generation_time_ms": 50.0, "queue_time_ms": 500.0, "mean_itl_ms": 50.0}
+    usage = {"prompt_tokens": 100, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 40}}
+    engine.answers[CHAT] = stream(1.0, piece("Hi"), event({"choices": [], "usage": usage, "metrics": metrics}), DONE)
+    with before(place, engine) as front:
+        front.chat(body={"stream": True}, headers={"x-request-id": "told"})
+        found = front.account("told")
+    assert wait_of(found)["causes_ns"]["alone"] == 400_000_000
+    assert "the engine says that it computed this request for 400 ms of it" in sentence_of(found)
+    assert "the engine says that it was in its queue for 500 ms" in sentence_of(found)
+
+
 def test_ollamas_load_of_a_model_is_a_cause(place: Place) -> None:
     engine = RawEngine(place, dict(OLLAMA))
     times = {"load_duration": 2 * SECOND, "prompt_eval_duration": SECOND, "eval_duration": SECOND}
@@ -207,6 +220,32 @@ def test_only_samples_of_the_wait_are_said() -> None:
 def test_numbers_that_are_none_are_left_out() -> None:
     text = b"sglang:num_queue_reqs NaN\nsglang:num_queue_reqs 3.0\nsglang:cached_tokens_total -1\n"
     assert sample_of(text, 5) == Sample(5, waiting=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "sample"),
+    [
+        (
+            b'sglang:num_queue_reqs{priority="",tp_rank="0"} 5.0\n'
+            b'sglang:num_queue_reqs{priority="1",tp_rank="0"} 2.0\n'
+            b'sglang:num_queue_reqs{priority="7",tp_rank="0"} 3.0\n'
+            b'sglang:num_retracted_requests_total{tp_rank="0"} 4.0\n'
+            b'sglang:prompt_tokens_total{is_streaming="true"} 90.0\n'
+            b'sglang:prompt_tokens_total{is_streaming="false"} 10.0\n'
+            b'sglang:cached_tokens_total{cache_source="device"} 20.0\n'
+            b'sglang:cached_tokens_total{cache_source="host"} 5.0\n',
+            Sample(1, waiting=5, preemptions=4, queried_tokens=100, hit_tokens=25),
+        ),
+        (
+            b"llamacpp:prompt_tokens_total 70\nllamacpp:prompt_tokens_cached_total 30\n",
+            Sample(1, queried_tokens=100, hit_tokens=30),
+        ),
+        (b"llamacpp:prompt_tokens_total 70\n", Sample(1)),  # An older one doesn't say how many more were cached.
+    ],
+    ids=["sglang", "llama.cpp", "older llama.cpp"],
+)
+def test_parts_of_an_engines_numbers_are_added_up(text: bytes, sample: Sample) -> None:
+    assert sample_of(text, 1) == sample
 
 
 def test_a_line_is_known_after_some_points() -> None:

@@ -1,6 +1,6 @@
-"""The streams of Ollama and SGLang, as their documentation has them: every byte passes, and all that they tell is read.
+"""The streams of Ollama and SGLang, as their sources write them: every byte passes, and all that they tell is read.
 
-Ollama: docs/api.md. SGLang: its OpenAI-compatible API, with --enable-cache-report.
+Ollama: api/types.go. SGLang: srt/entrypoints/openai/protocol.py, with --enable-cache-report, and its own /generate.
 """
 
 import json
@@ -19,6 +19,7 @@ from tests.plugins.gateway.engines.doubles import (
     body_of,
     event,
     stream,
+    whole,
 )
 from tests.world.serving import Place
 
@@ -30,6 +31,7 @@ OLLAMA_END = {
     "total_duration": 4883583458,
     "load_duration": 1334875,
     "prompt_eval_count": 26,
+    "prompt_eval_cached_count": 16,
     "prompt_eval_duration": 342546000,
     "eval_count": 282,
     "eval_duration": 4535599000,
@@ -48,9 +50,15 @@ def line(content: Any) -> bytes:
             [{"message": {"role": "assistant", "content": text, "images": None}} for text in ("The", " sky")],
             {"message": {"role": "assistant", "content": ""}},
         ),
+        (
+            "/api/chat",
+            [{"message": {"role": "assistant", "content": "", "thinking": text}} for text in ("Hm", ".")],
+            {"message": {"role": "assistant", "content": ""}},
+        ),
         ("/api/generate", [{"response": text} for text in ("The", " sky")], {"response": "", "context": [1, 2, 3]}),
+        ("/api/generate", [{"response": "", "thinking": text} for text in ("Hm", ".")], {"response": ""}),
     ],
-    ids=["chat", "generate"],
+    ids=["chat", "chat-thinking", "generate", "generate-thinking"],
 )
 def test_ollamas_lines_are_read(place: Place, path: str, parts: list[dict[str, Any]], last: dict[str, Any]) -> None:
     engine = RawEngine(place, dict(OLLAMA))
@@ -62,6 +70,7 @@ def test_ollamas_lines_are_read(place: Place, path: str, parts: list[dict[str, A
         account = front.account("ollama")
     assert got.content == body_of(answer)
     assert (account["prompt_tokens"], account["completion_tokens"], account["finish_reasons"]) == (26, 282, ["stop"])
+    assert account["cached_tokens"] == 16
     assert (account["stream"], account["token_gaps"]["number"]) == (True, 1)
     assert account["time_to_first_token_ns"] == pytest.approx(5e8, rel=0.02)
     causes_ns = next(phase for phase in account["phases"] if phase["name"] == "first_byte")["causes_ns"]
@@ -94,10 +103,37 @@ def test_sglangs_stream_is_read(place: Place) -> None:
         account = front.account("sglang")
     assert got.content == body_of(answer)
     assert (account["prompt_tokens"], account["cached_tokens"], account["completion_tokens"]) == (33, 20, 2)
+    assert account["reasoning_tokens"] == 1
     assert (account["response_id"], account["finish_reasons"]) == ("e1b2", ["stop"])
     assert account["time_to_first_token_ns"] == pytest.approx(4e8, rel=0.02)  # The part with the role has no text.
     assert account["token_gaps"]["number"] == 1
     assert account["routing"] | {"engine_kind": "sglang", "engine_version": "0.5.23"} == account["routing"]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_sglangs_own_api_is_read(place: Place, is_stream: bool) -> None:
+    engine = RawEngine(place, dict(SGLANG))
+    numbers = {"id": "e1b2", "prompt_tokens": 33, "cached_tokens": 20, "reasoning_tokens": 1}
+
+    def part(text: str, completion_tokens: int, reason: dict[str, Any] | None) -> dict[str, Any]:
+        meta_info = numbers | {"completion_tokens": completion_tokens, "finish_reason": reason}
+        return {"text": text, "output_ids": [1], "meta_info": meta_info}
+
+    last = part("Hello", 3, {"type": "length", "length": 3})
+    parts = [part(text, number, None) for number, text in enumerate(("H", "Hel"), start=1)]
+    if is_stream:
+        engine.answers["/generate"] = stream(0.4, *map(event, parts), 0.1, event(last), DONE)
+    else:
+        engine.answers["/generate"] = whole(last)
+    with before(place, engine) as front:
+        headers = {"x-request-id": "own"}
+        front.http.post("/generate", json={"text": "Hi", "stream": is_stream}, headers=headers)
+        account = front.account("own")
+    assert (account["prompt_tokens"], account["cached_tokens"], account["completion_tokens"]) == (33, 20, 3)
+    assert (account["reasoning_tokens"], account["finish_reasons"]) == (1, ["length"])
+    if is_stream:
+        assert account["time_to_first_token_ns"] == pytest.approx(4e8, rel=0.02)
+        assert account["token_gaps"]["number"] == 2
 
 
 def test_an_anthropic_stream_is_read(place: Place) -> None:
