@@ -75,10 +75,17 @@ def test_requests_are_mixed_and_differ() -> None:
 
 
 def test_the_report_has_medians_and_ranges() -> None:
-    measured = {"first_us": [300.0, 200.0, 400.0], "token_us": [7.5, 7.0, 8.0]}
-    results = {"proxies": {"this gateway": measured}, "streams": 32}
+    proxies = {
+        "this gateway": {"first_us": [900.0, 800.0, 1200.0], "token_us": [7.5, 9.0, 8.0]},
+        cost.OURS: {"first_us": [500.0, 500.0, 500.0], "token_us": [5.0, 6.0, 4.0]},
+    }
+    results = {"proxies": proxies, "streams": 32, "turns": 3, "requests": 200, "load_average": [0.25, 2.5]}
     assert cost.report(results).splitlines() == [
-        "| proxy | adds to the first token | range | CPU time per token of 32 streams | range |",
-        "|---|---|---|---|---|",
-        "| this gateway | 300 µs | 200 to 400 | 7.50 µs | 7.00 to 8.00 |",
+        "| proxy | adds to the first token | range | CPU time per token of 32 streams | range "
+        "| times that of the gateway of our servers | range |",
+        "|---|---|---|---|---|---|---|",
+        "| this gateway | 0.90 ms | 0.80 to 1.20 | 8.00 µs | 7.50 to 9.00 | 1.50 | 1.50 to 2.00 |",
+        "| the gateway of our servers | 0.50 ms | 0.50 to 0.50 | 5.00 µs | 4.00 to 6.00 | 1.00 | 1.00 to 1.00 |",
+        "",
+        "3 turns of 200 short streams each; load average 0.2 before and 2.5 at the end",
     ]

@@ -2,7 +2,8 @@
 
 The engine is a server without a model, which answers at once. In turns, a client asks it through each proxy and past
 it, one short stream after the other; the difference of their medians is what a proxy adds to the first token. Then
-streams of 500 tokens pass through each proxy at once, and its CPU time is divided by their tokens.
+streams of 500 tokens pass through each proxy at once, and its CPU time is divided by their tokens. The table has the
+medians of the turns with their ranges, and how many times the CPU time of the gateway of our servers each proxy takes.
 
 Besides this gateway, the proxies are the gateway in front of oaiserve's own servers, and two that keep no account
 (tools/engines/forwarder.py): one passes bytes on, and one also parses HTTP and writes it again.
@@ -11,6 +12,7 @@ Besides this gateway, the proxies are the gateway in front of oaiserve's own ser
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -30,16 +32,19 @@ WARM_UP = 20  # requests before the first turn
 ROUTE = ("-m", "oaiserve", "route", "--log-level", "warning")
 FORWARD = ("-m", "tools.engines.forwarder")
 # The command of each proxy, without its port.
+OURS = "the gateway of our servers"
 PROXIES: Mapping[str, tuple[str, ...]] = {
     "this gateway": (*ROUTE, "--engine", "http://127.0.0.1:{port}"),
-    "the gateway of our servers": (*ROUTE, "--replica", "http://127.0.0.1:{port}"),
+    OURS: (*ROUTE, "--replica", "http://127.0.0.1:{port}"),
     "a forwarder that parses HTTP": (*FORWARD, "--parsed", "--to", "{port}"),
     "a forwarder of bytes": (*FORWARD, "--to", "{port}"),
 }
 HEAD = ("proxy", "adds to the first token", "range", "CPU time per token of {streams} streams", "range")
+HEAD += ("times that of the gateway of our servers", "range")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    load = [os.getloadavg()[0]]
     with ExitStack() as stack:
         port = free_port()
         command = [sys.executable, "-m", "loadtest", "null-server", "--port", str(port)]
@@ -62,7 +67,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for name, proxy in proxies.items():
                 found[name]["first_us"].append(1e6 * (statistics.median(passed[name]) - statistics.median(past)))
                 found[name]["token_us"].append(_token_us(proxy, arguments.streams))
-    return {"proxies": found, "streams": arguments.streams}
+    load.append(os.getloadavg()[0])
+    numbers = {name: getattr(arguments, name) for name in ("turns", "requests", "streams")}
+    return {"proxies": found, "load_average": load, **numbers}
 
 
 def _running(words: tuple[str, ...], engine_port: int) -> Any:
@@ -97,14 +104,19 @@ def first_seconds(http: httpx.Client, count: int) -> list[float]:
 
 def report(results: dict[str, Any]) -> str:
     rows = [tuple(cell.format(streams=results["streams"]) for cell in HEAD)]
+    ours = results["proxies"][OURS]["token_us"]
     for name, values in results["proxies"].items():
-        cells = [_cells(values["first_us"]), _cells(values["token_us"])]
+        first_ms = [first_us / 1000 for first_us in values["first_us"]]
+        times = [one / other for one, other in zip(values["token_us"], ours, strict=True)]
+        cells = [_cells(first_ms, " ms"), _cells(values["token_us"], " µs"), _cells(times, "")]
         rows.append((name, *(cell for pair in cells for cell in pair)))
-    return "\n".join(as_markdown(rows))
+    before, after = results["load_average"]
+    said = f"{results['turns']} turns of {results['requests']} short streams each; "
+    return "\n".join([*as_markdown(rows), "", f"{said}load average {before:.1f} before and {after:.1f} at the end"])
 
 
-def _cells(values: list[float]) -> tuple[str, str]:
-    return f"{number(statistics.median(values))} µs", f"{number(min(values))} to {number(max(values))}"
+def _cells(values: list[float], unit: str) -> tuple[str, str]:
+    return f"{number(statistics.median(values))}{unit}", f"{number(min(values))} to {number(max(values))}"
 
 
 def main() -> None:
