@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tools.clients import environments
 from tools.clients.clients import CLIENTS, SCRIPTS
 from tools.clients.environments import is_pinned, version
-from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
+from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, table_of_engine
 from tools.clients.sessions import AGENTS
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,12 @@ def report(*lines: dict[str, object]) -> str:
 def test_a_report_is_read_as_it_was_written(outcomes: dict[str, str]) -> None:
     lines = [{"feature": name} | ({"error": error} if error else {}) for name, error in outcomes.items()]
     assert parse(report({"features": list(outcomes)}, *lines), "ended") == outcomes
+
+
+def test_a_table_of_an_engine_tells_its_failures_from_the_gateways() -> None:
+    outcomes = {"text": OK, "stream": "cut", "tools_streamed": "none", "embeddings": OK}
+    results = {"openai-3": {"version": "3.1", "outcomes": outcomes, "problems": {"stream": "cut"}}}
+    assert table_of_engine(results).splitlines()[2] == "| openai (Python) | 3.1 | text | tools streamed | stream |"
 
 
 def test_features_without_a_line_have_the_end_of_the_script_as_their_outcome() -> None:

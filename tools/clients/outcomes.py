@@ -29,6 +29,7 @@ FEATURES = {
     "documented": "what else its documentation shows: settings, steps, errors, options of its providers",
     "loglikelihood": "log-probabilities, which equal transformers' to 0.001 in float32",
 }
+OF_OTHER_SERVERS = ("embeddings", "speech")  # their servers are not behind the gateway in front of an engine
 RUN_HERE = "<!-- not run: `make clients` -->"  # above a snippet, for the test that runs the docs' snippets
 OK = ""  # an outcome is a sentence that says what went wrong
 
@@ -76,6 +77,19 @@ def page(results: Mapping[str, Any]) -> str:
     sections = [f"### {one.title}\n\n{RUN_HERE}\n```{one.language}\n{one.setup}\n```" for one in libraries]
     parts = ["\n".join(as_markdown(rows)), "\n".join(notes), "## What you write", *sections]
     return "\n\n".join(filter(None, parts))
+
+
+def table_of_engine(results: Mapping[str, Any]) -> str:
+    """Return a table of what works through a gateway in front of an engine, and of what fails without it as well."""
+    rows = [["client", "version", "works", "fails past the gateway, too", "fails only through it"]]
+    for name, result in results.items():
+        problems = result["problems"]
+        outcomes = {one: outcome for one, outcome in result["outcomes"].items() if one not in OF_OTHER_SERVERS}
+        works = [feature for feature in outcomes if outcomes[feature] == OK]
+        fails = [feature for feature in outcomes if outcomes[feature] != OK and feature not in problems]
+        cells = [", ".join(map(_spaced, features)) for features in (works, fails, problems)]
+        rows.append([CLIENTS[name].title, result["version"], *cells])
+    return "\n".join(as_markdown(rows))
 
 
 def _cell(feature: str, outcome: str) -> str:

@@ -21,11 +21,11 @@ SPOKEN = "The capital of France is Paris."  # a sentence that espeak-ng speaks
 
 
 @contextmanager
-def running_servers(engine: str | None = None) -> Iterator[list[str]]:
+def running_servers(engine: str | None = None, engine_model: Path | None = None) -> Iterator[list[str]]:
     """Run the servers with their defaults, and yield what scripts are started with: features.py names it.
 
-    With the name of another engine, the first server is a gateway in front of it, and the last item is the engine's
-    own address.
+    With the name of another engine, the first server is a gateway in front of it, with this model or the demo model,
+    and the last item is the engine's own address.
     """
     with TemporaryDirectory() as folder:
         embedder, listener, sound = (Path(folder) / name for name in ("embedder", "whisper", "speech.wav"))
@@ -34,7 +34,7 @@ def running_servers(engine: str | None = None) -> Iterator[list[str]]:
         write_whisper_base([fetched(part) for part in WHISPER_BASE], listener)
         subprocess.run(["espeak-ng", "-s", "140", "-w", sound, SPOKEN], check=True)
         with (
-            running_oaiserve() if engine is None else PEERS[engine]().running() as generating,
+            running_oaiserve() if engine is None else PEERS[engine](engine_model).running() as generating,
             running_oaiserve("--served-model-name", "embedder", model=str(embedder)) as embedding,
             running_oaiserve("--served-model-name", "whisper-1", model=str(listener)) as listening,
         ):
