@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from time import process_time_ns
 
 from starlette.applications import Starlette
@@ -20,7 +20,7 @@ from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.plugin_loading import own_plugins, pages_of, routes_of
 from oaiserve.plugins.gateway import page
-from oaiserve.plugins.gateway.basics import front_app, health, version
+from oaiserve.plugins.gateway.basics import front_app, health, running_tasks, version
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.lists import answers_of_all, credentials_in
 from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -68,15 +68,11 @@ def create_gateway(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(watch.run())
-        standing = asyncio.create_task(watch_for_standstills(log, "gateway", runtime.clock_ns, process_time_ns))
+        standstills = watch_for_standstills(log, "gateway", runtime.clock_ns, process_time_ns)
         try:
-            yield
+            async with running_tasks(watch.run(), standstills):
+                yield
         finally:
-            for task in (watching, standing):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
             await gateway.stop()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close, CLOSE_SECONDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -52,6 +54,21 @@ def front_app(
     app.state.bodies = bodies
     app.state.count_refusal_delay = count_refusal_delay
     return app
+
+
+@asynccontextmanager
+async def running_tasks(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run each piece of work in a task, which is cancelled at the end of the block. Raises the error of one that has
+    failed."""
+    tasks = [*map(asyncio.create_task, work)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
 
 async def health(request: Request) -> Response:

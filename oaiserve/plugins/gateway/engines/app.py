@@ -26,7 +26,7 @@ from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import check, keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway.app import CLOSE_SECONDS
-from oaiserve.plugins.gateway.basics import front_app, health
+from oaiserve.plugins.gateway.basics import front_app, health, running_tasks
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import Fleet, log
 from oaiserve.plugins.gateway.engines.metrics import ObservedEngines, is_shown, readers
@@ -124,15 +124,11 @@ def create_engine_gateway(
             ends.callback(in_turns.shutdown, wait=False)
             in_thread = asyncio.get_running_loop().run_in_executor
             ends.push_async_callback(lambda: in_thread(thread, telemetry.close, CLOSE_SECONDS))
-            tasks = [
-                asyncio.create_task(fleet.run()),
-                asyncio.create_task(watch_for_standstills(log, "gateway", clock_ns, process_time_ns)),
-            ]
+            work = [fleet.run(), watch_for_standstills(log, "gateway", clock_ns, process_time_ns)]
             if ring is not None:
                 ends.push_async_callback(ring.close)
-                tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
-            for task in tasks:
-                ends.callback(task.cancel)
+                work.append(ring.stay_fresh(runtime))
+            await ends.enter_async_context(running_tasks(*work))
             await ends.enter_async_context(running(parts, app))
             yield
 

@@ -104,12 +104,8 @@ def readers(engines: Sequence[ForeignEngine]) -> Mapping[Metric, Callable[[], Ma
     """Return the functions that read the engines' own metrics for a page."""
 
     def info() -> dict[LabelValues, Number]:
-        found: dict[LabelValues, Number] = {}
-        for engine in engines:
-            identity = engine.identity
-            for model in identity.models[:1] or ("",):
-                found[engine.name, identity.kind, identity.version, model] = 1
-        return found
+        identities = {engine.name: engine.identity for engine in engines}
+        return {(name, who.kind, who.version, (*who.models, "")[0]): 1 for name, who in identities.items()}
 
     def reported(*fields: str) -> dict[LabelValues, Number]:
         samples = [(engine.name, sample) for engine in engines if (sample := engine.reported.last) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve import errors
@@ -23,14 +22,12 @@ _KINDS = (
     *(errors.BadGateway, errors.BodyTooLarge, errors.Forbidden, errors.NotFound, errors.Overloaded),
     *(errors.RequestTimeout, errors.Unauthorized, errors.Unavailable),
 )
-_ERRORS: MappingProxyType[int, type[APIError]] = MappingProxyType({kind.status: kind for kind in _KINDS})
+_ERRORS: dict[int, type[APIError]] = {kind.status: kind for kind in _KINDS}
 # The reasons of engines, in the words of the record's metrics
-_REASONS = MappingProxyType(
-    {
-        **dict.fromkeys(("stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "tool_use"), "stop"),
-        **dict.fromkeys(("length", "max_tokens"), "length"),
-    }
-)
+_REASONS = {
+    **dict.fromkeys(("stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "tool_use"), "stop"),
+    "max_tokens": "length",
+}
 
 
 class NamedModel(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,7 +22,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.trace import TraceContext
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
-from oaiserve.plugins.gateway.basics import front_app, health, version
+from oaiserve.plugins.gateway.basics import front_app, health, running_tasks, version
 from oaiserve.plugins.gateway.metrics import FrontMetrics
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.plugins.gateway.several import pages as own_pages
@@ -93,20 +92,13 @@ def create_front(
             ends.callback(folder.remove)
             ends.push_async_callback(models.close)
             await ends.enter_async_context(running(in_front, app))
-            tasks = [
-                asyncio.create_task(models.watch()),
-                asyncio.create_task(watch_for_standstills(log, "front", runtime.clock_ns, process_time_ns)),
-            ]
+            work = [models.watch(), watch_for_standstills(log, "front", runtime.clock_ns, process_time_ns)]
             if not options.load_on_demand:
-                tasks.append(asyncio.create_task(models.load_all()))
+                work.append(models.load_all())
             if ring is not None:
-                tasks.append(asyncio.create_task(ring.stay_fresh(runtime)))
-            try:
+                work.append(ring.stay_fresh(runtime))
+            async with running_tasks(*work):
                 yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_sampled(trace: TraceContext) -> bool:
         """Return whether spans of this trace will be exported, which is the same for all models."""
