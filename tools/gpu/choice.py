@@ -22,7 +22,7 @@ from oaiserve.engine.executors.cuda import triton_attention
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
 from oaiserve.engine.start.gpu import trials
-from oaiserve.engine.start.gpu.trials import RUNS, Trials, product_ways
+from oaiserve.engine.start.gpu.trials import FLUSHED_BYTES, RUNS, SLEEP_CYCLES, Trials, product_ways
 from tools.gpu.compiling import NoDevice
 from tools.gpu.fake_device import FAKE, noted_kernels
 from tools.gpu.launches import Variant
@@ -32,6 +32,9 @@ from tools.markdown import as_markdown, number
 L4 = 89
 BYTES_PER_SECOND = 0.3e12
 OPERATIONS_PER_SECOND = 121e12
+CYCLES_PER_SECOND = 0.795e9  # the lowest that its maker publishes
+# Before the runs of a product the device sleeps, and before each one it writes over its caches.
+SECONDS_BETWEEN = SLEEP_CYCLES / CYCLES_PER_SECOND + RUNS * FLUSHED_BYTES / BYTES_PER_SECOND
 TIMES_FLOOR = 6  # On an H100, products in few bits took up to 5.3 times as long as their bytes.
 PLAIN_BYTES = 40  # bytes that plain torch reads and writes to expand a weight, in about ten operations
 SHAPES_8B = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096))  # columns, rows
@@ -61,7 +64,8 @@ class Clock:
         x, matrix, _, way = run.args
         floor = floor_seconds(x, matrix, way)
         self.launches += RUNS + 2
-        self.seconds += (RUNS + 2) * TIMES_FLOOR * floor + PLAIN_BYTES * weights_of(matrix) / BYTES_PER_SECOND
+        self.seconds += (RUNS + 2) * TIMES_FLOOR * floor + SECONDS_BETWEEN
+        self.seconds += PLAIN_BYTES * weights_of(matrix) / BYTES_PER_SECOND
         return floor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from types import MappingProxyType
 
 import torch
@@ -27,6 +28,10 @@ Seconds = Callable[[Callable[[], object]], float]
 Tried = Mapping[tuple[int, ...], tuple[MatrixTiles, ...]]
 
 RUNS = 5  # The fastest one counts.
+FLUSHED_BYTES = 256 << 20  # more than the caches of any card
+# The device sleeps for a millisecond or two while the host launches all runs. Otherwise a small product would take as
+# long as its launch, which a CUDA graph does not have.
+SLEEP_CYCLES = 2_000_000
 STATE_ROWS = 2048  # the tokens of a prompt that layers with a state walk through
 # All ways multiply the same floats as plain torch. They differ in the last rounding, and in how precisely tensor cores
 # add.
@@ -59,17 +64,20 @@ class Wrong(Exception):
 
 
 def seconds_on_device(run: Callable[[], object]) -> float:
-    """Return the seconds that the device takes for a run that has been compiled."""
+    """Return the seconds that the device takes for a run that has been compiled, with nothing of it in its caches, as
+    in a step."""
     run()
-    best = float("inf")
-    for _ in range(RUNS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    others = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(RUNS)]
+    torch.cuda._sleep(SLEEP_CYCLES)
+    for begin, end in events:
+        others.zero_()
         begin.record()
         run()
         end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3)
-    return best
+    torch.cuda.synchronize()
+    milliseconds: list[float] = [begin.elapsed_time(end) for begin, end in events]
+    return min(milliseconds) / 1e3
 
 
 @torch.inference_mode()
@@ -190,12 +198,7 @@ def plain_product_of_experts(x: Tensor, matrices: ExpertMatrices, *_: object) ->
 
 def least_rows(times: Mapping[int, float], others: Mapping[int, float]) -> int | None:
     """Return from how many rows on the times are less than the others, or None."""
-    least = None
-    for rows in sorted(times, reverse=True):
-        if times[rows] >= others[rows]:
-            break
-        least = rows
-    return least
+    return min(takewhile(lambda rows: times[rows] < others[rows], sorted(times, reverse=True)), default=None)
 
 
 @torch.inference_mode()

@@ -1,8 +1,10 @@
 """What torch computes in place of kernels is used only if it is right here, and faster. The device is a CPU."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from oaiserve.engine.executors.cuda import chunked_states
 from oaiserve.engine.start.gpu import trials
@@ -46,3 +48,29 @@ def test_a_model_without_recurrences_has_none_to_use(family: str) -> None:
 def test_an_error_is_a_reason() -> None:
     assert trials.reason(RuntimeError("no kernel image is available")) == "RuntimeError: no kernel image is available"
     assert trials.reason(trials.Wrong("states would differ by 2.0%")) == "states would differ by 2.0%"
+
+
+def test_the_device_is_timed_with_all_runs_in_its_queue_and_nothing_in_its_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    milliseconds = iter([5.0, 3.0, 4.0, 9.0, 6.0])
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: object) -> float:
+            assert log[-1] == "waits"
+            return next(milliseconds)
+
+    flushed = SimpleNamespace(zero_=lambda: log.append("flush"))
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: flushed)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("waits"))
+    assert trials.seconds_on_device(lambda: log.append("run")) == 3e-3
+    assert log == ["run", "sleep", *["flush", "event", "run", "event"] * trials.RUNS, "waits"]
