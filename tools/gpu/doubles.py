@@ -15,8 +15,9 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.start.described import Described
-from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
+from oaiserve.engine.start.gpu.memory import sizes_of
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
+from oaiserve.engine.start.ways.gpu import Ready
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.executors.cuda.step_runs import Model, run_again
 from tests.engine.start.gpu.ready import ready_model

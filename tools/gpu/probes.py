@@ -178,7 +178,7 @@ def check(target: Target, name: str) -> dict[str, Any]:
     options = case.engine_options(str(dtype).removeprefix("torch."))
     config = case.config(is_small=name not in CASES)
     model = with_options(described_on(config, target.device, dtype=dtype, packing=case.packing), options)
-    compare = difference_on_cpu if on_cpu else first_difference
+    compare = difference_on_cpu if on_cpu else difference_on_gpu
     problem = _problem(compare, model, options)
     if not problem:
         return {"problem": NO_NUMBERS} if target.is_dry else {"equal": True}
@@ -197,6 +197,10 @@ def _problem(
         return {} if problem is None else {"problem": problem}
     except Exception as error:
         return {"problem": named(error), "log": traceback.format_exc().splitlines()[-LAST_LINES:]}
+
+
+def difference_on_gpu(model: Described, options: EngineOptions) -> str | None:
+    return first_difference(model, options, by_options(options))
 
 
 def difference_on_cpu(model: Described, options: EngineOptions) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.executor import CudaExecutor
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
@@ -25,26 +25,22 @@ from oaiserve.engine.sequences.draw_columns import GREEDY
 from oaiserve.engine.sequences.draw_rows import draw_row
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import Difference, difference, tolerance
-from oaiserve.engine.start.gpu.graph_capture import Ready
+from oaiserve.engine.start.ways.gpu import Ready, executor_of
 
 # The lengths of the sequences that are compared. Several programs read the keys of the last one.
 LENGTHS = (9, 40, 17, 600)
 CHUNK_TOKENS = 5  # tokens of the last sequence in a mixed step, in which the others decode
 # The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
-# Penalties that devices apply, by sequence. They are negative, or factors far below 1: without them, other tokens are
-# drawn.
-_PENALTIES: Mapping[int, Mapping[str, Any]] = {
-    1: {"frequency_penalty": -20.0, "presence_penalty": -20.0},
-    2: {"repetition_penalty": 0.01},
-}
-# By sequence: how tokens are drawn, and the numbers of adapters.
+# By sequence: how tokens are drawn, and the numbers of adapters. Penalties are negative, or factors far below 1: other
+# tokens are drawn without them.
 _PARAMS = (
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=0.0, frequency_penalty=-20.0, presence_penalty=-20.0),
+    SamplingParams(temperature=1.0, min_p=0.05, repetition_penalty=0.01),
     SamplingParams(temperature=3.0, top_p=0.9),  # The distribution is so flat that most ids are candidates.
 )
+_NO_PENALTIES: dict[str, Any] = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 _ADAPTERS = (1, 0, 2, 1)
 _ADAPTER_RANKS = {1: 3, 2: 20}
 _PADDING = 32  # tokens that the graph of a small step has besides those of the step, at most
@@ -68,7 +64,10 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     for with_adapters in (False, True) if has_adapters else (False,):
         for name, before, step in _steps(own, with_adapters=with_adapters):
             expected = _launched(plain, before, step)[0].clone()
-            limit = _limit(own.spec, kernels.ways, before, step)
+            # Rounding moves outputs more if numbers of 8 bits are in their sums, or were in those of the step before.
+            most_tokens = max(before.num_tokens, step.num_tokens) + _PADDING
+            in_float8 = own.spec.has_float8_cache or kernels.ways.rounds(most_tokens)
+            limit = tolerance(own.spec.dtype, in_float8=in_float8)
             for way, runner in runners.items():
                 if graphs is not None:  # A replay that computes nothing must not leave the right logits.
                     graphs.logits.zero_()
@@ -86,9 +85,8 @@ def notices_infinite(sampling: ModuleType, spec: ModelSpec) -> bool:
 
 
 def _plain_runner(own: Ready, ways: ProductWays) -> ModelRunner:
-    assert isinstance(own.weights, CudaWeights)
-    sizes = {"num_blocks": own.num_blocks, "block_size": own.options.block_size}
-    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=Kernels(ways=ways))
+    kernels = Kernels(ways=ways)
+    executor = executor_of(own.weights, own.spec, own.num_blocks, options=own.options, kernels=kernels)
     states = States.of(own.spec, own.num_states + 1)
     return ModelRunner(executor, own.spec.device, own.options.block_size, states=states)
 
@@ -100,14 +98,6 @@ def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tens
     launched = runner.launch(step)
     ((_, sampling),) = launched.samplings
     return launched.logits, sampling.wait().token_ids
-
-
-def _limit(spec: ModelSpec, ways: ProductWays, before: Step, step: Step) -> float:
-    """Return by how much rounding may move outputs of a step: more if numbers of 8 bits are in its sums, or were in
-    those of the step before."""
-    most_tokens = max(before.num_tokens, step.num_tokens)
-    in_float8 = spec.has_float8_cache or ways.rounds(most_tokens + _PADDING)
-    return tolerance(spec.dtype, in_float8=in_float8)
 
 
 def _problem(
@@ -133,7 +123,7 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
         most = min(most, own.states.last)
     lengths = [_possible(length, own) for length in LENGTHS[:most]]
     has_counts = own.counts is not None
-    params = [replace(one, **_PENALTIES.get(place, {}) if has_counts else {}) for place, one in enumerate(_PARAMS)]
+    params = [one if has_counts else replace(one, **_NO_PENALTIES) for one in _PARAMS]
     prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size, params, device_counts=has_counts)
     sequences = [chunk.sequence for chunk in prompts.chunks]
     for place, sequence in enumerate(sequences):

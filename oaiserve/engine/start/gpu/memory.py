@@ -1,5 +1,5 @@
-"""Sizes the KV cache of a model on a GPU: its blocks and states from the memory that the largest step leaves, and its
-scales in FP8."""
+"""Sizes the KV cache of a model on a GPU: its blocks and states from the memory that the largest step and CUDA graphs
+leave, and its scales in FP8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.cuda.packed import FLOAT8_CAPABILITY, takes_float8
+from oaiserve.engine.executors.cuda.step_sizes import Size, step_sizes
+from oaiserve.engine.executors.cuda.token_counts import num_count_bytes
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
@@ -34,6 +35,11 @@ SCALED_TOKENS = 64  # length of the rehearsal that determines the scales
 # Keys of other texts may be larger than those of the rehearsal, up to this factor. Even larger ones are cut off. Small
 # floats have as many digits as large ones, so the room costs nothing down to 2^-15 of the largest.
 ROOM = 4
+# These estimate the memory of graphs. All graphs share one pool, whose size follows from the largest graph.
+LAYER_BYTES = 64 << 10  # memory of the driver for the launches of one layer, in each forward
+POOL_BYTES = 128 << 20  # hidden states of the largest graph, parts of prompts, cuBLAS's workspace, and fragmentation
+WIDE_TENSORS = 4  # tensors of a layer that exist at once, each counted as wide as the widest
+DRAW_BYTES = 12  # bytes for each logit: its weight, and a candidate's weight and id for top_k and top_p
 
 
 class MemoryReading(NamedTuple):
@@ -113,6 +119,32 @@ def gpu_sizes(
     return num_blocks, most_states
 
 
+def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int, largest_packed: int = 0) -> int:
+    """Return an estimate of all device memory that graphs will take.
+
+    `widest` is the most rows or columns of a layer's matrix, and `largest_packed` the most weights of a matrix in
+    blocks, which a product with many rows unpacks.
+    """
+    sizes = sizes_of(spec, options)
+    most_rows = max(size.num_sequences for size in sizes)
+    logit_bytes = 2 * spec.dtype.itemsize + DRAW_BYTES  # the model's output and its stored copy
+    # A layer's states are gathered, and written back.
+    state_bytes = WIDE_TENSORS * max((layer.num_bytes for layer in spec.state_shapes.values()), default=0)
+    table_bytes = -(-spec.max_model_len // options.block_size) * 8
+    row_bytes = spec.vocab_size * logit_bytes + num_count_bytes(spec.vocab_size) + table_bytes + state_bytes
+    num_layers = len(spec.kv_shapes | spec.state_shapes)
+    launch_bytes = (1 + options.has_adapters) * len(sizes) * num_layers * LAYER_BYTES
+    token_bytes = widest * spec.dtype.itemsize * WIDE_TENSORS
+    unpacked_bytes = largest_packed * spec.dtype.itemsize
+    return most_rows * row_bytes + launch_bytes + sizes[-1].num_tokens * token_bytes + unpacked_bytes + POOL_BYTES
+
+
+def sizes_of(spec: ModelSpec, options: EngineOptions) -> list[Size]:
+    """Return the sizes of a model's captured steps."""
+    has_states = bool(spec.state_shapes)
+    return step_sizes(options.max_running, options.step_tokens(GPU_STEP_TOKENS), has_states=has_states)
+
+
 @torch.inference_mode()
 def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int) -> ModelSpec:
     """Return the model with a scale for the keys and one for the values of each layer. They are powers of two, such
@@ -128,18 +160,6 @@ def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int)
             for layer, cache in executor.caches.items()
         }
     )
-
-
-def refuse_unless_float8(device: torch.device, setting: str, other: str) -> None:
-    """Raise StartupError for a setting on a GPU that cannot compute with floats of eight bits. `other` is another value
-    of its flag, and what that does."""
-    if not takes_float8(device):
-        needed = ".".join(map(str, FLOAT8_CAPABILITY))
-        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        raise StartupError(
-            f"{setting} needs a GPU of compute capability {needed} or more (Ada, Hopper or newer); this one has "
-            f"{capability}. {setting.split()[0]} {other}."
-        )
 
 
 def scale_for(largest: float) -> float:

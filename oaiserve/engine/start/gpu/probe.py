@@ -32,11 +32,10 @@ from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import DECLINED, FOUND, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import Probed, Verdict, by_options
+from oaiserve.engine.start.gpu.features import Probed, Verdict
 from oaiserve.engine.start.gpu.fitting import fitting
-from oaiserve.engine.start.gpu.graph_capture import captured
 from oaiserve.engine.start.gpu.trials import product_ways, reason, state_chunks
-from oaiserve.engine.start.ways.gpu import Placed, place, ready, warm_up
+from oaiserve.engine.start.ways.gpu import Placed, captured, place, ready, warm_up
 from oaiserve.errors import StartupError
 from oaiserve.runtime import THREADS
 
@@ -84,26 +83,17 @@ def first_layers(model: Described) -> Described:
     return model._replace(spec=spec, decoder=replace(decoder, layers=layers))
 
 
-def probe(order: Order, report: Callable[[Probed], object]) -> str | None:
-    """Describe a model by its files, and return its first difference from plain torch, if there is any. The features
-    and ways of its start are reported before.
-
-    Raises NotKnown and StartupError for a model that cannot be started.
-    """
-    model = describe_model(find_model(order.model), order.options, device=select_device(order.device))
-    return first_difference(model, order.options, order.verdict, report)
-
-
 def first_difference(
     model: Described,
     options: EngineOptions,
-    verdict: Verdict | None = None,
+    verdict: Verdict,
     report: Callable[[Probed], object] = lambda found: None,
 ) -> str | None:
     """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
 
     Return the first difference from plain torch, if there is any. The features and ways of the start are reported
-    before. Those are not tried that a verdict has off.
+    before. Those are not tried that a verdict has off. Raises NotKnown and StartupError for a model that cannot be
+    started.
     """
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
@@ -118,7 +108,7 @@ def first_difference(
         warm_up(own.new_runner(graphs=graphs))
         return problem
 
-    return fitting(Probed(by_options(options) if verdict is None else verdict), compared)[0]
+    return fitting(Probed(verdict), compared)[0]
 
 
 def tried(found: Probed, model: Placed, layers: list[Layer]) -> Probed:
@@ -147,10 +137,11 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # All output goes to the log.
     # The server ends a probe earlier, unless the server has ended.
     faulthandler.dump_traceback_later(LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
-    order = pickle.load(sys.stdin.buffer)
+    order: Order = pickle.load(sys.stdin.buffer)
     code = 1
     try:
-        problem = probe(order, _write)
+        model = describe_model(find_model(order.model), order.options, device=select_device(order.device))
+        problem = first_difference(model, order.options, order.verdict, _write)
         code = 0 if problem is None else 1
     except (NotKnown, StartupError) as error:
         problem = str(error)

@@ -14,29 +14,19 @@ from oaiserve.storage import private
 
 log = logging.getLogger(__name__)
 
-# What reading raises, for a file that is missing, spoiled, of another version or of another user.
-UNREADABLE = (OSError, RecursionError, ValueError, private.NotPrivate)
-
 
 def folder() -> Path:
     return private.cache_folder() / "probed-gpus"
 
 
 def recall(path: Path) -> Probed | None:
-    """Read what a probe found. Return None if it is missing or broken."""
+    """Return the result of a probe, or None if it is missing, spoiled, of another version or of another user."""
     try:
-        found = _read(path)
-    except FileNotFoundError:
-        return None
-    except UNREADABLE as error:
-        log.warning("The GPU is probed again, because what an earlier probe found cannot be used: %s", error)
+        found = msgspec.json.decode(private.read_file(private.verified(path.parent) / path.name), type=Probed)
+    except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
+        log.debug("No earlier probe of the GPU counts: %s", error)
         return None
     return found if found.verdict.keys() == FEATURES.keys() else None
-
-
-def _read(path: Path) -> Probed:
-    """Read a file. Raises one of UNREADABLE."""
-    return msgspec.json.decode(private.read_file(private.verified(path.parent) / path.name), type=Probed)
 
 
 def remember(path: Path, found: Probed) -> None:
@@ -52,6 +42,5 @@ def remember(path: Path, found: Probed) -> None:
 def all_found() -> Iterator[Probed]:
     """Yield what the starts of this user have found, newest first."""
     with suppress(OSError):
-        for path in sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
-            with suppress(*UNREADABLE):
-                yield _read(path)
+        paths = sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        yield from filter(None, map(recall, paths))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
@@ -41,8 +41,8 @@ class Usable:
     def __init__(self, request: StartRequest, spec: ModelSpec) -> None:
         """Read what an earlier start found, or probe the GPU."""
         self._device = spec.device
-        name = hashlib.sha256("\n".join(map(str, _about(request, spec))).encode()).hexdigest()[:16]
-        self._path = folder() / name
+        about = "\n".join(map(str, _about(request, spec)))
+        self._path = folder() / hashlib.sha256(about.encode()).hexdigest()[:16]
         self.found = self._decide(request)
 
     def _decide(self, request: StartRequest) -> Probed:
@@ -110,21 +110,16 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
     return path, content_of(path), *sizes, *ways, *of_device, *versions
 
 
-def content_of(model: Path) -> str:
-    """Return what tells other weights at the same path: a file's size and time of its last change, or those of all
-    files in a folder, as a hash. Return an empty text if they can't be read."""
-    try:
-        files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
-        stats = [(file.name, file.stat()) for file in files]
-    except OSError:
-        return ""
-    content = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join(content).encode()).hexdigest()
+def content_of(model: Path) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of the last change of a file, or of each file in a folder, which differ for other
+    weights at the same path."""
+    files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
+    stats = ((file.name, file.stat()) for file in files)
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in stats]
 
 
 def driver_version() -> str:
-    """Return a line with the version of NVIDIA's driver, or an empty one if the system has none."""
-    try:
-        return _DRIVER.read_text().partition("\n")[0]
-    except OSError:
-        return ""
+    """Return the version of NVIDIA's driver, or an empty text if the system has none."""
+    with suppress(OSError):
+        return _DRIVER.read_text()
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.chunked_states import in_chunks
-from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
+from oaiserve.engine.executors.cuda.cuda_capture import Capture, CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.packed import FLOAT8_CAPABILITY, takes_float8
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -32,13 +34,15 @@ from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import Probed, warn
 from oaiserve.engine.start.gpu.fitting import fields_off, part_of
-from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes
-from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, with_measured_scales
+from oaiserve.engine.start.gpu.memory import gpu_sizes, graph_memory_bytes, sizes_of, with_measured_scales
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
+from oaiserve.runtime import THREADS
+
+log = logging.getLogger(__name__)
 
 
 class OnGpu:
@@ -79,6 +83,23 @@ class Placed(NamedTuple):
     adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
 
 
+class Ready(NamedTuple):
+    """A model on a GPU whose steps can run, and be captured if it has kernels."""
+
+    spec: ModelSpec
+    options: EngineOptions
+    adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
+    weights: CudaWeights | Decoder
+    executor: CudaExecutor | ReferenceExecutor
+    tables: BlockTables
+    counts: DeviceCounts | None  # None without kernels
+    num_blocks: int
+    longest: int  # tokens that a request may have
+    num_states: int  # sequences that can keep a state; 0 if no layer keeps one
+    states: States | None
+    new_runner: Callable[..., ModelRunner]  # runs steps by these parts, and by `graphs` if there are any
+
+
 def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> None:
     """Raise StartupError for options that the model or the device cannot obey, and NotKnown for what has no kernels."""
     refuse_unless_possible(model.spec, options, model.decoder.adaptable())
@@ -88,6 +109,18 @@ def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> No
         refuse_unless_float8(model.spec.device, "--quantize fp8", "none keeps weights in 16 bits")
     if options.compile:
         refuse_without_kernels(model.decoder)
+
+
+def refuse_unless_float8(device: torch.device, setting: str, other: str) -> None:
+    """Raise StartupError for a setting on a GPU that cannot compute with floats of eight bits. `other` is another value
+    of its flag, and what that does."""
+    if not takes_float8(device):
+        needed = ".".join(map(str, FLOAT8_CAPABILITY))
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        raise StartupError(
+            f"{setting} needs a GPU of compute capability {needed} or more (Ada, Hopper or newer); this one has "
+            f"{capability}. {setting.split()[0]} {other}."
+        )
 
 
 def place(model: Described, options: EngineOptions, name: str) -> Placed:
@@ -180,6 +213,34 @@ def ready(model: Placed, options: EngineOptions, found: Probed, *, is_probe: boo
     new_runner = partial(new_runner, executor, tables=tables, counts=counts, states=states)
     sizes = num_blocks, longest, num_states
     return Ready(spec, options, adaptable, weights, executor, tables, counts, *sizes, states, new_runner)
+
+
+def captured(own: Ready, capture: Capture) -> StepGraphs:
+    """Capture the steps of a model with kernels. Raises the error of one that cannot be captured."""
+    assert isinstance(own.executor, CudaExecutor)
+    kernels = own.executor.kernels
+    assert kernels.sampling is not None
+    began_ns = THREADS.clock_ns()
+    torch.cuda.empty_cache()
+    free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
+    graphs = StepGraphs(
+        own.executor.forward,
+        kernels.sampling,
+        capture,
+        own.spec,
+        own.tables,
+        sizes=sizes_of(own.spec, own.options),
+        block_size=own.options.block_size,
+        states=own.states,
+        adapters=kernels.adapters,
+        counts=own.counts,
+    )
+    torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
+    left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
+    seconds = (THREADS.clock_ns() - began_ns) / 1e9
+    gib = (free_bytes - left_bytes) / 2**30
+    log.debug("Captured %d CUDA graphs in %.1f s, %.2f GiB", graphs.num_captured, seconds, gib)
+    return graphs
 
 
 def kernels_for(

@@ -17,7 +17,7 @@ from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.scheduling.progress import planned_draw
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
-from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
+from oaiserve.engine.start.gpu.memory import graph_memory_bytes
 from oaiserve.engine.types.media import PromptMedia
 from tests.engine.executors.cuda.step_runs import GraphRunner, Model, check_replayed, model_of, plain_runner
 from tests.engine.executors.native.small_models import FAMILIES

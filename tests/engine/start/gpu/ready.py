@@ -12,7 +12,7 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
-from oaiserve.engine.start.gpu.graph_capture import Ready
+from oaiserve.engine.start.ways.gpu import Ready
 from tests.engine.executors.cuda.step_runs import Model, PlainSampler, padded_attention, padded_latent_attention
 from tests.engine.model.steps import CPU
 

@@ -25,8 +25,9 @@ from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
+from oaiserve.engine.start.gpu.memory import sizes_of
 from oaiserve.engine.start.gpu.probe import first_layers
+from oaiserve.engine.start.ways.gpu import Ready
 from tests.engine.executors.cuda.step_runs import Model, PlainSampler, model_of, run_again
 from tests.engine.start.gpu.ready import BLOCK_SIZE, ready_model
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER

@@ -14,7 +14,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
-from oaiserve.engine.start.gpu.graph_capture import captured
+from oaiserve.engine.start.ways.gpu import captured
 from tests.engine.executors.cuda.step_runs import Model, model_of
 from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import LLAMA_OF_ONE_LAYER

@@ -207,7 +207,8 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def run(order: Order, *_: Any) -> tuple[int, str, Probed | None]:
         founds: list[Probed] = []
         try:
-            problem = probe.probe(order, founds.append)
+            model = probe.describe_model(find_model(order.model), order.options, torch.device("cpu"))
+            problem = probe.first_difference(model, order.options, order.verdict, founds.append)
         except RuntimeError as error:
             problem = str(error)
         return int(bool(problem)), problem or "", founds[-1] if founds else None
