@@ -1,19 +1,26 @@
 """The streams of Ollama and SGLang, as their sources write them: every byte passes, and all that they tell is read.
 
 Ollama: api/types.go. SGLang: srt/entrypoints/openai/protocol.py, with --enable-cache-report, and its own /generate.
+MIXED_ANSWERS=500 tries as many mixed answers of each as `python -m tools.engines` sends to real engines.
 """
 
 import json
+import os
+import random
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 
+from oaiserve.plugins.gateway.engines.reading import EVENT_STREAM, JSON, LINES
 from tests.plugins.gateway.engines.doubles import (
     ASK,
     CHAT,
     DONE,
     OLLAMA,
     SGLANG,
+    Part,
     RawEngine,
     before,
     body_of,
@@ -23,6 +30,8 @@ from tests.plugins.gateway.engines.doubles import (
 )
 from tests.world.serving import Place
 
+MIXED = int(os.environ.get("MIXED_ANSWERS", "50"))  # answers of each engine, a multiple of LISTED
+LISTED = 25  # accounts to check at a time
 AT = {"model": "llama3.2", "created_at": "2023-08-04T08:52:19.385406455-07:00"}
 OLLAMA_END = {
     **AT,
@@ -154,3 +163,66 @@ def test_an_anthropic_stream_is_read(place: Place) -> None:
     assert got.content == body_of(answer)
     assert (account["prompt_tokens"], account["cached_tokens"], account["completion_tokens"]) == (25, 20, 9)
     assert (account["response_id"], account["finish_reasons"]) == ("msg_1", ["end_turn"])
+
+
+def ollama_answer(rng: random.Random, number: int) -> tuple[str, bytes, bytes, int | None]:
+    """Return the path, content type and bytes of an answer of Ollama, and the tokens of its prompt."""
+    kind = rng.randrange(5)
+    end = OLLAMA_END | {"prompt_eval_count": number}
+    texts = [rng.choice(("The", " sky", "\u00e9\U0001f600", "\n\n", '"{', "")) for _ in range(rng.randrange(1, 9))]
+    if kind == 0:
+        return "/api/chat", JSON, json.dumps(end | {"message": {"content": "".join(texts)}}).encode(), number
+    if kind == 1:
+        return "/api/chat", JSON, b'{"error":"model requires more system memory"}', None
+    if kind == 2:
+        parts = [{"response": text} for text in texts]
+        return "/api/generate", LINES, b"".join(line(AT | part | {"done": False}) for part in parts) + line(end), number
+    name = rng.choice(("content", "thinking"))
+    parts = [{"message": {"role": "assistant", name: text}} for text in texts]
+    last = line(end | {"message": {"role": "assistant", "content": ""}})
+    return "/api/chat", LINES, b"".join(line(AT | part | {"done": False}) for part in parts) + last, number
+
+
+def sglang_answer(rng: random.Random, number: int) -> tuple[str, bytes, bytes, int | None]:
+    """Return the same of SGLang."""
+    kind = rng.randrange(5)
+    texts = [rng.choice(("The", " sky", "\u00e9\U0001f600", "\n\n", '"{', "")) for _ in range(rng.randrange(1, 9))]
+    usage = {"prompt_tokens": number, "completion_tokens": len(texts), "prompt_tokens_details": None}
+    if kind == 0:
+        return CHAT, JSON, json.dumps({"id": "a", "choices": [], "usage": usage}).encode(), number
+    if kind == 1:
+        return CHAT, JSON, b'{"object":"error","message":"too long","type":"BadRequestError","code":400}', None
+    if kind == 2:
+        events = [event({"text": text, "meta_info": usage}) for text in accumulate(texts)]
+        return "/generate", EVENT_STREAM, b"".join(events) + DONE, number
+    name = rng.choice(("content", "reasoning_content"))
+    choices = [{"index": 0, "delta": {name: text}, "finish_reason": None} for text in texts]
+    more = {"usage": usage} if rng.random() < 0.5 else {}  # with `continuous_usage_stats`
+    events = [event({"id": "a", "choices": [choice]} | more) for choice in choices]
+    return CHAT, EVENT_STREAM, b"".join(events) + event({"id": "a", "choices": [], "usage": usage}) + DONE, number
+
+
+@pytest.mark.parametrize(
+    ("engine_answers", "answer_of"), [(OLLAMA, ollama_answer), (SGLANG, sglang_answer)], ids=["ollama", "sglang"]
+)
+def test_mixed_answers_pass_in_any_parts(
+    place: Place, engine_answers: dict[str, list[Part]], answer_of: Callable[[random.Random, int], Any]
+) -> None:
+    engine = RawEngine(place, dict(engine_answers))
+    rng = random.Random(11)
+    told: dict[str, int | None] = {}
+    with before(place, engine) as front:
+        for number in range(MIXED):
+            path, kind, content, told[f"mixed-{number}"] = answer_of(rng, number + 1)
+            cuts = sorted({0, len(content), *(rng.randrange(len(content)) for _ in range(rng.randrange(6)))})
+            parts: list[Part] = [content[start:end] for start, end in pairwise(cuts)]
+            parts.insert(rng.randrange(len(parts) + 1), rng.choice((0.0, 0.01)))
+            engine.answers[path] = stream(*parts, kind=kind)
+            got = front.http.post(path, json=ASK, headers={"x-request-id": f"mixed-{number}"})
+            assert got.content == content
+            if number % LISTED == LISTED - 1:
+                accounts = {one["request_id"]: one for one in front.listed()[:LISTED]}
+                for request_id, account in accounts.items():
+                    assert sum(phase["duration_ns"] for phase in account["phases"]) == account["duration_ns"]
+                    assert account["prompt_tokens"] == (told.pop(request_id) or 0), request_id
+    assert not told
