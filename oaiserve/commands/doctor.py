@@ -213,7 +213,7 @@ def products(found: Probed) -> Finding:
     """Report how long products took in each way when a start measured them, and which it chose."""
     times = []
     for way, seconds in found.seconds.items():
-        listed = ", ".join(f"{taken * 1e6:,.0f} µs with {rows} rows" for rows, taken in seconds.items())
+        listed = ", ".join(f"{taken * 1e6:,.0f} µs with {rows} rows" for rows, taken in sorted(seconds.items()))
         times.append(f"{way}, they take {listed}")
     ways = found.ways
     unpacked = "never" if ways.unpacked_from is None else f"from {ways.unpacked_from} rows on"

@@ -73,9 +73,11 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(step, limit, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
-    if kernels.sampling is None:  # The host draws, and notices them.
+    if kernels.sampling is None or notices_infinite(
+        kernels.sampling, own.spec
+    ):  # The host notices them where it draws.
         return None
-    return None if notices_infinite(kernels.sampling, own.spec) else "logits that are not finite would not be noticed"
+    return "logits that are not finite would not be noticed"
 
 
 def notices_infinite(sampling: ModuleType, spec: ModelSpec) -> bool:
@@ -118,9 +120,7 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
     """Yield steps: what they are, the step before them, and they."""
     spec = own.spec
     block_size = own.options.block_size
-    most = len(LENGTHS)
-    if own.states is not None:
-        most = min(most, own.states.last)
+    most = None if own.states is None else own.states.last
     lengths = [_possible(length, own) for length in LENGTHS[:most]]
     has_counts = own.counts is not None
     params = [one if has_counts else replace(one, **_NO_PENALTIES) for one in _PARAMS]
@@ -130,8 +130,8 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
         sequence.state = place
         sequence.adapter = _ADAPTERS[place] * with_adapters
     yield "a decode", Step(prompts.chunks[:1]), Step(decodes.chunks[:1])
-    yield f"{most} decodes", prompts, decodes
-    yield f"{most} prompts", Step(), Step([Chunk(sequence, 0, sequence.num_tokens) for sequence in sequences])
+    yield f"{len(lengths)} decodes", prompts, decodes
+    yield f"{len(lengths)} prompts", Step(), Step([Chunk(sequence, 0, sequence.num_tokens) for sequence in sequences])
     *before, last = decodes.chunks
     start = max(0, last.end - CHUNK_TOKENS)
     yield "decodes beside a prompt", prompts, Step([*before, Chunk(last.sequence, start, last.end - start)])

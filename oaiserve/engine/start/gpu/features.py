@@ -34,8 +34,8 @@ class Probed(Struct, frozen=True):
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED
-    # Seconds of one product with a matrix of each shape, by the way, and by the number of rows as text.
-    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Seconds of one product with a matrix of each shape, by the way and the number of rows
+    seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     trial_seconds: float = 0.0  # how long it took to choose ways and features, with the kernels that were compiled
     about: str = ""  # the model and the device, as people call them
     unfit: dict[str, str] = field(default_factory=dict)  # Why kernels of PARTS are off, by the name of their part.

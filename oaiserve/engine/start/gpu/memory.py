@@ -109,13 +109,8 @@ def gpu_sizes(
     least_tokens = min(max_step_tokens, spec.max_model_len)
     num_blocks = kv_blocks(spec, options, spec.max_model_len, use, least_tokens, state_bytes=use.states)
     kv_bytes = num_blocks * options.block_size * spec.kv_bytes_per_token
-    log.debug(
-        "Memory of %s: %s; the KV cache gets %s, and %s are left",
-        spec.device,
-        use,
-        gib(kv_bytes),
-        gib(use.left - kv_bytes),
-    )
+    left = gib(use.left - kv_bytes)
+    log.debug("Memory of %s: %s; the KV cache gets %s, and %s are left", spec.device, use, gib(kv_bytes), left)
     return num_blocks, most_states
 
 

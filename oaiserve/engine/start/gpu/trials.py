@@ -117,7 +117,7 @@ class Trials:
     def __init__(self, weights: CudaWeights, seconds: Seconds) -> None:
         from oaiserve.engine.executors.cuda import triton_products  # The import needs Triton.
 
-        self.table: dict[str, dict[str, float]] = {}  # as `Probed.seconds`
+        self.table: dict[str, dict[int, float]] = {}  # as `Probed.seconds`
         self._weights = weights
         self._seconds = seconds
         self._kernels = triton_products
@@ -153,10 +153,9 @@ class Trials:
                 times[name] = {rows: self._tried(way, matrices, rows) for rows in all_rows}
             except Exception as error:
                 errors.append(error)
-            else:
-                self.table[name] = {str(rows): times[name][rows] for rows in sorted(all_rows)}
         if not times:
             raise errors[0]
+        self.table |= times
         fastest = min(times, key=lambda name: times[name][all_rows[0]])
         return candidates[fastest], times[fastest]
 

@@ -125,11 +125,11 @@ def test_products_in_fp8_begin_where_they_are_faster_than_the_best_other_way(
 def test_the_table_has_the_time_of_each_way_that_could_be_taken(weights: CudaWeights) -> None:
     number = len({one.shape for one in weights.packed})
     assert product_ways(weights, clock(unpacked=10.0, rounded=2.0, fast=3.0)).seconds == {
-        f"in {WIDE}": {"1": number, "16": 16 * number},
-        f"in {LARGE}": {"66": 66 * number},
-        "unpacked": {"1": 10 * number, "16": 10 * number, "66": 10 * number},
-        "in FP8": {"1": 2 * number, "16": 2 * number, "66": 2 * number},
-        "in FP8, added fast": {"1": 3 * number, "16": 3 * number, "66": 3 * number},
+        f"in {WIDE}": {1: number, 16: 16 * number},
+        f"in {LARGE}": {66: 66 * number},
+        "unpacked": {1: 10 * number, 16: 10 * number, 66: 10 * number},
+        "in FP8": {1: 2 * number, 16: 2 * number, 66: 2 * number},
+        "in FP8, added fast": {1: 3 * number, 16: 3 * number, 66: 3 * number},
     }
 
 
@@ -190,8 +190,8 @@ def test_the_fastest_tiles_are_taken_for_each_number_of_rows(
     assert [found.ways.tiles_for(rows) for rows in (1, 16, 17, 64, 2048)] == [fastest, fastest, LARGE, LARGE, LARGE]
     number = len({one.shape for one in weights.packed})
     of_small = found.seconds["in tiles of 16 by 32 with 4 warps, 2 stages, 4 programs per multiprocessor"]
-    assert of_small == {"1": pytest.approx(number * small)}
-    assert found.seconds[f"in {LARGE}"].keys() == {"66"}
+    assert of_small == {1: pytest.approx(number * small)}
+    assert found.seconds[f"in {LARGE}"].keys() == {66}
 
 
 class ForTiles:
@@ -264,10 +264,10 @@ def test_the_fastest_tiles_that_are_right_are_taken_for_experts(
     num_experts = len(mixture.packed[0].codes)
     assert noted.rows == {num_experts, 33 * num_experts}
     number = len({one.shape for one in mixture.packed})
-    of_small = {f"of experts in {SMALL}": {"1": pytest.approx(number * small)}}
+    of_small = {f"of experts in {SMALL}": {1: pytest.approx(number * small)}}
     assert found.seconds == ({} if is_wrong else of_small) | {
-        f"of experts in {WIDE}": {"1": pytest.approx(number * 0.2)},
-        f"of experts in {triton_products.LARGEST_OF_EXPERTS}": {"33": pytest.approx(number * 0.4)},
+        f"of experts in {WIDE}": {1: pytest.approx(number * 0.2)},
+        f"of experts in {triton_products.LARGEST_OF_EXPERTS}": {33: pytest.approx(number * 0.4)},
     }
     assert triton_products.planned(torch.tensor([[0, 2], [1, 2]]), num_experts, found.ways).tiles == few
 

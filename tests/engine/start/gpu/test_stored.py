@@ -11,7 +11,7 @@ from oaiserve.engine.start.gpu.stored import all_found, folder, recall, remember
 
 ALL_ON = dict.fromkeys(FEATURES, "")
 WAYS = ProductWays(unpacked_from=256, rounded_from=64, adds_fast=True)
-SECONDS = {"by a kernel": {"16": 1e-5, "64": 2e-5}}
+SECONDS = {"by a kernel": {16: 1e-5, 64: 2e-5}}
 
 
 @pytest.mark.parametrize(

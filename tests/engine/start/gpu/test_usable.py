@@ -23,7 +23,7 @@ from tests.engine.doubles import new_world
 
 ALL_ON = dict.fromkeys(FEATURES, "")
 WAYS = ProductWays(unpacked_from=256, rounded_from=64, adds_fast=True)
-SECONDS = {"by a kernel": {"16": 1e-5, "64": 2e-5}}
+SECONDS = {"by a kernel": {16: 1e-5, 64: 2e-5}}
 
 
 def broken(*_: Any) -> Any:
