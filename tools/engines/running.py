@@ -65,9 +65,9 @@ def transformers_serve(model: Path) -> ServerSpec:
 
 
 def vllm_eager(model: Path) -> ServerSpec:
-    """Return vLLM without its compilation, which takes minutes."""
+    """Return vLLM without its compilation, which takes minutes, and with the times of each request in its answers."""
     spec = vllm(model, max_running=SLOTS)
-    return replace(spec, arguments=(*spec.arguments, "--enforce-eager"))
+    return replace(spec, arguments=(*spec.arguments, "--enforce-eager", "--enable-per-request-metrics"))
 
 
 ENGINES: Mapping[str, Callable[[Path], ServerSpec]] = {
