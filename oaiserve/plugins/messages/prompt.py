@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.messages.body import (
@@ -27,13 +29,12 @@ from oaiserve.routes.chat.contents import ONE_PART, WITHOUT_TYPE
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.foreign import LEFT_OUT, NOT_READ, is_unread, name_of, text_of
 from oaiserve.routes.chat.history import BEFORE_SUMMARY, Placed, prompt_of
-from oaiserve.routes.chat.shown_tools import shown_tools
-from oaiserve.routes.chat.tools import Kind, Tools, tools_of
+from oaiserve.routes.chat.tools import Kind, Tools, shown_tools, tools_of
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake.invalid import converted, invalid, show
 from oaiserve.routes.intake.last_turn import first_asked
 from oaiserve.routes.intake.media import MediaReader
-from oaiserve.routes.intake.object_types import Function, ImageBlock, TextPart
+from oaiserve.routes.intake.object_types import Function, ImageBlock
 from oaiserve.routes.intake.parameters import integer
 
 Message = dict[str, Any]
@@ -41,6 +42,12 @@ Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _TEXTS = ("text", "document", "search_result")  # types of blocks whose text is all that they say
 MIN_BUDGET = 1024  # Anthropic's
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A text in the system message."""
+
+    text: str
 
 
 def conversed(

@@ -19,13 +19,14 @@ from oaiserve.routes.intake.body_types import (
     TopLogprobs,
 )
 from oaiserve.routes.intake.object_types import (
-    ConversationId,
-    GivenItem,
+    REF,
+    Effort,
+    Function,
     Integer,
-    ReasoningOptions,
-    ResponseTool,
     ResponseToolChoice,
-    TextOptions,
+    Strict,
+    TextFormat,
+    ToolName,
     described,
 )
 
@@ -44,6 +45,58 @@ Includable = Literal[
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
 ]
+
+GivenItem = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="InputItem")})]
+
+
+class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of a custom tool's input: any text, or a text by a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex", None] = None
+    definition: str | None = None
+
+
+class NamespaceTool(Function):
+    """A function of a namespace."""
+
+    type: Annotated[str, described("function. Tools of other types are left out.")]
+
+
+class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool. Its type decides which fields it needs: a function or a custom tool has a name, and a namespace has
+    tools, too.
+
+    Tools of other types run on OpenAI's servers.
+    """
+
+    type: Annotated[str, described("function, custom or namespace. Tools of other types are left out.")]
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
+    strict: Strict = None
+    tools: Annotated[list[NamespaceTool] | None, described("The tools of a namespace.")] = None
+    format: Annotated[InputFormat | None, described("The format of a custom tool's input. Default: any text.")] = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of a response's text."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[str | None, described("Changes nothing.")] = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """How the model should reason."""
+
+    effort: Annotated[Effort | None, described("Passed on to the chat template.")] = None
+
+
+class ConversationId(msgspec.Struct):
+    """A conversation, by its id."""
+
+    id: str
+
 
 # The prompt of a response, and everything its tokens depend on.
 _Input = Annotated[str | list[GivenItem], described("A text, or the items of a conversation.", minItems=1)]

@@ -16,7 +16,7 @@ from oaiserve.plugins.responses.store import StoredDecoder
 from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.answer.common_shape import is_own_call_id
 from oaiserve.routes.chat.contents import ONE_PART, WITHOUT_TYPE, ContentReader, has_parts, is_part, thoughts_in
-from oaiserve.routes.chat.foreign import hosted_call, name_of, text_of
+from oaiserve.routes.chat.foreign import name_of, text_of
 from oaiserve.routes.chat.history import BEFORE_SUMMARY, IS_JSON, UNKNOWN, Placed, calls_of
 from oaiserve.routes.chat.tools import joined_name
 from oaiserve.routes.intake.invalid import converted, invalid, needed, show
@@ -24,6 +24,9 @@ from oaiserve.routes.intake.last_turn import first_asked
 from oaiserve.routes.intake.object_types import InputItem
 
 IN_CHATS_FORM = "is read in chat's form"
+# Fields of a call of a hosted tool: its result, and what the server adds.
+_RESULTS = ("output", "outputs", "results", "result", "error")
+_OF_SERVER = {"id", "type", "status", "call_id", "server_label", "container_id", "created_by", "approval_request_id"}
 
 Item = dict[str, Any]
 stored_items = StoredDecoder(list[Item])
@@ -333,3 +336,21 @@ def read_encrypted(content: str | None) -> str:
         return b64decode(content.removeprefix(_ENCRYPTED), validate=True).decode()
     except ValueError:
         return ""
+
+
+def hosted_call(item: Mapping[str, Any]) -> tuple[str, str, Any, str] | None:
+    """Return the id, name, arguments and result of a call of a hosted tool. If it has neither a result nor an output
+    item, the model does not see the call."""
+    results = {name: item.get(name) for name in _RESULTS}
+    action = item.get("action")
+    result = text_of([results, {"sources": action.get("sources")} if isinstance(action, dict) else None])
+    call_id = item.get("call_id")
+    if not result and not call_id:
+        return None
+    fields = {name: value for name, value in item.items() if name not in _OF_SERVER and name not in _RESULTS}
+    name = fields.pop("name", None) or str(item["type"]).removesuffix("_call")
+    arguments: Any = {name: value for name, value in fields.items() if value is not None}
+    only = next(iter(arguments.values())) if len(arguments) == 1 else None
+    if isinstance(only, dict) or (isinstance(only, str) and "arguments" in arguments):
+        arguments = only
+    return str(call_id or item["id"]), str(name), arguments, result

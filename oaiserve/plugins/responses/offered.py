@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar
-from oaiserve.plugins.responses.body import InputBody
+from oaiserve.plugins.responses.body import InputBody, InputFormat, ResponseTool
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.tools import Tools, joined_name, requested_tools
 from oaiserve.routes.dialects.raw_call import INPUT
 from oaiserve.routes.intake.invalid import converted, invalid, needed
-from oaiserve.routes.intake.object_types import Function, InputFormat, ResponseChoice, ResponseTool
+from oaiserve.routes.intake.object_types import Function, ResponseChoice
 
 BRINGING_TOOLS = ("additional_tools", "tool_search_output")  # types of items
 _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}

@@ -25,6 +25,8 @@ from oaiserve.plugins.responses.body import (
     PromptCacheOptions,
     ResponseInputBody,
     ResponsesBody,
+    ResponseTool,
+    TextOptions,
 )
 from oaiserve.plugins.responses.conversations import change, with_turn
 from oaiserve.plugins.responses.offered import OfferedTools
@@ -50,7 +52,7 @@ from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.invalid import invalid
-from oaiserve.routes.intake.object_types import PlainText, ResponseTool, TextOptions
+from oaiserve.routes.intake.object_types import PlainText
 from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.read import Intake, read, read_parsed
 from oaiserve.routes.intake.turns import in_turns_if_large

@@ -16,8 +16,7 @@ import msgspec
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.http.fair_turns import Work
 from oaiserve.plugins.responses.body import PromptCacheOptions, ResponsesBody
-from oaiserve.routes.intake.decode import decoder_of
-from oaiserve.routes.intake.fields import fields_of
+from oaiserve.routes.intake.decode import decoder_of, fields_of
 from oaiserve.routes.intake.invalid import invalid_type
 from oaiserve.wire.surrogates import as_sent, without_halves
 

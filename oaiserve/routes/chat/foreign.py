@@ -124,25 +124,3 @@ def _file_text(holder: Mapping[str, Any]) -> str | None:
     if text.startswith("%PDF") or _CONTROLS.search(text):
         return None
     return text
-
-
-_RESULTS = ("output", "outputs", "results", "result", "error")
-_OF_SERVER = {"id", "type", "status", "call_id", "server_label", "container_id", "created_by", "approval_request_id"}
-
-
-def hosted_call(item: Mapping[str, Any]) -> tuple[str, str, Any, str] | None:
-    """Return the id, name, arguments and result of a call of a hosted tool. If it has neither a result nor an output
-    item, the model does not see the call."""
-    results = {name: item.get(name) for name in _RESULTS}
-    action = item.get("action")
-    result = text_of([results, {"sources": action.get("sources")} if isinstance(action, dict) else None])
-    call_id = item.get("call_id")
-    if not result and not call_id:
-        return None
-    fields = {name: value for name, value in item.items() if name not in _OF_SERVER and name not in _RESULTS}
-    name = fields.pop("name", None) or str(item["type"]).removesuffix("_call")
-    arguments: Any = {name: value for name, value in fields.items() if value is not None}
-    only = next(iter(arguments.values())) if len(arguments) == 1 else None
-    if isinstance(only, dict) or (isinstance(only, str) and "arguments" in arguments):
-        arguments = only
-    return str(call_id or item["id"]), str(name), arguments, result

@@ -48,12 +48,6 @@ Prompts = (
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A text in a message."""
-
-    text: str
-
-
 Detail = Literal["auto", "low", "high", "original", None]
 
 
@@ -124,36 +118,6 @@ class Tool(msgspec.Struct):
 
     type: Annotated[str, described("function. Tools of other types are left out.")]
     function: Function | None = None
-
-
-class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of a custom tool's input: any text, or a text by a grammar."""
-
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex", None] = None
-    definition: str | None = None
-
-
-class NamespaceTool(Function):
-    """A function of a namespace."""
-
-    type: Annotated[str, described("function. Tools of other types are left out.")]
-
-
-class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool. Its type decides which fields it needs: a function or a custom tool has a name, and a namespace has
-    tools, too.
-
-    Tools of other types run on OpenAI's servers.
-    """
-
-    type: Annotated[str, described("function, custom or namespace. Tools of other types are left out.")]
-    name: ToolName | None = None
-    description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
-    strict: Strict = None
-    tools: Annotated[list[NamespaceTool] | None, described("The tools of a namespace.")] = None
-    format: Annotated[InputFormat | None, described("The format of a custom tool's input. Default: any text.")] = None
 
 
 class FunctionName(msgspec.Struct):
@@ -327,27 +291,8 @@ class PlainSchema(NamedSchema, tag_field="type", tag="json_schema", forbid_unkno
 TextFormat = PlainText | PlainObject | PlainSchema
 
 
-class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of a response's text."""
-
-    format: TextFormat | None = None
-    verbosity: Annotated[str | None, described("Changes nothing.")] = None
-
-
 # OpenAI's and Anthropic's levels, and those of chat templates.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "no_think"]
-
-
-class ReasoningOptions(msgspec.Struct):
-    """How the model should reason."""
-
-    effort: Annotated[Effort | None, described("Passed on to the chat template.")] = None
-
-
-class ConversationId(msgspec.Struct):
-    """A conversation, by its id."""
-
-    id: str
 
 
 # -- items of responses -----------------------------------------------------------------------------------------------
@@ -415,6 +360,3 @@ class InputItem(msgspec.Struct, kw_only=True):
     arguments: Annotated[Any, described("The arguments of a call, as JSON.")] = None
     output: Annotated[Any, described("The result of a call: a text, or parts.")] = None
     summary: Annotated[list[Any] | None, described("The summary of reasoning.")] = None
-
-
-GivenItem = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="InputItem")})]

@@ -1,25 +1,9 @@
-"""Reads the configurations and tensors of encoders for embeddings and scores from GGUF files."""
+"""Reads the configurations of encoders for embeddings and scores from GGUF files."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
-import gguf
-from torch import Tensor
-
-from oaiserve.checkpoints.gguf import GgufHead
-from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
-from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, windows
-
-# The package gguf lacks these tensors of a layer of Nomic's BERT.
-_OTHERS = {
-    "post_attention_layernorm": "attn_output_norm",
-    "post_mlp_layernorm": "layer_output_norm",
-    **{f"self_attn.{part}_proj": "attn_qkv" for part in "qkv"},
-}
 
 
 def _bert(metadata: Metadata) -> Fields:
@@ -74,41 +58,3 @@ ENCODERS = {
         Architecture(name="modern-bert", type="modernbert", fields=_modern_bert),
     )
 }
-
-
-def encoder_tensors(
-    head: GgufHead, architecture: str, parameters: Mapping[str, Tensor], num_layers: int, heads: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """Return the parameters of an encoder that its file has, expanded.
-
-    Raises NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
-    """
-    file = GgufFile(head)
-    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    names = gguf.get_tensor_name_map(number, num_layers)
-    unknown = {name for name in file.tensors if not name.startswith(heads)}
-    found = {}
-    for parameter, model in parameters.items():
-        name = _name_in_file(parameter, names, file)
-        if name is None:
-            continue
-        unknown.discard(name)
-        tensor = file.expanded(file.tensors[name])
-        if ".attn_qkv." in name and (part := re.search(r"\.([qkv])_proj\.", parameter)):
-            tensor = tensor.chunk(3)["qkv".index(part[1])]
-        found[parameter] = tensor.reshape(model.shape) if tensor.numel() == model.numel() else tensor
-    if unknown:
-        raise NotKnown(f"it has a tensor '{min(unknown)[:100]}', which is not known")
-    return found
-
-
-def _name_in_file(parameter: str, names: gguf.TensorNameMap, file: GgufFile) -> str | None:
-    module, _, last = parameter.rpartition(".")
-    if (layer := re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.+)", module)) and layer[2] in _OTHERS:
-        name = f"blk.{layer[1]}.{_OTHERS[layer[2]]}.{last}"
-        if name in file.tensors:
-            return name
-    suffixes = (".weight", ".bias")
-    found = names.get_name(parameter, suffixes) or names.get_name(f"model.{parameter}", suffixes)
-    choices = [] if found is None else [found, f"{found}.weight", f"{found}.bias"]
-    return next((name for name in choices if name in file.tensors), None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import gguf
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module
@@ -14,7 +17,7 @@ from oaiserve.checkpoints.gguf import GgufHead, architecture
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS, encoder_tensors
+from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS
 from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.types.pooling import GGUF_MODES, GGUF_RANK, Task, has_score
 from oaiserve.errors import StartupError
@@ -22,6 +25,12 @@ from oaiserve.plugins.pooling.model.heads import Head, pool
 from oaiserve.plugins.pooling.model.jina_bert import JinaBert
 
 _HEADS = ("cls.", "dense_", "output.weight")  # beginnings of the names of tensors after the layers
+# The package gguf lacks these tensors of a layer of Nomic's BERT.
+_OTHERS = {
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+    **{f"self_attn.{part}_proj": "attn_qkv" for part in "qkv"},
+}
 
 
 class GgufPooler(NamedTuple):
@@ -49,7 +58,7 @@ def load_gguf_pooler(head: GgufHead, config: PreTrainedConfig, dtype: torch.dtyp
     rope_factors = None
     try:
         if name in ENCODERS:
-            expanded = encoder_tensors(head, name, parameters, config.num_hidden_layers, _HEADS)
+            expanded = _encoder_tensors(head, name, parameters, config.num_hidden_layers, _HEADS)
             tensors = {key: tensor.to(dtype) for key, tensor in expanded.items()}
         else:
             weights = GgufWeights(head, parameters, _HEADS)
@@ -79,6 +88,44 @@ def load_gguf_pooler(head: GgufHead, config: PreTrainedConfig, dtype: torch.dtyp
     rank_head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
     template = str(head.read_tokenizer().get("tokenizer.chat_template.rerank") or "")
     return GgufPooler(model, mode, dense, rank_head, gives_probabilities=is_qwen, pair_template=template)
+
+
+def _encoder_tensors(
+    head: GgufHead, architecture: str, parameters: Mapping[str, Tensor], num_layers: int, heads: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Return the parameters of an encoder that its file has, expanded.
+
+    Raises NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
+    """
+    file = GgufFile(head)
+    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    names = gguf.get_tensor_name_map(number, num_layers)
+    unknown = {name for name in file.tensors if not name.startswith(heads)}
+    found = {}
+    for parameter, model in parameters.items():
+        name = _name_in_file(parameter, names, file)
+        if name is None:
+            continue
+        unknown.discard(name)
+        tensor = file.expanded(file.tensors[name])
+        if ".attn_qkv." in name and (part := re.search(r"\.([qkv])_proj\.", parameter)):
+            tensor = tensor.chunk(3)["qkv".index(part[1])]
+        found[parameter] = tensor.reshape(model.shape) if tensor.numel() == model.numel() else tensor
+    if unknown:
+        raise NotKnown(f"it has a tensor '{min(unknown)[:100]}', which is not known")
+    return found
+
+
+def _name_in_file(parameter: str, names: gguf.TensorNameMap, file: GgufFile) -> str | None:
+    module, _, last = parameter.rpartition(".")
+    if (layer := re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.+)", module)) and layer[2] in _OTHERS:
+        name = f"blk.{layer[1]}.{_OTHERS[layer[2]]}.{last}"
+        if name in file.tensors:
+            return name
+    suffixes = (".weight", ".bias")
+    found = names.get_name(parameter, suffixes) or names.get_name(f"model.{parameter}", suffixes)
+    choices = [] if found is None else [found, f"{found}.weight", f"{found}.bias"]
+    return next((name for name in choices if name in file.tensors), None)
 
 
 def _dense(weight: Tensor) -> Module:
