@@ -54,7 +54,6 @@ const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" 
 # This package installs the program node, which then runs the client. That of the machine may be too old.
 NODE = "node@22"
 NO_CHOICE = "Ollama's API requires no calls, so a small model may make none."
-NEEDS_NODE = "It needs node 22, which its environment takes from npm's package `node`."
 
 CLIENTS = {
     "openai-3": Client("openai (Python)", ("openai",), "use_openai.py", OPENAI_SETUP),
@@ -66,7 +65,7 @@ CLIENTS = {
         "use_openai.mjs",
         OPENAI_JS_SETUP,
         language="js",
-        note=NEEDS_NODE,
+        note="The JavaScript clients need node 22, which their environment takes from npm's package `node`.",
     ),
     "openai-js-6": Client(
         "openai 6 (JavaScript)",
@@ -195,7 +194,6 @@ const model = openai("demo");
 const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
-        note=NEEDS_NODE,
     ),
     "ai-sdk-openai-compatible": Client(
         "Vercel's ai, @ai-sdk/openai-compatible",
@@ -211,7 +209,7 @@ const model = local("demo");
 const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
-        note=f"{NEEDS_NODE} Without `includeUsage`, streams have no counts of tokens.",
+        note="Without `includeUsage`, streams have no counts of tokens.",
     ),
     "ai-sdk-anthropic": Client(
         "Vercel's ai, @ai-sdk/anthropic",
@@ -222,7 +220,6 @@ import { createAnthropic } from "@ai-sdk/anthropic";
 const anthropic = createAnthropic({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
 const model = anthropic("demo");""",
         language="js",
-        note=NEEDS_NODE,
     ),
     "huggingface-hub": Client(
         "huggingface_hub",
