@@ -16,8 +16,7 @@ from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.http.fair_turns import Work
 from oaiserve.routes.adaptations import Adaptations, Note
 from oaiserve.routes.chat.messages import build_prompt
-from oaiserve.routes.chat.shown_tools import shown_tools
-from oaiserve.routes.chat.tools import functions_of
+from oaiserve.routes.chat.tools import functions_of, shown_tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.intake.body_types import DetokenizeBody, TokenizeBody

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from oaiserve.errors import InvalidRequest
+
 IDS_HEADER = "x-oaiserve-stream"
 SENT_HEADER = "x-oaiserve-sent"  # length of the pieces, which follow the body
 KIND_HEADER = "x-oaiserve-kind"  # kind of a replica: those of one kind write the same bytes
@@ -93,18 +95,23 @@ class StreamSplitter:
         return bytes(done), pieces
 
 
-def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:
-    """Cut the pieces off the end of a body, if a header announces them. Raises ValueError if they are invalid."""
+def take_sent(body: bytearray, length: str) -> tuple[tuple[Piece, ...], int]:
+    """Cut the end off a gateway's body, if a header announces it. Return the pieces that another server has sent of the
+    stream, and the number of signs among them. Raises InvalidRequest."""
     if not length:
-        return ()
+        return (), 0
     if not length.isdecimal() or not 0 < int(length) <= len(body):
-        raise ValueError(f"{SENT_HEADER} is no number of bytes at the end of the body")
+        raise InvalidRequest(
+            f"This is no request of a gateway: {SENT_HEADER} is no number of bytes at the end of the body."
+        )
     content = bytes(body[-int(length) :])
     del body[-int(length) :]
     try:
-        return tuple(_decode_all(content))
+        sent = _decode_all(content)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"the bytes of {SENT_HEADER} are no pieces: {error}") from None
+        reason = f"the bytes of {SENT_HEADER} are no pieces: {error}"
+        raise InvalidRequest(f"This is no request of a gateway: {reason}.") from None
+    return tuple(piece for piece in sent if piece != SIGN), sent.count(SIGN)
 
 
 _decode = msgspec.json.Decoder(Piece).decode

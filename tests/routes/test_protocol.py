@@ -20,8 +20,8 @@ from oaiserve.http.fair_turns import at_once
 from oaiserve.routes.adaptations import HEADER, Adaptations
 from oaiserve.routes.answer.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.chat.constraints import grammar
+from oaiserve.routes.intake import decode as body_decode
 from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake import fields as body_fields
 from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
 from oaiserve.routes.intake.decode import MOST_TOLD, num_ids, parse
 from oaiserve.routes.intake.parameters import sampling_params
@@ -67,7 +67,7 @@ def test_a_large_body_is_read_like_a_small_one(fields: dict[str, object]) -> Non
     body = msgspec.json.encode({"prompt": "Hi", **fields})
     small = refusal(body)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(body_fields, "_MOST_NAMED_BYTES", 0)
+        patched.setattr(body_decode, "_MOST_NAMED_BYTES", 0)
         large = refusal(body)
     assert (small and small.message) == (large and large.message)
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.routes.chat.shown_tools import model_name
+from oaiserve.routes.chat.tools import model_name
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES

@@ -14,18 +14,20 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import UNSET, UnsetType, inspect
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.gc_pause import paused_for
 from oaiserve.routes.adaptations import Note
-from oaiserve.routes.intake.fields import decode_names, fields_of
 from oaiserve.routes.intake.invalid import invalid_type, members, show
 from oaiserve.routes.intake.wishes import NAMES, WISHES, How, Wish
 from oaiserve.wire.surrogates import REPLACEMENT, without_halves
 
 logger = logging.getLogger(__name__)
 
+Fields = Mapping[str, msgspec.Raw]
+_MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
+decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 MOST_TOLD = 10  # unknown parameters of a body that are logged
 _MOST_COMPARED = 40  # characters of an unknown name
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
@@ -119,6 +121,29 @@ def _decoded(
         parsed: Body = decoder.decode(body)
     yield
     return values, parsed
+
+
+def fields_of(kind: type[msgspec.Struct], body: bytes | bytearray) -> Fields:
+    """Return the JSON of the fields of a body of this kind. A large body keeps only the first of its unknown names.
+
+    The values are views of the body: copy what is kept. Raises msgspec.DecodeError and RecursionError.
+    """
+    if len(body) <= _MOST_NAMED_BYTES:
+        return decode_names(body)
+    known = msgspec.structs.asdict(_names_decoder(kind, is_strict=False).decode(body))
+    fields = {name: value for name, value in known.items() if value is not UNSET}
+    try:
+        _names_decoder(kind, is_strict=True).decode(body)
+    except msgspec.ValidationError as error:
+        fields[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
+    return fields
+
+
+@cache
+def _names_decoder(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
+    names = {*kind.__struct_fields__, *NAMES}
+    fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
 
 
 @cache

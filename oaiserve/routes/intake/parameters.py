@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 import msgspec
 
 from oaiserve.engine.request import SamplingParams
-from oaiserve.errors import InvalidRequest
+from oaiserve.engine.types.loop_rule import USUAL, LoopRule
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.body_types import (
     MAX_CHARACTERS,
-    MAX_DEADLINE_MS,
     MAX_KEY_CHARACTERS,
     MAX_METADATA,
     MAX_SALT_CHARACTERS,
@@ -29,12 +28,19 @@ from oaiserve.routes.intake.body_types import (
     TokenizeBody,
 )
 from oaiserve.routes.intake.invalid import invalid, show
-from oaiserve.routes.intake.loop_rule import loop_rule
-from oaiserve.routes.intake.object_types import Integer, Prompts
+from oaiserve.routes.intake.object_types import (
+    MAX_LOOP_LENGTH,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    Integer,
+    Prompts,
+    RepetitionDetection,
+)
 
 _TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
 TemplateBody = TypeVar("TemplateBody", ChatBody, TokenizeBody)
 NO_LIMIT = -1
+_LOOP_PARAM = "repetition_detection"  # It has vLLM's name and fields, and `min_length`.
 SLICE_VALUES = 2**15  # examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
@@ -79,33 +85,6 @@ def _within(name: str, value: float, low: float, high: float) -> float:
     if not value <= high:
         raise invalid(name, f"must be <= {high}, got {show(value)}")
     return value
-
-
-def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> int | None:
-    """Return the nanoseconds from the receipt of a request to one of its deadlines, by the name of its field.
-
-    If both the header and the body set it, the earlier one counts, so that a proxy can shorten it. Raises
-    InvalidRequest.
-    """
-    header = f"x-{name.replace('_', '-')}"
-    text = headers.get(header)
-    deadlines = [] if text is None else [_milliseconds(header, text)]
-    if hasattr(body, name) and (in_body := integer(body, name)) is not None:
-        deadlines.append(in_body)
-    if deadlines:
-        return min(deadlines) * 1_000_000
-    return None
-
-
-def _milliseconds(header: str, text: str) -> int:
-    if len(text) < 10 and text.isascii() and text.isdigit():
-        number = int(text)
-    else:
-        number = 0
-    if not 1 <= number <= MAX_DEADLINE_MS:
-        limits = f"must be an integer of milliseconds from 1 to {MAX_DEADLINE_MS}"
-        raise InvalidRequest(f"Invalid header '{header}': {limits}, got {show(text)}.", param=header)
-    return number
 
 
 def refuse(body: SamplingBody, route: str, hints: Mapping[str, str]) -> None:
@@ -224,7 +203,7 @@ def sampling_params(
         stop_token_ids=distinct_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
-        loop_rule=loop_rule(body.repetition_detection),
+        loop_rule=_loop_rule(body.repetition_detection),
         skip_special_tokens=body.skip_special_tokens is not False,
         prompt_logprobs=max((number for number in of_prompt if number is not None), default=None),
     )
@@ -240,6 +219,39 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
             raise invalid("logit_bias", f"a bias must be between -100 and 100, got {show(value)}")
         converted[int(key)] = value
     return converted
+
+
+def _loop_rule(value: bool | RepetitionDetection | None) -> LoopRule | None:
+    """Return the rule by which a choice ends in a loop, or None if nothing ends it. Raises InvalidRequest."""
+    if isinstance(value, bool) or value is None:
+        return USUAL if value else None
+    longest = _of_loop("max_pattern_size", value.max_pattern_size, 0, MAX_PATTERN_SIZE)
+    shortest = _of_loop("min_pattern_size", value.min_pattern_size, 0, MAX_PATTERN_SIZE)
+    min_length = _of_loop("min_length", value.min_length, 0, MAX_LOOP_LENGTH)
+    if shortest > longest:
+        raise invalid(
+            _LOOP_PARAM,
+            f"must be <= max_pattern_size ({longest}), got {shortest}",
+            where=f"{_LOOP_PARAM}.min_pattern_size",
+        )
+    if not longest:
+        return None
+    return LoopRule(
+        max_pattern_size=longest,
+        min_pattern_size=max(1, shortest),
+        min_count=_of_loop("min_count", value.min_count, 2, MAX_PATTERN_COUNT),
+        min_length=min_length,
+    )
+
+
+def _of_loop(name: str, value: Integer | None, low: int, high: int) -> int:
+    number = 0 if value is None else value
+    where = f"{_LOOP_PARAM}.{name}"
+    if isinstance(number, float) and not number.is_integer():
+        raise invalid(_LOOP_PARAM, f"must be an integer, got {show(number)}", where=where)
+    if not low <= number <= high:
+        raise invalid(_LOOP_PARAM, f"must be {low} to {high}, got {show(value)}", where=where)
+    return int(number)
 
 
 def strings(param: str, strings: list[str]) -> tuple[str, ...]:

@@ -25,18 +25,18 @@ from oaiserve.routes.adaptations import Note
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.bodies import Bodies
-from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingBody
+from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, MAX_DEADLINE_MS, SamplingBody
 from oaiserve.routes.intake.decode import parse
-from oaiserve.routes.intake.invalid import invalid
+from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, named_media
 from oaiserve.routes.intake.outlines import outline_of
-from oaiserve.routes.intake.parameters import Wanted, deadline_ns, integer
+from oaiserve.routes.intake.parameters import Wanted, integer
 from oaiserve.routes.intake.receive import HeldBytes, check_type, read_body, read_into
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.prompt_reuse import session_in
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.wire.continuation import SENT_HEADER, SIGN, Piece, take_sent
+from oaiserve.wire.continuation import SENT_HEADER, Piece, take_sent
 from oaiserve.wire.prefix_keys import prompt_of_body
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -202,16 +202,6 @@ class Intake(Generic[OwnBody]):
         return request
 
 
-def _taken_over(http: HTTPRequest, exchange: Exchange, content: bytearray) -> tuple[Piece, ...]:
-    """Cut off the end of a gateway's body, and return the pieces that another server has sent of this stream."""
-    try:
-        sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
-    except ValueError as error:
-        raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
-    exchange.num_signs = sent.count(SIGN)
-    return tuple(piece for piece in sent if piece != SIGN)
-
-
 async def read(
     http: HTTPRequest,
     kind: type[Body],
@@ -230,7 +220,9 @@ async def read(
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
     content = await read_body(http, serving)
-    sent = () if exchange.ids is None else _taken_over(http, exchange, content)
+    sent: tuple[Piece, ...] = ()
+    if exchange.ids is not None:
+        sent, exchange.num_signs = take_sent(content, http.headers.get(SENT_HEADER, ""))
 
     def taken() -> Work[Intake[Body]]:
         body = yield from parse(kind, content, check_given, exchange.adaptations.note)
@@ -242,9 +234,9 @@ async def read(
         if exchange.use is not None:
             exchange.use.key.check_model(*names)
         serving.check_task(*tasks)
-        exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
+        exchange.deadline_ns = _deadline_ns(http.headers, body, "deadline_ms")
         if not sent:  # A continued stream has had its first token.
-            exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
+            exchange.ttft_deadline_ns = _deadline_ns(http.headers, body, "ttft_deadline_ms")
         intake = Intake(serving, exchange, content, body, names[0], id_prefix, sent)
         if serving.engine.media:
             intake.media.named = yield from named_media(body)
@@ -263,6 +255,33 @@ async def read(
         num_bytes = intake.num_bytes + intake.media.num_bytes  # Fetched media are hashed, too.
         return await in_turns_if_large(http, answered(intake), num_bytes, always=needs_tokenizer)
     return await in_turns_if_large(http, answered(), len(content))
+
+
+def _deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> int | None:
+    """Return the nanoseconds from the receipt of a request to one of its deadlines, by the name of its field.
+
+    If both the header and the body set it, the earlier one counts, so that a proxy can shorten it. Raises
+    InvalidRequest.
+    """
+    header = f"x-{name.replace('_', '-')}"
+    text = headers.get(header)
+    deadlines = [] if text is None else [_milliseconds(header, text)]
+    if hasattr(body, name) and (in_body := integer(body, name)) is not None:
+        deadlines.append(in_body)
+    if deadlines:
+        return min(deadlines) * 1_000_000
+    return None
+
+
+def _milliseconds(header: str, text: str) -> int:
+    if len(text) < 10 and text.isascii() and text.isdigit():
+        number = int(text)
+    else:
+        number = 0
+    if not 1 <= number <= MAX_DEADLINE_MS:
+        limits = f"must be an integer of milliseconds from 1 to {MAX_DEADLINE_MS}"
+        raise InvalidRequest(f"Invalid header '{header}': {limits}, got {show(text)}.", param=header)
+    return number
 
 
 async def read_parsed(
