@@ -27,7 +27,6 @@ COMMANDS = {
     "config_defaults": "renews the defaults of model types that engine/decoder keeps",
     "config_mutants": "changes each setting of each described type; fails where a description is wrong",
     "described_types": "which executors compute each described type, from which files: docs/reference/models.md",
-    "model_types": "what computes transformers' model types, or why one is refused: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
