@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 _OF_OLLAMA = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
 _WITH_NAME = re.compile(r"([\w.-]+)=(.+)")
 _WITH_HOST = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
-_MOST_ENTRIES = 10_000  # entries of a folder in which a similar name is looked for
+_MOST_ENTRIES = 10_000  # A similar name is only looked for among this many entries of a folder.
 _SIMILAR = 0.75
 
 

@@ -166,8 +166,8 @@ class StepCostFit:
         return replace(StepCost(tuple(rows_ns.tolist()), *rest.tolist()), seen=seen)
 
     def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the rest of the normal equations, (numbers, numbers) and (numbers,), after steps with these loads,
-        (steps, numbers), and times in ns."""
+        """Return how much of the normal equations still counts after more steps: the matrix (numbers, numbers) and the
+        right side (numbers,). `loads` is (steps, numbers), and `times` are in ns."""
         changes = np.maximum(self._numbers, LEAST_SHARE * self._unit_ns) / NUMBER_SECONDS
         changed = np.diag((times @ (loads > 0)) * changes**2)
         changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2

@@ -179,7 +179,7 @@ class BlockFiles:
             if hashes[0] and stat.S_ISREG(status.st_mode) and status.st_size == _HEAD_BYTES + self._content_bytes:
                 blocks.append((status.st_mtime, *hashes))
             else:
-                with suppress(OSError):  # a folder, which is harmless
+                with suppress(OSError):  # A folder stays, and does no harm.
                     os.unlink(entry)  # a partial file of a killed process
         for _, block_hash, parent in sorted(blocks):
             self._remove(block_hash)  # No block follows two others.

@@ -22,11 +22,11 @@ MOST_CLIENTS = 50  # clients with a separate row in each piece; the others share
 class ClientRow(msgspec.Struct):
     """A client's requests that ended in a window. `client` is the name of its API key, empty without one.
 
-    `waited_ns` is time of the client that went to requests of others, in the queue and in steps, and `delayed_ns` time
-    of others that went to its requests. Requests of a client that wait at the same time share it, because otherwise six
-    of them would blame the client of a single one. `rejected` are those that ended with a 4xx or a 503, as of a client
-    that is limited. `requests` doesn't count them, so it says what a limit would be compared with. A cost is None if no
-    account has one, as in front of foreign engines.
+    `waited_ns` is how long the client waited for requests of others, in the queue and in steps, and `delayed_ns` how
+    long others waited for its requests. Requests of one client that wait at the same time count once: six of them would
+    otherwise blame another client's single request. `rejected` counts requests that ended with a 4xx or a 503, such as
+    those beyond a limit. `requests` leaves them out, so a limit can be compared with it. A cost is None if no account
+    has one, as in front of foreign engines.
     """
 
     client: str

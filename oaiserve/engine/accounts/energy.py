@@ -60,8 +60,8 @@ class Energy:
 
     @classmethod
     def found(cls, clock_ns: Callable[[], int], rapl: Path = RAPL, gpus: Sequence[str] = ()) -> Energy:
-        """Return the energy by the meters that this process can read; of none, nothing is known. `gpus` are as of
-        `nvml_counters`."""
+        """Return an Energy with the meters that this process can read. If it can read none, no energy is known.
+        `gpus` selects GPUs as for `nvml_counters`."""
         return cls(rapl_counters(rapl), nvml_counters(gpus), clock_ns=clock_ns)
 
     @property

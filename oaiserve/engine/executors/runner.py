@@ -240,7 +240,7 @@ class ModelRunner:
                     result.token_ids.append(token_id)
                     if logprobs is not None:
                         result.logprobs = [*(result.logprobs or []), logprobs]
-                elif not draft:  # After a draft, the next step draws after the same tokens and reports the same.
+                elif not draft:  # A draft's last token is drawn again in the next step, which then reports this.
                     result.error = _why_not_finite(draws[row])
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:

@@ -54,7 +54,7 @@ class Thinking:
         return number
 
     def last_texts(self, draft: Sequence[int]) -> Iterator[bytes]:
-        """Yield a text that the closing text may begin in, now and after each token of a possible draft."""
+        """Yield the last text, in which the closing text may begin, now and after each token of a possible draft."""
         text = self._text
         yield text
         for token_id in draft:

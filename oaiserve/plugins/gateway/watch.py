@@ -42,7 +42,7 @@ class Pace(NamedTuple):
     report_seconds: float = 1.0  # interval between two reports of a replica
     answer_seconds: float = 5.0  # time limit for a report, and for the first one of a replica
     least_answer_seconds: float = 1.5  # least time limit, however fast the replica usually is
-    resolve_seconds: float = 5.0  # between two looks at the addresses of names
+    resolve_seconds: float = 5.0  # interval between two look-ups of addresses by name
     pause_seconds: float = 2.0  # first pause of a replica whose requests fail
 
 

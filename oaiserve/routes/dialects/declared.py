@@ -125,7 +125,8 @@ class TemplateCalls(CallParser):
         return text[:length]
 
     def _give_calls(self, field: str, value: Any, segments: list[Segment]) -> bool:
-        """Return whether the value of a field is calls of the request's tools, which are given then."""
+        """Add the calls in the value of a field to the segments. Return False if they aren't calls of the request's
+        tools."""
         calls = value if isinstance(value, list) else [value]
         texts = []
         for call in calls:

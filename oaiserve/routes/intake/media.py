@@ -100,8 +100,8 @@ class MediaReader:
         return self._num_file_bytes + sum(map(len, self.contents.values()))
 
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
-        """Return a part of a chat message, with its file, which `taken` removes. It `is_asked` if it is in the user's
-        last turn. Raises InvalidRequest."""
+        """Return the part of a chat message with its file, until `taken` takes the file out. `is_asked` says that it is
+        in the user's last turn. Raises InvalidRequest."""
         source = source_of(part, where)
         param = param or _top(where)
         self.check_kind(source.kind, param, where)
