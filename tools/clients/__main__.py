@@ -34,6 +34,7 @@ from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
+SCRIPT = "script"  # the problem of a client whose script has said nothing
 INSTALLS_AT_ONCE = 2
 SERVERS = 7  # words that a script is started with
 MOST_LOG_CHARACTERS = 500
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 outcomes, failed = run(client, commands[name], its_servers)
             if failed and arguments.engine:  # What the engine can't do is no fault of the gateway.
                 past, _ = run(client, commands[name], [servers[-1], *servers[1:SERVERS]])
-                failed = {feature: why for feature, why in failed.items() if past.get(feature) == OK}
+                failed = {one: why for one, why in failed.items() if one == SCRIPT or past.get(one) == OK}
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,
@@ -124,7 +125,7 @@ def run(
             log = " ".join(done.stderr.split())[-MOST_LOG_CHARACTERS:]
             outcomes = parse(done.stdout, f"the script ended with exit code {done.returncode}: {log}")
         except (NotInstalled, InvalidReport) as error:
-            return {}, {"script": str(error)}
+            return {}, {SCRIPT: str(error)}
     return outcomes, {feature: outcome for feature, outcome in outcomes.items() if outcome != OK}
 
 

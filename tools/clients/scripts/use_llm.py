@@ -14,12 +14,12 @@ models = """\
   supports_tools: true
 """
 models += models.replace("model_id: demo", "model_id: demo-responses") + "  responses: true\n"
-models = models.replace("http://127.0.0.1:8000/v1", BASE_URL)
+models = models.replace("http://127.0.0.1:8000/v1", BASE_URL).replace("model_name: demo", f"model_name: {MODEL}")
 Path(os.environ["LLM_USER_PATH"], "extra-openai-models.yaml").write_text(models)
 
 import llm  # noqa: E402  it reads the file
 
-model = llm.get_model(MODEL)
+model = llm.get_model("demo")
 options = {"temperature": 0, "max_tokens": 200, "key": "none"}
 
 
