@@ -97,12 +97,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags = () if arguments.engine else client.flags
             with with_flags(servers[:SERVERS], flags) as its_servers:
                 outcomes, failed = run(client, commands[name], its_servers)
+            past: dict[str, str] = {}
             if failed and arguments.engine:  # What the engine can't do is no fault of the gateway.
                 past, _ = run(client, commands[name], [servers[-1], *servers[1:SERVERS]])
                 failed = {one: why for one, why in failed.items() if one == SCRIPT or past.get(one) == OK}
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,
+                "past": past,  # outcomes past the gateway, where some failed
                 "problems": failed,
             }
             write_json(arguments.json, results)
