@@ -66,7 +66,7 @@ def check(inputs: Inputs, **scoring: Any) -> None:
 # Tiles depend on the head dim and on the size of a number, so two types of 16 bits share the dims.
 DIMS = [
     *((dim, torch.float32) for dim in (16, 64, 80, 96, 128, 256)),
-    *((dim, torch.float16) for dim in (16, 80, 128)),
+    *((dim, torch.float16) for dim in (16, 80, 112, 128)),
     *((dim, torch.bfloat16) for dim in (64, 96, 256, 512)),
 ]
 # Cards of which a multiprocessor has less shared memory than Hopper's: A100, and Ada and Blackwell for desktops.
