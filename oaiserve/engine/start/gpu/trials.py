@@ -27,8 +27,8 @@ Seconds = Callable[[Callable[[], object]], float]
 # Each is compiled, in one or two variants.
 Tried = Mapping[tuple[int, ...], tuple[MatrixTiles, ...]]
 
-RUNS = 5  # The fastest one counts.
-FLUSHED_BYTES = 256 << 20  # more than the caches of any card
+RUNS = 4  # The fastest one counts.
+FLUSHED_BYTES = 128 << 20  # more than the L2 cache of any card
 # The device sleeps for a millisecond or two while the host launches all runs. Otherwise a small product would take as
 # long as its launch, which a CUDA graph does not have.
 SLEEP_CYCLES = 2_000_000
