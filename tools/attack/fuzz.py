@@ -278,11 +278,12 @@ def read_images(folder: Path) -> Read:
 
 def read_sounds(folder: Path) -> Read:
     from oaiserve.plugins.media.model import sound_process
+    from oaiserve.plugins.shared.decoding_process import Refused
 
     def read(content: bytes) -> None:
         try:
             sound_process.samples_of(content, 16_000, 30.0)
-        except sound_process.Refused as error:
+        except Refused as error:
             raise invalid("messages", f"the sound {error}") from error
 
     return read

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oaiserve.errors import InternalError
-from oaiserve.plugins.speech.tokens import RATE, REFUSED, WINDOW_SECONDS
+from oaiserve.plugins.shared.decoding_process import DecodingProcess, Refused
+from oaiserve.plugins.speech.tokens import RATE, WINDOW_SECONDS
 from oaiserve.routes.intake.invalid import invalid
 
 Samples = NDArray[np.int16]
@@ -26,35 +24,17 @@ _SEARCHED_SECONDS = 5
 _PART = RATE // 20
 
 
-class SoundProcess:
-    """Decodes one sound file in a process of its own, since a decoder may crash, or take any time and memory."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
-
-    def close(self) -> None:
-        """End the process, so that `samples` returns or raises. Any thread may call this."""
-        self._is_closed = True
-        if self._process is not None:
-            self._process.kill()
+class SoundProcess(DecodingProcess):
+    """Decodes one sound file in a process of its own."""
 
     def samples(self, content: bytes) -> Samples:
         """Return the samples of a file, of all its channels together. This blocks. Raises InvalidRequest."""
         if find_spec("av") is None:
             raise InternalError(NOT_INSTALLED)
-        command = (sys.executable, "-m", f"{__package__}.model.sound_process", str(MOST_SECONDS))
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as memory.
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment) as process:
-            self._process = process
-            if self._is_closed:
-                process.kill()
-            output, _ = process.communicate(content)
-        if process.returncode == REFUSED:
-            raise invalid("file", f"the sound {output.decode()}")
-        if process.returncode:
-            raise invalid("file", "the sound takes too much time or memory to decode")
+        try:
+            output = self.output(content, f"{__package__}.model.sound_process", str(MOST_SECONDS))
+        except Refused as refused:
+            raise invalid("file", f"the sound {refused}") from None
         samples = np.frombuffer(output, "<i2")
         if len(samples) < LEAST_SECONDS * RATE:
             raise invalid("file", f"the sound must last at least {LEAST_SECONDS:g} seconds")

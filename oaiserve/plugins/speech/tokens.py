@@ -19,7 +19,6 @@ WINDOW_SECONDS = 30
 TOKENS_PER_SECOND = 50  # positions of the encoder
 SAMPLES_PER_TOKEN = RATE // TOKENS_PER_SECOND
 NO_TIME = -1.0
-REFUSED = 3  # the exit code of a process that says why it has no samples
 
 
 class SpokenToken(NamedTuple):

@@ -27,7 +27,8 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.media.model import decode
 from oaiserve.plugins.media.model.decode import decode_image, image_size
 from oaiserve.plugins.media.model.image_process import decoded, opened, reason_of
-from oaiserve.plugins.media.model.sound_process import Refused, samples_of
+from oaiserve.plugins.media.model.sound_process import samples_of
+from oaiserve.plugins.shared.decoding_process import Refused
 from tools.attack.media_files import IMAGES as BOMBS
 
 IMAGES = ("png", "jpeg", "webp", "gif", "bmp", "tiff")

@@ -26,9 +26,9 @@ from oaiserve.plugins.media.model import decode
 from oaiserve.plugins.media.model.decode import decode_image, decode_sound, image_size
 from oaiserve.plugins.media.model.families import IMAGES, Settings
 from oaiserve.plugins.media.model.forms import Form
-from oaiserve.plugins.media.model.process_limits import NICENESS
 from oaiserve.plugins.media.model.reader import FileReader
-from oaiserve.plugins.media.model.sound_process import Refused, resampled, samples_of
+from oaiserve.plugins.media.model.sound_process import resampled, samples_of
+from oaiserve.plugins.shared.decoding_process import NICENESS, Refused
 from tools.attack.media_files import IMAGES as BOMBS
 
 WHERE = "messages[0].content[1]"

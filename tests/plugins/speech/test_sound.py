@@ -1,21 +1,19 @@
 """Sound files of every form are decoded within limits, and cut into windows where they are quiet."""
 
 import io
-import signal
-import subprocess
-from typing import Any
 
 import numpy as np
 import pytest
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.plugins.shared.decoding_process import Refused
 from oaiserve.plugins.speech.sound import SoundProcess, windows_of
 from oaiserve.plugins.speech.tokens import RATE
 from tests.plugins.speech.spoken import wav
 
 av = pytest.importorskip("av")
 
-from oaiserve.plugins.speech.model.sound_process import Refused, pieces_of, reader_of  # noqa: E402 - needs av
+from oaiserve.plugins.speech.model.sound_process import pieces_of, reader_of  # noqa: E402 - needs av
 
 
 def written(container: str, codec: str, rate: int = 48_000) -> bytes:
@@ -95,26 +93,6 @@ def test_a_process_decodes_and_refuses() -> None:
 def test_a_sound_that_is_too_short_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="must last at least 0.1 seconds"):
         SoundProcess().samples(wav(0.05))
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_process_that_is_closed_ends_at_once(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = SoundProcess()
-    children: list[subprocess.Popen[bytes]] = []
-    communicate = subprocess.Popen.communicate
-
-    def close_then_communicate(child: subprocess.Popen[bytes], content: bytes) -> Any:
-        children.append(child)
-        process.close()
-        return communicate(child, content)
-
-    if is_late:
-        monkeypatch.setattr(subprocess.Popen, "communicate", close_then_communicate)
-    else:
-        process.close()
-    with pytest.raises(InvalidRequest):
-        process.samples(wav(0.5))
-    assert [child.returncode for child in children] == [-signal.SIGKILL] * is_late
 
 
 def test_a_long_sound_is_cut_where_it_is_quiet() -> None:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from oaiserve.engine.types.media import MediaFile
 from oaiserve.errors import InvalidRequest, invalid
 from oaiserve.http.data_url import base64_decoded
+from oaiserve.plugins.shared.decoding_process import DecodingProcess, Refused
 
 PIPE_BYTES = 2**20  # A reader that wakes for each 64 KiB takes the cores from the model.
 TOO_LOUD = "is too loud to compute with: its samples must be finite, and should be from -1 to 1"
-SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples
 _IMAGES, _SOUNDS = (f"{__package__}.{kind}_process" for kind in ("image", "sound"))
 # Allocations from this size on are given back to the system when they are freed, which a process that waits should do.
 _GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
@@ -122,15 +122,12 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
 
     A separate process decodes it: the library writes a line to stderr for each fault in an MP3, without end.
     """
-    command = (sys.executable, "-m", _SOUNDS, str(rate), str(max_seconds))
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as its memory.
     content = content_of(file, max_bytes)
-    done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
-    if done.returncode == SOUND_REFUSED:
-        raise _wrong(file, f"the sound {done.stdout.decode()}")
-    if done.returncode:
-        raise _wrong(file, "the sound takes too much to decode")
-    return np.frombuffer(done.stdout, np.float32)
+    try:
+        output = DecodingProcess().output(content, _SOUNDS, str(rate), str(max_seconds))
+    except Refused as refused:
+        raise _wrong(file, f"the sound {refused}") from None
+    return np.frombuffer(output, np.float32)
 
 
 def content_of(file: MediaFile, max_bytes: int) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from oaiserve.plugins.media.model.process_limits import limit, yield_to_the_model
+from oaiserve.plugins.shared.decoding_process import limit, yield_to_the_model
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LOW_DETAIL_PIXELS = 512  # pixels of the longer side

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Iterable, Iterator
 from io import BytesIO
@@ -12,8 +11,8 @@ import soxr
 from numpy.typing import NDArray
 from soundfile import SoundFile, SoundFileError
 
-from oaiserve.plugins.media.model.decode import SOUND_REFUSED, TOO_LOUD
-from oaiserve.plugins.media.model.process_limits import limit, yield_to_the_model
+from oaiserve.plugins.media.model.decode import TOO_LOUD
+from oaiserve.plugins.shared.decoding_process import Refused, decode_stdin
 
 Samples = NDArray[np.float32]
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
@@ -22,10 +21,6 @@ RATES = range(4_000, 96_001)  # allowed samples per second
 PIECE_SAMPLES = 2**14  # read at once
 MOST_BYTES = 2**30  # address space
 MOST_CPU_SECONDS = 10  # The longest allowed sounds take two.
-
-
-class Refused(Exception):
-    """The file can't be read as a sound. The reason completes the sentence 'the sound ...'."""
 
 
 class _Sound(SoundFile):  # type: ignore[misc]
@@ -81,18 +76,10 @@ def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[S
     yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
-def main() -> int:
-    yield_to_the_model()
-    limit(resource.RLIMIT_AS, MOST_BYTES)
-    limit(resource.RLIMIT_CPU, MOST_CPU_SECONDS)
-    try:
-        samples = samples_of(sys.stdin.buffer.read(), int(sys.argv[1]), float(sys.argv[2]))
-    except Refused as error:
-        sys.stdout.buffer.write(str(error).encode())
-        return SOUND_REFUSED
-    sys.stdout.buffer.write(samples.tobytes())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    rate, max_seconds = sys.argv[1:]
+    sys.exit(
+        decode_stdin(
+            lambda content: samples_of(content, int(rate), float(max_seconds)).tobytes(), MOST_BYTES, MOST_CPU_SECONDS
+        )
+    )

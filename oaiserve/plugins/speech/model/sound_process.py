@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BytesIO
-from typing import IO
+from itertools import chain
 
 import av
 from av.audio.resampler import AudioResampler
 from av.error import FFmpegError
 
-from oaiserve.plugins.speech.tokens import RATE, REFUSED
+from oaiserve.plugins.shared.decoding_process import Refused, decode_stdin
+from oaiserve.plugins.speech.tokens import RATE
 
 MOST_CHANNELS = 16
 MOST_CPU_SECONDS = 60  # The longest sounds that are allowed take ten.
 MOST_BYTES = 2**31  # limit of the address space
-NICENESS = 5  # A core that the model needs, too, is shared with it 1 to 3.
 # FFmpeg's readers by the beginning of a file. It may not choose one itself: some readers open other files, and URLs.
 _READERS = ((b"RIFF", "wav"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1aE\xdf\xa3", "matroska"), (b"ID3", "mp3"))
 KNOWN = "FLAC, M4A, MP3, MP4, Ogg, WAV or WebM"
-
-
-class Refused(Exception):
-    """The file cannot be read. The reason completes the sentence 'the sound ...'."""
 
 
 def reader_of(content: bytes) -> str:
@@ -54,8 +47,8 @@ def pieces_of(content: bytes, max_seconds: float) -> Iterator[bytes]:
             if track.codec_context.channels > MOST_CHANNELS:
                 raise Refused(f"must have at most {MOST_CHANNELS} channels, got {track.codec_context.channels}")
             resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
-            frames = (piece for frame in file.decode(track) for piece in resampler.resample(frame))
-            for each in _and_the_rest(frames, resampler):
+            frames = chain(file.decode(track), [None])  # None yields the samples that the resampler still holds.
+            for each in chain.from_iterable(map(resampler.resample, frames)):
                 num_left -= each.samples
                 if num_left < 0:
                     raise Refused(f"is longer than {max_seconds:g} seconds")
@@ -64,34 +57,15 @@ def pieces_of(content: bytes, max_seconds: float) -> Iterator[bytes]:
         raise Refused(f"cannot be read as {KNOWN}: it is none of these, cut off, or damaged") from error
 
 
-def _and_the_rest(frames: Iterator[av.AudioFrame], resampler: AudioResampler) -> Iterator[av.AudioFrame]:
-    yield from frames
-    yield from resampler.resample(None)
-
-
-def main(stdin: IO[bytes], stdout: IO[bytes], max_seconds: float) -> int:
-    try:
-        # The reason stands alone in the output, so nothing is written before the end.
-        samples = b"".join(pieces_of(stdin.read(), max_seconds))
-        if not samples:
-            raise Refused("has no samples")
-    except Refused as error:
-        stdout.write(str(error).encode())
-        return REFUSED
-    stdout.write(samples)
-    return 0
-
-
-def _limit(kind: int, most: int) -> None:
-    _, allowed = resource.getrlimit(kind)
-    wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-    with suppress(ValueError):  # macOS takes no limit of the address space
-        resource.setrlimit(kind, (wanted, allowed))
+def samples_of(content: bytes, max_seconds: float) -> bytes:
+    # The reason of a refusal stands alone in the output, so nothing is written before the end.
+    samples = b"".join(pieces_of(content, max_seconds))
+    if not samples:
+        raise Refused("has no samples")
+    return samples
 
 
 if __name__ == "__main__":
-    os.nice(NICENESS)
-    _limit(resource.RLIMIT_AS, MOST_BYTES)
-    _limit(resource.RLIMIT_CPU, MOST_CPU_SECONDS)
     av.logging.set_level(None)  # FFmpeg writes a line for each fault of a file.
-    sys.exit(main(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1])))
+    max_seconds = float(sys.argv[1])
+    sys.exit(decode_stdin(lambda content: samples_of(content, max_seconds), MOST_BYTES, MOST_CPU_SECONDS))
