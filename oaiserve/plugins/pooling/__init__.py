@@ -30,9 +30,10 @@ def _routes(config: Config) -> list[Route]:
 
 
 def _starts() -> list[Way]:
-    from oaiserve.plugins.pooling.way import ToPool
+    from oaiserve.plugins.shared.way_of_tasks import WayOfTasks
 
-    return [ToPool()]
+    against = "it makes neither vectors nor scores"
+    return [WayOfTasks("to pool", ("embed", "score"), against, "oaiserve.plugins.pooling.model.load")]
 
 
 plugin = Plugin(name="pooling", routes=_routes, inner=InnerParts(starts=_starts))

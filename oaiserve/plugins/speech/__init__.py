@@ -30,9 +30,11 @@ def _routes(config: Config) -> list[Route]:
 
 
 def _starts() -> list[Way]:
-    from oaiserve.plugins.speech.way import ToTranscribe
+    from oaiserve.plugins.shared.way_of_tasks import WayOfTasks
 
-    return [ToTranscribe()]
+    return [
+        WayOfTasks("to transcribe", ("transcribe",), "it transcribes no speech", "oaiserve.plugins.speech.model.load")
+    ]
 
 
 @asynccontextmanager
