@@ -128,9 +128,11 @@ def _install_python(folder: Path, client: Client | Agent, *requirements: str) ->
         return
     if uv := shutil.which("uv"):
         run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+        options = ["--quiet"]
     else:
         run(sys.executable, "-m", "venv", "--without-pip", folder)  # The pip of this environment serves all.
-    run(*_pip(folder, "install"), "--quiet", *requirements)
+        options = ["--quiet", "--no-compile"]  # A script imports few of the modules, which are compiled then.
+    run(*_pip(folder, "install"), *options, *requirements)
 
 
 def _pip(folder: Path, verb: str) -> list[str | Path]:
