@@ -100,7 +100,7 @@ def test_a_shutdown_lets_streams_of_front_processes_end(small_model: Path, tmp_p
             assert begun.wait(60)
             os.kill(server.process.pid, signal.SIGTERM)
             assert reading.result() is not None
-        assert server.process.wait(60) == 0
+        assert server.process.wait() == 0
 
 
 class Clients:

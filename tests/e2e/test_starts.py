@@ -49,7 +49,7 @@ def test_a_start_says_which_step_takes_so_long(small_model: Path, tmp_path: Path
             pass  # so that the step ends
         title = next(line for line in lines if line.startswith("oaiserve"))
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait()
     assert first.rstrip().endswith(f"Loading {small_model.name} ...")
     assert re.search(rf"Loading {small_model.name}: a slow step \(\d+ s\)$", slow.rstrip())
     assert f"serves {small_model.name} at http://127.0.0.1:" in title
