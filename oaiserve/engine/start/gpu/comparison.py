@@ -73,9 +73,8 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(step, limit, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
-    if kernels.sampling is None or notices_infinite(
-        kernels.sampling, own.spec
-    ):  # The host notices them where it draws.
+    sampling = kernels.sampling
+    if sampling is None or notices_infinite(sampling, own.spec):  # The host notices them where it draws.
         return None
     return "logits that are not finite would not be noticed"
 

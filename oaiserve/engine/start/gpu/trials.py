@@ -76,8 +76,7 @@ def seconds_on_device(run: Callable[[], object]) -> float:
         run()
         end.record()
     torch.cuda.synchronize()
-    milliseconds: list[float] = [begin.elapsed_time(end) for begin, end in events]
-    return min(milliseconds) / 1e3
+    return min(float(begin.elapsed_time(end)) for begin, end in events) / 1e3
 
 
 @torch.inference_mode()
