@@ -3,7 +3,8 @@
 For each token of a text, the distribution of the next token is compared with that of transformers' code in float32:
 the mean Kullback-Leibler divergence in nats, and how often the likeliest token is the same. Tokens are computed as
 parts of a prompt, as decodes alone and as decodes of several sequences, with each cache type and quantization. With
---llama, llama.cpp computes the same tokens of the same file.
+--llama, llama.cpp computes the same tokens of the same file. With --reference llama, its distributions for a prompt
+are those that all others are compared with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -54,6 +55,22 @@ PIECE = 2000  # characters of prose or of code, which take turns in the text
 LLAMA_CACHES = ("f16", "q8_0")
 
 
+class Answers(Protocol):
+    def logits(self, rows: list[int]) -> Tensor:
+        """Return the logits float32 [rows, vocab] of these positions."""
+
+
+class Stored:
+    """Logits that are in memory."""
+
+    def __init__(self, rows: list[int], logits: Iterator[Tensor]) -> None:
+        """`logits` has a tensor [1, vocab] for each row."""
+        self._by_row = dict(zip(rows, logits, strict=True))
+
+    def logits(self, rows: list[int]) -> Tensor:
+        return torch.cat([self._by_row[row] for row in rows])
+
+
 class Distance(NamedTuple):
     """How far logits of some positions are from the reference's."""
 
@@ -79,6 +96,7 @@ def main() -> None:
         metavar="BUILD",
         help="compare llama.cpp, too, in this folder of a static build; without a folder, in the one of the benchmarks",
     )
+    parser.add_argument("--reference", default="float32", choices=("float32", "llama"), help="default: %(default)s")
     add_publishing(parser, "quality")
     arguments = parser.parse_args()
     results = results_of(arguments, measure)
@@ -93,7 +111,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     ids = Tokenizer.from_pretrained(source.path).encode(TextPrompt(text(8 * num_tokens)))[:num_tokens]
     rows = chosen(len(ids), arguments.positions)
     torch.set_num_threads(default_threads())
-    reference = Reference(source, ids, prepare.FOLDER / "quality")
+    build = arguments.llama or prepare.FOLDER
+    if arguments.reference == "llama":
+        reference: Answers = Stored(rows, of_llama(build, source.path, ids, rows, LLAMA_CACHES[0], ["prefill"]))
+    else:
+        reference = Reference(source, ids, prepare.FOLDER / "quality")
     is_quantized = source.gguf_file is not None or hasattr(config, "quantization_config")
     runs: dict[str, Any] = {}
     ways = ["prefill", *(way for way in arguments.ways if way != "prefill")]  # decodes read what it writes
@@ -119,7 +141,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for cache in LLAMA_CACHES if arguments.llama else ():
         name = f"llama.cpp, {cache} cache"
         by_way = runs[name] = {}
-        logits = of_llama(arguments.llama, source.path, ids, rows, cache, ways)
+        logits = of_llama(build, source.path, ids, rows, cache, ways)
         for way in ways:
             by_way[way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
     return {"model": arguments.model.name, "tokens": len(ids), "positions": len(rows), "runs": runs}
@@ -216,7 +238,7 @@ def of_llama(
             raise prepare.NotInstalled(f"llama.cpp failed: {log.read_text()[-500:].strip()}")
 
 
-def compare(reference: Reference, rows: list[int], logits: Iterator[Tensor]) -> Distance:
+def compare(reference: Answers, rows: list[int], logits: Iterator[Tensor]) -> Distance:
     """Compare the next logits of these rows, in order, with the reference's."""
     divergences = []
     is_same = []
