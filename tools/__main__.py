@@ -15,7 +15,7 @@ COMMANDS = {
     "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
     "bench.host_step": "what a GPU's step costs the engine's thread, on such a device: docs/measurements.md",
     "bench.prompts": "a lone prompt by its length: docs/measurements.md",
-    "bench.gguf_steps": "decode steps of a GGUF file next to llama.cpp's, in turns: docs/benchmarks.md",
+    "bench.gguf_steps": "steps or served tokens of a GGUF file next to llama.cpp's, in turns: docs/benchmarks.md",
     "bench.limits": "products beside what a CPU's instructions multiply at most: docs/performance.md",
     "arm": "whole models on emulated CPUs of aarch64, compared with x86-64: `make test-arm`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",

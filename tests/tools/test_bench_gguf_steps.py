@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from tests.engine.executors.native.small_models import config
 from tests.models.in_blocks import file_of
-from tools.bench.gguf_steps import report, times_in, write_with_random_blocks
+from tools.bench.gguf_steps import report, report_served, times_in, write_with_random_blocks
 
 
 def test_only_matrices_of_layers_with_whole_blocks_are_random(tmp_path: Path) -> None:
@@ -41,3 +41,16 @@ def test_ratios_are_those_of_the_same_turns() -> None:
     ]
     row = "| a file | 16.0 | 32.0 | 1.00 (1.00..4.00) | 250 | 500 | 2.00 (2.00..2.00) |"
     assert report({"a file": turns}).splitlines()[-1] == row
+
+
+def test_served_ratios_are_those_of_the_same_turns() -> None:
+    turns = [
+        {
+            "oaiserve": {"8": {"per_second": ours, "per_cpu_second": 30.0, "other_cores": 0.5}},
+            "llama.cpp": {"8": {"per_second": theirs, "per_cpu_second": 20.0, "other_cores": others}},
+        }
+        for ours, theirs, others in ((40.0, 10.0, 0.25), (20.0, 20.0, 1.5), (60.0, 20.0, 0.0))
+    ]
+    row, _, load = report_served({"a file": turns}).splitlines()[-3:]
+    assert row == "| a file | 8 | 40.0 | 20.0 | 3.00 (1.00..4.00) | 1.50 (1.50..1.50) |"
+    assert "used 1.50 cores at most" in load

@@ -83,7 +83,7 @@ def llama_cpp() -> Path:
     options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
     options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    targets = ("llama-server", "llama-quantize")
+    targets = ("llama-server", "llama-quantize", "llama-imatrix")
     done = build / "made-with"
     made_with = "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:
@@ -93,7 +93,8 @@ def llama_cpp() -> Path:
         sys.exit(f"{folder.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
     print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     done.unlink(missing_ok=True)
-    shutil.copy(TILES_HEADER, header)
+    if not header.exists() or header.read_text() != TILES_HEADER.read_text():  # Newer, it would compile all code again.
+        shutil.copy(TILES_HEADER, header)
     run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
     run("cmake", "--build", build, "--target", *targets)
     done.write_text(made_with)
