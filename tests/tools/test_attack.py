@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from tests.published import published
 from tools.attack import schema
-from tools.attack.attack import Attack, Strike, outcomes, post
+from tools.attack.attack import Attack, Harmless, Strike, of_same_size, outcomes, post
 from tools.attack.families import ATTACKS, grammars
 from tools.attack.families.generated import generate
 from tools.attack.measure import Result, Span, gaps, measure
@@ -91,6 +91,17 @@ def test_a_server_that_holds_more_from_round_to_round_fails(changes: dict[str, A
 def test_a_server_may_fill_what_it_keeps_within_bounds() -> None:
     assert growth([replace(GOOD, rss_after_mib=300)] * 2 + [GOOD] * 4) == []
     assert growth([GOOD]) == []
+
+
+def test_an_attack_may_cost_little_more_than_the_same_requests_without_what_is_hostile() -> None:
+    attack = replace(ATTACK, harmless=of_same_size)
+    slow_once = replace(GOOD, ratios_to_harmless=[1.1, 5.0, 1.0])  # one round met other work of the machine
+    assert failures(attack, slow_once) == []
+    assert "1.30 times that beside harmless" in failures(attack, replace(GOOD, ratios_to_harmless=[1.3, 1.1, 1.4]))[0]
+    assert "no tokens beside harmless" in failures(attack, GOOD)[0]
+    sent = post("/", {"a": {"b": 1}})
+    assert len(of_same_size(sent)) == len(sent)
+    assert of_same_size(sent).endswith(b"\r\n\r\n" + b"x" * len(b'{"a": {"b": 1}}'))
 
 
 @pytest.mark.parametrize(
@@ -211,11 +222,11 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     ):
         server = Server("keys", process)
 
-        def attack_with(body: bytes) -> list[str]:
+        def attack_with(body: bytes, harmless: Harmless | None = None) -> list[str]:
             async def send(strike: Strike) -> None:
                 await strike.ask_all([post("/", body)] * 4, 2)
 
-            attack = replace(ATTACK, run=send)
+            attack = replace(ATTACK, run=send, harmless=harmless)
             return failures(attack, measure(attack, server, neighbour, quiet_seconds=1, quick=True))
 
         yield attack_with
@@ -224,6 +235,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 @pytest.mark.parametrize(("body", "says"), [(b"stall", "ITL p99 grew"), (b"bug", "times: got 500: {}")])
 def test_an_attack_that_harms_fails(attacked: Callable[..., list[str]], body: bytes, says: str) -> None:
     assert any(says in sentence for sentence in attacked(body))
+
+
+def test_an_attack_that_harms_more_than_its_bytes_fails(attacked: Callable[..., list[str]]) -> None:
+    assert any("beside harmless ones" in sentence for sentence in attacked(b"stall", of_same_size))
 
 
 # -- the attacks, and generated requests ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ MOST_SHOWN_BYTES = 700  # bytes shown of a request whose answer is a server erro
 HI = [{"role": "user", "content": "Hi"}]
 
 Sent = bytes | Callable[[Connection], Awaitable[None]]  # the bytes of a request, or what sends them
+Harmless = Callable[[bytes], bytes]  # returns a request without what is hostile about it
 Number = Callable[[int, int], int]  # picks the number to send from that of a full and that of a quick run
 Requests = Callable[[Number], Iterable[Sent]]
 
@@ -50,13 +51,28 @@ def request(
 post = partial(request, "POST")
 
 
+def of_same_size(data: bytes) -> bytes:
+    """Return a request with a body of the same length, which is refused at its first byte."""
+    head, separator, body = data.partition(b"\r\n\r\n")
+    return head + separator + b"x" * len(body)
+
+
 class Strike:
     """One run of an attack: it sends, and notes what was sent, what came back, and what went wrong.
 
     Each request is counted when it begins. So one whose answer never comes is missing among the answers.
     """
 
-    def __init__(self, url: str, *, quick: bool, answer_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        quick: bool,
+        answer_seconds: float,
+        harmless: Harmless | None = None,
+    ) -> None:
+        """With `harmless`, what it returns is sent instead of each request, and the answers aren't checked."""
+        self._harmless = harmless
         self.url = url
         self._quick = quick
         self.answer_seconds = answer_seconds
@@ -73,7 +89,7 @@ class Strike:
         return quick if self._quick else full
 
     def check(self, holds: bool, problem: str) -> None:
-        if not holds:
+        if not holds and self._harmless is None:
             self.problems.append(problem)
 
     async def connect(self) -> Connection:
@@ -83,6 +99,8 @@ class Strike:
     async def ask(self, data: Sent) -> Answer:
         """Send the bytes, or what a function sends, on a connection of its own, and return what came back first."""
         self.num_sent += 1
+        if self._harmless is not None and isinstance(data, bytes):
+            data = self._harmless(data)
         started = time.monotonic()
         try:
             connection = await self.connect()
@@ -142,6 +160,11 @@ class Attack:
     # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
     is_work: bool = False
     most_itl_ratio: float = 2.0  # the neighbour's ITL p99, to its own without the attack; not asked of work
+    # The neighbour also waits for the bytes of requests, and for work that they ask for honestly. So harmless requests
+    # take turns with the attack, `rounds` times, and the median of the ratios to the ITL p99 beside them has a limit.
+    harmless: Harmless | None = None
+    most_ratio_to_harmless: float = 1.2
+    rounds: int = 5
     requests: Requests | None = None  # what a burst sends
 
 

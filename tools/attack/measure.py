@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
@@ -46,6 +47,7 @@ class Result:
     """What was measured. Seconds, MiB."""
 
     num_sent: int = 0
+    num_harmless: int = 0
     answers: list[Answer] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     took_seconds: float = 0.0
@@ -58,6 +60,8 @@ class Result:
     log_bytes: int = 0
     itl_quiet: list[float] = field(default_factory=list)
     itl_attack: list[float] = field(default_factory=list)
+    itl_harmless: list[float] = field(default_factory=list)  # times next to harmless requests like those of the attack
+    ratios_to_harmless: list[float] = field(default_factory=list)  # ratios of the ITL p99, in each round
     ttft_quiet: list[float] = field(default_factory=list)  # times of the probes that were answered
     ttft_attack: list[float] = field(default_factory=list)
     neighbour_outcomes: dict[str, int] = field(default_factory=dict)  # outcomes of its streams and probes
@@ -76,11 +80,15 @@ class Result:
             return None
         return percentile(sorted(self.itl_attack), 99) / percentile(sorted(self.itl_quiet), 99)
 
+    @property
+    def ratio_to_harmless(self) -> float | None:
+        return median(self.ratios_to_harmless) if self.ratios_to_harmless else None
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures, with summaries in the place of long lists."""
-        fields = vars(self) | {"itl_ratio": self.itl_ratio}
+        fields = vars(self) | {"itl_ratio": self.itl_ratio, "ratio_to_harmless": self.ratio_to_harmless}
         fields["answers"] = dict(sorted(Counter(answer.outcome for answer in self.answers).items()))
-        for name in ("itl_quiet", "itl_attack", "ttft_quiet", "ttft_attack"):
+        for name in ("itl_quiet", "itl_attack", "itl_harmless", "ttft_quiet", "ttft_attack"):
             fields[name] = distribution(fields[name]) or {}
         rounded: dict[str, Any] = json.loads(json.dumps(fields), parse_float=lambda digits: round(float(digits), 4))
         return rounded
@@ -97,20 +105,32 @@ def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_secon
     result.rss_before_mib = process_usage.rss_mib(server.pid)
     log_before = log_file.stat().st_size
     strike = Strike(server.url, quick=quick, answer_seconds=attack.answer_seconds)
-    cpu_before = process_usage.cpu_seconds(server.pid)
-    attacked = _run_for(attack, strike, quiet_seconds)
-    result.cpu_seconds = process_usage.cpu_seconds(server.pid) - cpu_before
-    result.took_seconds = attacked.seconds
+    attacked: list[Span] = []
+    harmless: list[Span] = []
+    num_rounds = 1 if attack.harmless is None or quick else attack.rounds
+    for _ in range(num_rounds):
+        if attack.harmless is not None:
+            seconds = attack.answer_seconds
+            other = Strike(server.url, quick=quick, answer_seconds=seconds, harmless=attack.harmless)
+            harmless.append(_run_for(attack, other, quiet_seconds))
+            result.num_harmless += other.num_sent
+            result.problems += [f"beside harmless requests: {problem}" for problem in other.problems]
+        cpu_before = process_usage.cpu_seconds(server.pid)
+        attacked.append(_run_for(attack, strike, quiet_seconds))
+        result.cpu_seconds += process_usage.cpu_seconds(server.pid) - cpu_before
+        if not strike.is_complete or strike.problems:
+            break
+    result.took_seconds = sum(span.seconds for span in attacked)
     result.rss_peak_mib = process_usage.peak_rss_mib(server.pid)
     result.num_sent = strike.num_sent
     result.answers = strike.answers
-    result.problems = list(dict.fromkeys(strike.problems))
+    result.problems = list(dict.fromkeys([*result.problems, *strike.problems]))
     quiet = [before]
     if server.exit_code is None:
         time.sleep(SETTLE_SECONDS)
         quiet.append(_wait(quiet_seconds))
     result.log_bytes = log_file.stat().st_size - log_before
-    _note_neighbour(result, list(neighbour.events), num_events, quiet, attacked)
+    _note_neighbour(result, list(neighbour.events), num_events, quiet, attacked, harmless)
     result.state = server.state()
     result.rss_after_mib = process_usage.rss_mib(server.pid)
     if server.exit_code is None:
@@ -174,17 +194,30 @@ def gaps(events: Sequence[Event], until: float) -> list[Span]:
     return spans
 
 
-def _note_neighbour(result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: Span) -> None:
-    for gap in gaps(events, time.monotonic()):
-        if gap.meets(attacked):  # a stall that the attack began is not quiet
+def _note_neighbour(
+    result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: list[Span], harmless: list[Span]
+) -> None:
+    spans = gaps(events, time.monotonic())
+    for gap in spans:
+        if gap.meets(*attacked):  # a stall that the attack began is not quiet
             result.itl_attack.append(gap.seconds)
+        elif gap.meets(*harmless):
+            result.itl_harmless.append(gap.seconds)
         elif gap.meets(*quiet):
             result.itl_quiet.append(gap.seconds)
+    for attack, other in zip(attacked, harmless, strict=True) if harmless else ():
+        beside_attack = sorted(gap.seconds for gap in spans if gap.meets(attack))
+        beside_other = sorted(gap.seconds for gap in spans if gap.meets(other) and not gap.meets(attack))
+        if beside_attack and beside_other:
+            result.ratios_to_harmless.append(percentile(beside_attack, 99) / percentile(beside_other, 99))
     new = events[num_before:]
     for event in new:
         if event.kind == "probe" and event.outcome == "200":
-            is_beside = Span(event.at, event.at + event.seconds).meets(attacked)
-            (result.ttft_attack if is_beside else result.ttft_quiet).append(event.seconds)
+            during = Span(event.at, event.at + event.seconds).meets(*attacked)
+            if during:
+                result.ttft_attack.append(event.seconds)
+            elif not Span(event.at, event.at + event.seconds).meets(*harmless):
+                result.ttft_quiet.append(event.seconds)
     result.neighbour_outcomes = dict(Counter(event.outcome for event in new if event.kind in ("probe", "ended")))
     health = [event for event in new if event.kind == "health"]
     result.health_outcomes = dict(Counter(event.outcome for event in health))

@@ -31,7 +31,7 @@ def failures(attack: Attack, result: Result) -> list[str]:
     """Return a sentence for each limit that was not kept."""
     faults = list(result.problems)
     neighbour_got = {each: number for each, number in result.neighbour_outcomes.items() if each != "200"}
-    num_requests = result.num_sent + sum(result.neighbour_outcomes.values())
+    num_requests = result.num_sent + result.num_harmless + sum(result.neighbour_outcomes.values())
     most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * num_requests
     missing = result.num_sent - len(result.answers)
     peak_mib = result.rss_peak_mib - result.rss_before_mib
@@ -50,6 +50,12 @@ def failures(attack: Attack, result: Result) -> list[str]:
             faults.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
     elif result.itl_ratio > attack.most_itl_ratio:
         faults.append(f"the neighbour's ITL p99 grew by {result.itl_ratio:.2f} (most {attack.most_itl_ratio:g})")
+    most = attack.most_ratio_to_harmless
+    if attack.harmless is not None and result.itl_ratio is not None:
+        if (ratio := result.ratio_to_harmless) is None:
+            faults.append("the neighbour had no tokens beside harmless requests")
+        elif ratio > most:
+            faults.append(f"the neighbour's ITL p99 was {ratio:.2f} times that beside harmless ones (most {most:g})")
     if slowest > MOST_TTFT_SECONDS:
         faults.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:

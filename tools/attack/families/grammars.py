@@ -1,7 +1,8 @@
 """Constraints on answers that are broken, cannot be satisfied, or take too much: schemas, regexes and grammars.
 
-What is accepted is computed like other work, and so the time of its steps is limited, as everywhere; its masks and its
-compiling are part of that. `tools.attack.growth` bounds the time of what is refused by its bytes.
+A refused constraint must cost the other streams hardly more than other bytes that are refused. What is accepted is
+computed like other work, and so the time of its steps is limited, as everywhere; its masks and its compiling are part
+of that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, outcomes, post
+from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, of_same_size, outcomes, post
 
 TOKENS = 12  # tokens of an answer to a constraint that is accepted
 FEW_AT_ONCE = 4
@@ -79,7 +80,7 @@ def asking(constraints: Iterable[Constraint]) -> list[Sent]:
 TWICE = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}
 
 
-@GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, is_work=True)
+@GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, harmless=of_same_size)
 def schemas_deep(number: Number) -> list[Sent]:
     """Most are too deep for this tool's own JSON."""
     forms = (('{"a": ', "}"), ('{"properties": {"a": ', "}}"), ('{"items": ', "}"), ('{"allOf": [', "]}"), ("[", "]"))

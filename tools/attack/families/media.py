@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 
 from tools.attack.attack import CHAT, FULL, Family, Number, Sent, outcomes, post
-from tools.attack.media_files import IMAGES
+from tools.attack.media_files import IMAGES, plain
 
 MEDIA = Family("media", "media bombs")
 DONE = outcomes(200, 400) | FULL
@@ -27,8 +27,18 @@ def bombs(number: Number) -> list[Sent]:
     return [of_image(url) for url in urls] * number(2, 1)
 
 
+def sixteen(url: str) -> bytes:
+    image = {"type": "image_url", "image_url": url}
+    return post(CHAT, {"messages": [{"role": "user", "content": [image] * 16}], "max_tokens": 1})
+
+
+def few_pixels(data: bytes) -> bytes:
+    """Return a request with images of the size in which the model reads all images."""
+    return sixteen(url_of(plain("WEBP", side=512, lossless=True)))
+
+
 @MEDIA.burst("one color, 4,000 x 4,000, 16 times in each of 8 requests", DONE, 8, server="images", is_work=True,
-             answer_seconds=60, limit_seconds=120)  # fmt: skip
+             answer_seconds=60, limit_seconds=120, harmless=few_pixels, most_ratio_to_harmless=2.0,
+             rounds=3)  # fmt: skip
 def many_pixels(number: Number) -> list[Sent]:
-    image = {"type": "image_url", "image_url": url_of(IMAGES["WebP of one color"]())}
-    return [post(CHAT, {"messages": [{"role": "user", "content": [image] * 16}], "max_tokens": 1})] * number(8, 4)
+    return [sixteen(url_of(IMAGES["WebP of one color"]()))] * number(8, 4)
