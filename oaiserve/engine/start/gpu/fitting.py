@@ -23,6 +23,7 @@ class Part(NamedTuple):
 
     name: str
     fields: tuple[str, ...]
+    can_be_captured: bool = False  # whether graphs can have plain torch in their place
 
 
 # By the last part of the name of the module that launches the kernels. Plain torch has no gates of gpt-oss, which only
@@ -33,7 +34,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         "triton_latent": Part("attention to latent vectors", ("latent_attention",)),
         "triton_layers": Part("norms and activations", ("operations", "experts")),
         "triton_products": Part("products in few bits and experts", ("multiply", "experts")),
-        "triton_states": Part("layers with a state", ("recurrence",)),
+        "triton_states": Part("layers with a state", ("recurrence",), can_be_captured=True),
         "triton_adapters": Part("adapters", ("adapters",)),
         "triton_sampling": Part("draws", ("sampling",)),
     }
@@ -65,7 +66,7 @@ def part_of(error: Exception) -> Part | None:
 
 def without(found: Probed, part: Part, reason: str) -> Probed:
     verdict = dict(found.verdict)
-    if "recurrence" not in part.fields:  # Graphs can have plain torch in place of this one alone.
+    if not part.can_be_captured:
         verdict["graphs"] = verdict["graphs"] or f"plain torch computes {part.name}"
     if "multiply" in part.fields:
         verdict["fp8_products"] = reason

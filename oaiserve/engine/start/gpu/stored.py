@@ -23,8 +23,10 @@ def recall(path: Path) -> Probed | None:
     """Return the result of a probe, or None if it is missing, spoiled, of another version or of another user."""
     try:
         found = msgspec.json.decode(private.read_file(private.verified(path.parent) / path.name), type=Probed)
+    except FileNotFoundError:
+        return None
     except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
-        log.debug("No earlier probe of the GPU counts: %s", error)
+        log.warning("What an earlier probe of the GPU found cannot be used: %s", error)
         return None
     return found if found.verdict.keys() == FEATURES.keys() else None
 

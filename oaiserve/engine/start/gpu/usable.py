@@ -112,10 +112,12 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
 
 def content_of(model: Path) -> list[tuple[str, int, int]]:
     """Return the name, size and time of the last change of a file, or of each file in a folder, which differ for other
-    weights at the same path."""
-    files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
-    stats = ((file.name, file.stat()) for file in files)
-    return [(name, status.st_size, status.st_mtime_ns) for name, status in stats]
+    weights at the same path. Return an empty list if they can't be read."""
+    with suppress(OSError):
+        files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
+        stats = [(file.name, file.stat()) for file in files]
+        return [(name, status.st_size, status.st_mtime_ns) for name, status in stats]
+    return []
 
 
 def driver_version() -> str:

@@ -16,7 +16,7 @@ LLAMA_CPP = "llama.cpp"
 VLLM = "vllm"
 SGLANG = "sglang"
 OLLAMA = "ollama"
-# Engines by the owner of their models, and by what their metrics begin with
+# An engine is known by the owner of its models, or by what the names of its metrics begin with.
 _BY_OWNER = {OAISERVE: OAISERVE, SGLANG: SGLANG, VLLM: VLLM, "llamacpp": LLAMA_CPP}
 _BY_METRICS = {b"vllm:": VLLM, b"sglang:": SGLANG, b"sglang_": SGLANG, b"llamacpp:": LLAMA_CPP}
 MOST_MODELS = 256

@@ -32,7 +32,7 @@ PIECE_BLOCK = 16  # in pieces; shorter repetitions are not reported
 MOST_COMPARED_BYTES = 4 * 2**20
 _MEDIA = ("image_url", "input_image", "image", "input_audio")
 _OPTIONS = ("chat_template_kwargs", "reasoning_effort", "thinking", "think", "response_format", "format")
-# How engines are told to report cached tokens
+# These flags make an engine report its cached tokens.
 _REPORTS_CACHED = {
     VLLM: "; vLLM does with --enable-prompt-tokens-details",
     SGLANG: "; SGLang does with --enable-cache-report, unless none were",

@@ -22,7 +22,7 @@ LINES = b"application/x-ndjson"  # Ollama's streams: an object on each line
 JSON = b"application/json"
 _MOST_CHOICES = 128  # choices whose end is noted
 _TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "refusal", "audio")
-# Where the usage has these numbers: in OpenAI's two APIs, and in SGLang
+# The usage has these numbers at other places in each of OpenAI's two APIs, and in SGLang.
 _CACHED = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cached_tokens")
 _REASONING = (
     "completion_tokens_details.reasoning_tokens",
