@@ -90,6 +90,7 @@ BAD_REQUESTS = [
     raw("NaN", b'{"prompt": "Hi", "temperature": NaN}', "not valid JSON"),
     raw("a number beyond floats", b'{"prompt": "Hi", "temperature": 1e999}', "within ±1.8e308", "temperature"),
     raw("an integer of 5000 digits", b'{"prompt": "Hi", "n": ' + b"9" * 5000 + b"}", "at most 4,300 digits", "n"),
+    raw("an integer of 5000 digits in another API's field", b'{"prompt": "Hi", "text": ' + b"9" * 5000 + b"}", "4,300"),
     raw("an integer of 400 digits", b'{"prompt": "Hi", "seed": ' + b"9" * 400 + b"}", "must be <=", "seed"),
     raw("deep lists", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
     raw("deep unknown objects", b'{"x": ' + b'{"x":' * 100_000 + b"1" + b"}" * 100_001, "nested too deeply"),

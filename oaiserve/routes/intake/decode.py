@@ -86,6 +86,7 @@ def parse(
                     "Unicode text."
                 ) from None
             note("the body", "halves of surrogate pairs are read as U+FFFD")
+        _grant_wishes(kind, values, note)  # It decodes values that `kind` has no field for.
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
@@ -95,7 +96,6 @@ def parse(
             raise InvalidRequest("The body is empty, and must be a JSON object.") from None
         reason = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
-    _grant_wishes(kind, values, note)
     unknown = values.keys() - set(parsed.__struct_fields__) - NAMES
     for name in islice(unknown, MOST_TOLD):
         _tell_of(name[:61], parsed.__struct_fields__)  # 60 of these characters are shown.
@@ -165,7 +165,8 @@ def _pattern_of(places: Sequence[Sequence[str]]) -> re.Pattern[bytes]:
 
 
 def _grant_wishes(kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], note: Note | None) -> None:
-    """Refuse or note the wishes in a body of this kind, by the JSON of its values. Raises InvalidRequest."""
+    """Refuse or note the wishes in a body of this kind, by the JSON of its values. Raises InvalidRequest and msgspec's
+    errors."""
     for name, (pattern, rows) in _wishes_of(kind).items():
         if name not in values or pattern.search(values[name]) is None:
             continue
