@@ -19,8 +19,8 @@ EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets t
     *(2**64 - 1, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")),
     *(None, True, "", "x" * 300, "../../../etc/passwd", [], {}, [[]], [None], {"": {}}),
 )
-# Beyond Python's limits of digits and of nesting, no character, no number of JSON, and beyond all floats.
-TOKENS = (b"7" * 5000, b"[" * 20_000 + b"]" * 20_000, b'"\\ud800"', b"NaN", b"1e999")
+# Beyond Python's limits of digits and of nesting, no character, no UTF-8, no number of JSON, and beyond all floats.
+TOKENS = (b"7" * 5000, b"[" * 20_000 + b"]" * 20_000, b'"\\ud800"', b'"\xff"', b"NaN", b"1e999")
 NUMBERS = [
     number.to_bytes(size, "little")
     for size in (1, 2, 4, 8)
