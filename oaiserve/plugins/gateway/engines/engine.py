@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from oaiserve.plugins.gateway.address import Address
@@ -13,11 +14,28 @@ from oaiserve.plugins.gateway.engines.presence import Presences
 from oaiserve.plugins.gateway.engines.reported import Reported
 from oaiserve.plugins.gateway.sources import Resolve
 from oaiserve.plugins.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
+from oaiserve.wire.prefix_keys import Prompt
 
 MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
 ASK_SECONDS = 5.0  # time limit of such an answer
 
+KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # headers with the key of a client
+
 Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """A request in the form that engines get."""
+
+    method: str
+    target: bytes
+    headers: list[Header]
+    body: bytes | bytearray
+    model: str | None
+    prompt: Prompt | None
+    session: str | None
+    has_account: bool
 
 
 class ForeignEngine:
@@ -32,7 +50,7 @@ class ForeignEngine:
         self._resolve = resolve
         # People type the base URL of their client, which ends in /v1, as well as that of the engine.
         self._prefix = urlsplit(url).path.rstrip("/").removesuffix("/v1").encode()
-        self.headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+        self._headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self.identity = Identity()
         self.is_up = False  # It has answered the last question, or the last request.
         self.presences = Presences()
@@ -44,24 +62,20 @@ class ForeignEngine:
     def num_open(self) -> int:
         return len(self.presences.open)
 
-    async def ask(
-        self,
-        method: str,
-        target: bytes,
-        headers: Iterable[Header],
-        body: bytes | bytearray,
-        on_sent: Callable[[], object],
-    ) -> UpstreamAnswer:
+    async def ask(self, request: EngineRequest, on_sent: Callable[[], object]) -> UpstreamAnswer:
         """Send a request, call `on_sent`, and wait for the head of the answer. Raises Unreachable and BadAnswer."""
+        headers = request.headers
+        if self.has_key:
+            headers = [*(header for header in headers if header[0] not in KEYS), *self._headers]
         upstream = await self._connected()
-        return await upstream.ask(method, self._prefix + target, headers, body, on_sent)
+        return await upstream.ask(request.method, self._prefix + request.target, headers, request.body, on_sent)
 
     async def get(self, path: str) -> bytes | None:
         """Return the body of a 200, or None for another answer, or one that is no HTTP, too long or not completed.
         Raises Unreachable."""
         upstream = await self._connected()
         with suppress(BadAnswer, CutOff):
-            status, content = await upstream.get(self._prefix + path.encode(), self.headers, MOST_BYTES, ASK_SECONDS)
+            status, content = await upstream.get(self._prefix + path.encode(), self._headers, MOST_BYTES, ASK_SECONDS)
             if status == 200:
                 return content
         return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -37,10 +37,10 @@ from oaiserve.plugins.gateway.client_request import (
     without_trace,
 )
 from oaiserve.plugins.gateway.engines.body import Body, body_of
-from oaiserve.plugins.gateway.engines.engine import ForeignEngine, Header
+from oaiserve.plugins.gateway.engines.engine import KEYS, EngineRequest, ForeignEngine
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
-from oaiserve.plugins.gateway.engines.read_again import SentPrompt, prompt_in
+from oaiserve.plugins.gateway.engines.read_again import prompt_in
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
@@ -51,30 +51,17 @@ from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.receive import receive as receive_parts
 from oaiserve.routes.intake.turns import client_left, unless_left
-from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, Prompt, prompt_of_body
+from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, prompt_of_body
 
 log = logging.getLogger(__name__)
 
-_KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+T = TypeVar("T")
+
 _NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-content-type-options", b"x-request-id"}
 _PAGE = b'; rel="describedby"; type="text/html"'  # The end of a `link` by which oaiserve names its page of a request
 _KEY_REFUSED = (401, 403)
 BROKEN_OFF = "The engine that wrote this answer has ended, so the answer is not complete. Please try again."
 SHUTS_DOWN = "The server is shutting down. Please try again."
-
-
-@dataclass(slots=True)
-class EngineRequest:
-    """A request in the form that engines get."""
-
-    method: str
-    target: bytes
-    headers: list[Header]
-    body: bytes | bytearray
-    model: str | None
-    prompt: Prompt | None
-    session: str | None
-    has_account: bool
 
 
 class BegunAnswer(NamedTuple):
@@ -162,11 +149,10 @@ class EngineRelay:
             if models := self.fleet.models:  # Never a name that only a client has sent
                 exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
             if len(self.fleet.engines) > 1:
-                is_large = len(body) > LARGE_BYTES
-                prompt = await asyncio.to_thread(prompt_of_body, body) if is_large else prompt_of_body(body)
+                prompt = await _parsed(prompt_of_body, body)
         headers = passed_headers(scope, num_hops)
         if self.has_keys:
-            headers = [header for header in headers if header[0] not in _KEYS]
+            headers = [header for header in headers if header[0] not in KEYS]
         if self.has_tracing:
             trace: TraceContext = scope["state"]["trace"]
             parent = trace.traceparent(trace.span_id, is_sampled=self.is_sampled(trace))
@@ -207,20 +193,16 @@ class EngineRelay:
         self, engine: ForeignEngine, request: EngineRequest, passed: Passed, left: asyncio.Task[None]
     ) -> BegunAnswer:
         """Let an engine begin an answer. Raises Unreachable, BadGateway and ClientDisconnect."""
-        headers = request.headers
-        if engine.has_key:
-            headers = [*(header for header in headers if header[0] not in _KEYS), *engine.headers]
 
         def sent() -> None:
             passed.times.sent = self.clock_ns()
             if passed.prompt is None and request.has_account:  # It is read while the engine works.
-                passed.prompt = asyncio.create_task(_prompt_in(request.body, request.model or ""))
+                passed.prompt = asyncio.create_task(_parsed(prompt_in, request.body, request.model or ""))
 
         engine.presences.enter(passed)
         answer: UpstreamAnswer | None = None
         try:
-            asking = engine.ask(request.method, request.target, headers, request.body, sent)
-            answer = await unless_left(asking, left)
+            answer = await unless_left(engine.ask(request, sent), left)
         except BadAnswer as error:
             log.warning("Engine %s has answered what is no HTTP: %s", engine.name, error)
             raise BadGateway("The engine's answer could not be read. Please try again.") from None
@@ -316,10 +298,11 @@ def _has_length(answer: UpstreamAnswer) -> bool:
     return bool(answer.header(b"content-length") or answer.header(b"transfer-encoding"))
 
 
-async def _prompt_in(body: bytes | bytearray, model: str) -> SentPrompt | None:
+async def _parsed(parse: Callable[..., T], body: bytes | bytearray, *more: str) -> T:
+    """Parse a body, in a thread if it is large."""
     if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(prompt_in, body, model)
-    return prompt_in(body, model)
+        return await asyncio.to_thread(parse, body, *more)
+    return parse(body, *more)
 
 
 def _ending(scope: Scope, reading: Reading, message: str) -> bytes:
