@@ -38,7 +38,7 @@ class Identity(NamedTuple):
     def shown(self) -> str:
         """Return the engine for people: its kind, version, models and context."""
         kind = "an engine of an unknown kind" if self.kind == UNKNOWN else self.kind
-        parts = [f"{kind} {self.version}".strip(), ", ".join(self.models[:3])]
+        parts = [f"{kind} {self.version}".strip(), ", ".join(self.models[:3]) or "which lists no models yet"]
         parts.append(f"{self.context_tokens:,} tokens of context" if self.context_tokens else "")
         return ", ".join(filter(None, parts))
 
