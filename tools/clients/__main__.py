@@ -5,9 +5,9 @@ documentation shows first: a text, a stream, a tool that is called, an answer of
 calls no tool by itself, so calls are forced; where the model decides, nothing may break. Prints the table of
 docs/clients.md and, at the end, what failed; then the exit code is 1. `make clients` runs all, into docs/clients.md.
 
-With --engine, the scripts ask a gateway in front of another engine. What fails is tried once more past the gateway,
-and counts only if it works there. The table then shows both. --engine-model is a file of a model that answers better
-than the demo model, such as a GGUF file for llama.cpp.
+With --engine, the scripts ask a gateway in front of another engine, and leave out embeddings and speech. What fails is
+tried once more past the gateway, and counts only if it works there. The table then shows both. --engine-model is a file
+of a model that answers better than the demo model, such as a GGUF file for llama.cpp.
 
 To add a client, write its script and its entry in clients.py, and pin its versions: --renew --only NAME. To renew the
 pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Commit
@@ -29,7 +29,7 @@ from typing import Any
 from tools.bench.prepare import NotInstalled
 from tools.clients import environments
 from tools.clients.clients import CLIENTS, Client
-from tools.clients.outcomes import OK, InvalidReport, page, parse, table_of_engine
+from tools.clients.outcomes import OF_OTHER_SERVERS, OK, InvalidReport, page, parse, table_of_engine
 from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     if arguments.engine_process:
         os.environ["OAISERVE_ENGINE_PROCESS"] = arguments.engine_process
+    if arguments.engine:
+        os.environ["SKIPPED_EXAMPLES"] = " ".join(OF_OTHER_SERVERS)
     if arguments.front_processes:
         os.environ["OAISERVE_FRONT_PROCESSES"] = str(arguments.front_processes)
     names = arguments.only or list(CLIENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,25 +25,24 @@ def running_servers(engine: str | None = None, engine_model: Path | None = None)
     """Run the servers with their defaults, and yield what scripts are started with: features.py names it.
 
     With the name of another engine, the first server is a gateway in front of it, with this model or the demo model,
-    and the last item is the engine's own address.
+    there is none that transcribes speech, and the last item is the engine's own address.
     """
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         embedder, listener, sound = (Path(folder) / name for name in ("embedder", "whisper", "speech.wav"))
         save(embedder, FAMILY, random_pooler(FAMILIES[FAMILY]), pooling="mean")
+        embedding = stack.enter_context(running_oaiserve("--served-model-name", "embedder", model=str(embedder)))
+        others = [f"{embedding.url}/v1", "embedder", str(demo.fetched())]
+        if engine is not None:
+            generating = stack.enter_context(PEERS[engine](engine_model).running())
+            gateway = stack.enter_context(running_gateway(generating.url))
+            yield [f"{gateway.url}/v1", demo.NAME, *others, "", "", f"{generating.url}/v1"]
+            return
         listener.mkdir()
         write_whisper_base([fetched(part) for part in WHISPER_BASE], listener)
         subprocess.run(["espeak-ng", "-s", "140", "-w", sound, SPOKEN], check=True)
-        with (
-            running_oaiserve() if engine is None else PEERS[engine](engine_model).running() as generating,
-            running_oaiserve("--served-model-name", "embedder", model=str(embedder)) as embedding,
-            running_oaiserve("--served-model-name", "whisper-1", model=str(listener)) as listening,
-        ):
-            others = [f"{embedding.url}/v1", "embedder", str(demo.fetched()), f"{listening.url}/v1", str(sound)]
-            if engine is None:
-                yield [f"{generating.url}/v1", "demo", *others]
-                return
-            with running_gateway(generating.url) as gateway:
-                yield [f"{gateway.url}/v1", demo.NAME, *others, f"{generating.url}/v1"]
+        generating = stack.enter_context(running_oaiserve())
+        listening = stack.enter_context(running_oaiserve("--served-model-name", "whisper-1", model=str(listener)))
+        yield [f"{generating.url}/v1", "demo", *others, f"{listening.url}/v1", str(sound)]
 
 
 @contextmanager
