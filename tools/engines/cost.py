@@ -2,7 +2,7 @@
 
 The engine is a server without a model, which answers at once. In turns, a client asks it through each proxy and past
 it, one short stream after the other; the difference of their medians is what a proxy adds to the first token. Then
-streams of 500 tokens pass through each proxy at once, and its CPU time is divided by their tokens. The table has the
+streams of 400 tokens pass through each proxy at once, and its CPU time is divided by their tokens. The table has the
 medians of the turns with their ranges, and how many times the CPU time of the gateway of our servers each proxy takes.
 
 Besides this gateway, the proxies are the gateway in front of oaiserve's own servers, and two that keep no account
@@ -27,7 +27,7 @@ from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import CHAT, ServerProcess, exit_on_sigterm, free_port, running_process
 
-TOKENS = 500  # Length of each stream.
+TOKENS = 400  # Length of each stream.
 WARM_UP = 20  # requests before the first turn
 ROUTE = ("-m", "oaiserve", "route", "--log-level", "warning")
 FORWARD = ("-m", "tools.engines.forwarder")
@@ -121,7 +121,7 @@ def _cells(values: list[float], unit: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5, help="default 5")
+    parser.add_argument("--turns", type=int, default=3, help="default 3")
     parser.add_argument("--requests", type=int, default=200, help="short streams of a turn, each way (default 200)")
     parser.add_argument("--streams", type=int, default=32, help="at once, for the CPU time (default 32)")
     # With 20 ms, each token wakes the proxy; with less, it finds several of them, and the CPU's caches are warm.
