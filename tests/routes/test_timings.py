@@ -3,7 +3,7 @@
 import pytest
 
 from oaiserve.errors import InternalError
-from oaiserve.facts.record import EngineAccount, OthersTime, WaitReason, Whose
+from oaiserve.facts.record import Cause, EngineAccount, OthersTime, WaitReason, Whose
 from oaiserve.facts.times import TEXT_PHASES
 from tests.routes.asking import CHAT, refused, stream_of
 from tests.routes.doubles import fails, says
@@ -13,8 +13,8 @@ ROUTES = [CHAT, "/v1/completions"]
 ACCOUNT = EngineAccount(
     waits_ns={WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4},
     stalled_ns=23,
-    prefill_causes_ns={"prefix": 3},
-    decode_causes_ns={"own": 5, "host": 6},
+    prefill_causes_ns={Cause.ALONE: 3},
+    decode_causes_ns={Cause.MACHINE: 5, Cause.HOST: 6},
     others_ns={
         "queue": [OthersTime(Whose.OTHER_CLIENT, "batchjob", 9, 2, 1), OthersTime(Whose.OTHER_CLIENT, None, 3, 0, 0)],
         "decode": [OthersTime(Whose.SAME_CLIENT, "alice", 0, 4, 0)],
@@ -38,8 +38,8 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
     assert list(timings["phases_ns"]) == list(TEXT_PHASES[:-1])
     assert timings["time_to_first_token_ns"] == record.times.time_to_first_token_ns
     assert (timings["queue_waits_ns"], timings["stalled_ns"]) == ({"no_blocks": 17, "step_under_way": 4}, 23)
-    assert timings["causes_ns"] == {"prefill": {"prefix": 3}, "decode": {"own": 5, "host": 6}}
-    assert list(timings["causes_ns"]["decode"]) == ["host", "own"]  # the largest first
+    assert timings["causes_ns"] == {"prefill": {"alone": 3}, "decode": {"machine": 5, "host": 6}}
+    assert list(timings["causes_ns"]["decode"]) == ["host", "machine"]  # the largest first
     assert timings["others_ns"] == {"queue": {"other_client": 15}, "decode": {"same_client": 4}}
     assert (timings["cached_tokens"], timings["trace_id"]) == (2, record.trace.trace_id_hex)
     assert (timings["draft_tokens"], timings["accepted_tokens"]) == (9, 4)

@@ -138,7 +138,7 @@ HISTORY: Sequence[dict[str, Any]] = (
 def test_a_template_without_tools_gets_them_as_text(served: Served) -> None:
     _, prompt = chatted(served, messages=[*HI, *HISTORY], tools=TOOLS)
     introduction, *others = prompt.messages
-    assert prompt.tools == ()
+    assert list(prompt.tools) == []
     assert introduction["role"] == "system"
     lines = introduction["content"].splitlines()
     assert json.loads(lines[1]) == TIME["function"]

@@ -63,7 +63,7 @@ def test_the_model_knows_joined_names_and_inputs_and_none_of_the_hosted_tools(se
 
 def test_hosted_tools_alone_are_like_no_tools(served: Served) -> None:
     assert ask(served, tools=[SEARCH])["ignored_tools"] == ["web_search"]
-    assert last_request(served)[1].tools == ()
+    assert list(last_request(served)[1].tools) == []
 
 
 def test_a_call_in_a_namespace_has_its_own_name_in_the_answer_and_the_joined_one_in_the_prompt(served: Served) -> None:
