@@ -21,8 +21,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER, SPEECH_URL, SOUND = sys.argv[1:8]
-ROOT_URL = BASE_URL.removesuffix("/v1")
-EMBEDDINGS_ROOT_URL = EMBEDDINGS_URL.removesuffix("/v1")
 TRANSCRIBER = "whisper-1"
 API_KEY = "none"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # id of the model in that folder
@@ -84,7 +82,7 @@ def run_program(line: str, *arguments: str | Path) -> None:
     """Run a program of the client as a user writes it, but on this server, and with the tokenizer in this folder. It
     fails with the end of what the program has said."""
     line = line.replace("\\\n", "")
-    for written, used in (("http://127.0.0.1:8000", ROOT_URL), (HUB_ID, MODEL_FOLDER)):
+    for written, used in (("http://127.0.0.1:8000", BASE_URL.removesuffix("/v1")), (HUB_ID, MODEL_FOLDER)):
         line = line.replace(written, used)
     name, *words = shlex.split(line)
     command = [Path(sys.executable).with_name(name), *words, *arguments]

@@ -19,7 +19,7 @@ class AnthropicMessages(Chat):
     def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": features.MODEL,
-            "base_url": features.ROOT_URL,
+            "base_url": features.BASE_URL.removesuffix("/v1"),
             "api_key": features.API_KEY,
         }
 

@@ -5,7 +5,8 @@ import features
 from subjects import City, GetWeather
 from subjects import get_weather as report_weather
 
-client = anthropic.Anthropic(base_url=features.ROOT_URL, api_key=features.API_KEY)
+ROOT_URL = features.BASE_URL.removesuffix("/v1")
+client = anthropic.Anthropic(base_url=ROOT_URL, api_key=features.API_KEY)
 
 # The package has no temperature any more.
 base = {"model": features.MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}

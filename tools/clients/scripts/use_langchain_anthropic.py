@@ -6,9 +6,8 @@ import langchain_chat
 import langchain_standard
 from langchain_anthropic import ChatAnthropic
 
-model = ChatAnthropic(
-    model=features.MODEL, base_url=features.ROOT_URL, api_key=features.API_KEY, temperature=0, max_tokens=200
-)
+ROOT_URL = features.BASE_URL.removesuffix("/v1")
+model = ChatAnthropic(model=features.MODEL, base_url=ROOT_URL, api_key=features.API_KEY, temperature=0, max_tokens=200)
 
 LEAST_TESTS = 40  # standard tests that pass with a small model
 

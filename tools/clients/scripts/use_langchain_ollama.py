@@ -5,8 +5,10 @@ from langchain_core.messages import HumanMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from subjects import City, get_weather
 
-model = ChatOllama(model=features.MODEL, base_url=features.ROOT_URL, temperature=0)
-embedder = OllamaEmbeddings(model=features.EMBEDDER, base_url=features.EMBEDDINGS_ROOT_URL)
+ROOT_URL = features.BASE_URL.removesuffix("/v1")
+EMBEDDER_URL = features.EMBEDDINGS_URL.removesuffix("/v1")
+model = ChatOllama(model=features.MODEL, base_url=ROOT_URL, temperature=0)
+embedder = OllamaEmbeddings(model=features.EMBEDDER, base_url=EMBEDDER_URL)
 model.num_predict = 200
 model.num_ctx = 4096
 
@@ -15,9 +17,7 @@ def text() -> None:
     answer = model.invoke(features.QUESTION)
     features.check_capital(answer.content)
     assert answer.usage_metadata["output_tokens"] > 1
-    ChatOllama(
-        model=features.MODEL, base_url=features.ROOT_URL, validate_model_on_init=True
-    )  # It looks for a listed name.
+    ChatOllama(model=features.MODEL, base_url=ROOT_URL, validate_model_on_init=True)  # It looks for a listed name.
 
 
 def stream() -> None:

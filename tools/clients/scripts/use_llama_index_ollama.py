@@ -7,8 +7,10 @@ from llama_index.embeddings.ollama import OllamaEmbedding
 from llama_index.llms.ollama import Ollama
 from subjects import City, get_weather
 
-llm = Ollama(model=features.MODEL, base_url=features.ROOT_URL, temperature=0)
-embedder = OllamaEmbedding(model_name=features.EMBEDDER, base_url=features.EMBEDDINGS_ROOT_URL)
+ROOT_URL = features.BASE_URL.removesuffix("/v1")
+EMBEDDER_URL = features.EMBEDDINGS_URL.removesuffix("/v1")
+llm = Ollama(model=features.MODEL, base_url=ROOT_URL, temperature=0)
+embedder = OllamaEmbedding(model_name=features.EMBEDDER, base_url=EMBEDDER_URL)
 llm.additional_kwargs = {"num_predict": 200}
 
 question = [ChatMessage(role="user", content=features.QUESTION)]

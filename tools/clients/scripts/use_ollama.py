@@ -9,8 +9,9 @@ import ollama
 from ollama import _types as types
 from subjects import City, get_weather
 
-client = ollama.Client(host=features.ROOT_URL)
-embedder = ollama.Client(host=features.EMBEDDINGS_ROOT_URL)
+ROOT_URL = features.BASE_URL.removesuffix("/v1")
+client = ollama.Client(host=ROOT_URL)
+embedder = ollama.Client(host=features.EMBEDDINGS_URL.removesuffix("/v1"))
 
 base = {"model": features.MODEL, "options": {"temperature": 0, "num_predict": 200}}
 question = {**base, "messages": [{"role": "user", "content": features.QUESTION}]}
@@ -80,7 +81,7 @@ def documented() -> None:
         refusal = error
     assert refusal is not None
     assert (refusal.status_code, "does not exist" in refusal.error) == (404, True)
-    with urllib.request.urlopen(f"{features.ROOT_URL}/openapi.json") as response:
+    with urllib.request.urlopen(f"{ROOT_URL}/openapi.json") as response:
         document = json.load(response)
     schemas = document["components"]["schemas"]
     kinds = dict(OBJECTS)
@@ -91,7 +92,7 @@ def documented() -> None:
         missing = kind.model_fields.keys() - schemas[schema]["properties"].keys()
         assert not missing, f"{kind.__name__} has fields that the server does not know: {missing}"
     body = question | {"stream": False, "options": {"num_predict": 1, **dict.fromkeys(types.Options.model_fields)}}
-    assert "x-oaiserve-adapted" not in httpx.post(f"{features.ROOT_URL}/api/chat", json=body, timeout=60).headers
+    assert "x-oaiserve-adapted" not in httpx.post(f"{ROOT_URL}/api/chat", json=body, timeout=60).headers
 
 
 features.run(text, stream, auto, structured, embeddings, documented)
