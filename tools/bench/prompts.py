@@ -1,7 +1,8 @@
-"""Measures the time of a lone prompt by its length: python -m tools.bench.prompts [MODEL]
+"""Measures the time of a lone prompt by its length: python -m tools.bench.prompts [MODEL ...]
 
 Prompts of random tokens are sent one after the other, each for an answer of one token. The table has the prompt tokens
-per second of each round's median.
+per second of each round's median. With --before, an earlier commit's server takes turns with this tree's, and the table
+has the ratio of each round.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -19,8 +25,9 @@ import httpx
 from oaiserve.checkpoints import demo
 from tools.bench.servers import oaiserve
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
-from tools.server_process import exit_on_sigterm
+from tools.server_process import ROOT, exit_on_sigterm
 
+DEMO = "demo"
 LENGTHS = (128, 256, 512, 1024, 2048, 4000)
 PROMPTS_EACH = 3  # prompts of each length, in a round
 MOST_ID = 40_000  # token ids that the vocabularies of real models have
@@ -28,22 +35,55 @@ MOST_ID = 40_000  # token ids that the vocabularies of real models have
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the demo)")
-    parser.add_argument("--rounds", type=int, default=2, help="starts of the server (default 2)")
+    parser.add_argument("models", nargs="*", default=[DEMO], help="GGUF files, or demo (default: demo)")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens of the prompts")
+    parser.add_argument("--rounds", type=int, default=2, help="starts of each server (default 2)")
+    parser.add_argument("--before", metavar="COMMIT", help="a commit to take turns with")
     add_publishing(parser, "prompts")
     arguments = parser.parse_args()
     exit_on_sigterm()
     results = results_of(arguments, measured)
-    publish(arguments, "prompts-model" if arguments.model else "prompts", results, report(results))
+    publish(arguments, "prompts", results, report(results))
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    rounds = []
-    for _ in range(arguments.rounds):
-        with oaiserve(arguments.model).running() as server, httpx.Client(base_url=server.url, timeout=600) as client:
-            ask(client, LENGTHS[0])
-            rounds.append({str(length): tokens_per_second(client, length) for length in LENGTHS})
-    return {"model": arguments.model.name if arguments.model else demo.NAME, "rounds": rounds}
+    """Return the tokens per second of each round, by the length, for each model and each tree."""
+    models = [demo.fetched() if name == DEMO else Path(name) for name in arguments.models]
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        model.name: {tree: [] for tree in ("before", "now") if arguments.before or tree == "now"} for model in models
+    }
+    with earlier_tree(arguments.before) as before:
+        for place in range(arguments.rounds):
+            for model in models:
+                for tree, rounds in list(found[model.name].items())[:: -1 if place % 2 else 1]:
+                    server = oaiserve(model)
+                    if tree == "before":
+                        server = replace(server, environment=server.environment | {"PYTHONPATH": str(before)})
+                    with server.running() as process, httpx.Client(base_url=process.url, timeout=600) as client:
+                        rounds.append(speeds(client, arguments.lengths))
+    return {"before": arguments.before, "models": found}
+
+
+@contextmanager
+def earlier_tree(commit: str | None) -> Iterator[Path | None]:
+    """Check a commit out for as long as it is measured."""
+    if commit is None:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "-q", tree, commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
+
+
+def speeds(client: httpx.Client, lengths: list[int]) -> dict[str, float]:
+    """Return the tokens per second of the lengths that fit into the model's context."""
+    (model,) = client.get("/v1/models").raise_for_status().json()["data"]
+    ask(client, LENGTHS[0])
+    return {str(length): tokens_per_second(client, length) for length in lengths if length < model["max_model_len"]}
 
 
 def tokens_per_second(client: httpx.Client, length: int) -> float:
@@ -63,10 +103,20 @@ def ask(client: httpx.Client, num_tokens: int) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    head = ("tokens", *(f"round {place + 1}, tokens/s" for place in range(len(results["rounds"]))))
-    rows = [(f"{length:,}", *(number(each[str(length)]) for each in results["rounds"])) for length in LENGTHS]
-    about = f"{results['machine']}; {results['created']}; {results['model']}."
-    return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown([head, *rows])])
+    by_model: dict[str, dict[str, list[dict[str, float]]]] = results["models"]
+    lengths = dict.fromkeys(length for trees in by_model.values() for length in trees["now"][0])
+    head = ["tokens"]
+    rows = {length: [f"{int(length):,}"] for length in lengths}
+    for model, trees in by_model.items():
+        head += [f"{model}, tokens/s", *(f"as a multiple of {commit}'s" for commit in (results["before"],) if commit)]
+        for length, row in rows.items():
+            now = [each.get(length) for each in trees["now"]]
+            row.append(", ".join(map(number, filter(None, now))))
+            if "before" in trees:
+                pairs = zip(now, (each.get(length) for each in trees["before"]), strict=True)
+                row.append(", ".join(f"{speed / earlier:.2f}" for speed, earlier in pairs if speed and earlier))
+    about = f"{results['machine']}; {results['created']}; each round's median."
+    return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown([head, *rows.values()])])
 
 
 if __name__ == "__main__":

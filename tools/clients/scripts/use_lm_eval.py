@@ -1,5 +1,6 @@
 """lm-eval: a task of several choices, of which it asks the log-probabilities, and one with written answers. The results
-are compared with those that it gets from transformers itself. It takes the tokenizer from the server."""
+are compared with those that it gets from transformers itself, which knows no penalty of the demo's. It takes the
+tokenizer from the server."""
 
 import json
 from pathlib import Path
@@ -31,7 +32,7 @@ task: sentences
 output_type: generate_until
 doc_to_text: "Q: What is the capital of {{{{country}}}}?\\nA:"
 doc_to_target: Paris
-generation_kwargs: {{until: ["\\n", "."], max_gen_toks: 16, temperature: 0.0}}
+generation_kwargs: {{until: ["\\n", "."], max_gen_toks: 16, temperature: 0.0, repetition_penalty: 1.0}}
 metric_list: [{{metric: exact_match}}]
 """
 MOST_DIFFERENCE = 1e-3
