@@ -10,19 +10,17 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 
 from oaiserve.checkpoints import demo
+from tools.bench.earlier import checked_out
 from tools.bench.servers import oaiserve
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ROOT, exit_on_sigterm
@@ -49,34 +47,19 @@ def main() -> None:
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the tokens per second of each round, by the length, for each model and each tree."""
     models = [demo.fetched() if name == DEMO else Path(name) for name in arguments.models]
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        model.name: {tree: [] for tree in ("before", "now") if arguments.before or tree == "now"} for model in models
-    }
-    with earlier_tree(arguments.before) as before:
+    with checked_out(arguments.before) if arguments.before else nullcontext() as before:
+        trees = {"now": ROOT} | ({"before": before} if before else {})
+        found: dict[str, dict[str, list[dict[str, float]]]] = {
+            model.name: {tree: [] for tree in trees} for model in models
+        }
         for place in range(arguments.rounds):
             for model in models:
-                for tree, rounds in list(found[model.name].items())[:: -1 if place % 2 else 1]:
+                for tree in list(trees)[:: -1 if place % 2 else 1]:
                     server = oaiserve(model)
-                    if tree == "before":
-                        server = replace(server, environment=server.environment | {"PYTHONPATH": str(before)})
+                    server = replace(server, environment=server.environment | {"PYTHONPATH": str(trees[tree])})
                     with server.running() as process, httpx.Client(base_url=process.url, timeout=600) as client:
-                        rounds.append(speeds(client, arguments.lengths))
+                        found[model.name][tree].append(speeds(client, arguments.lengths))
     return {"before": arguments.before, "models": found}
-
-
-@contextmanager
-def earlier_tree(commit: str | None) -> Iterator[Path | None]:
-    """Check a commit out for as long as it is measured."""
-    if commit is None:
-        yield None
-        return
-    with TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "-q", tree, commit], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
 
 
 def speeds(client: httpx.Client, lengths: list[int]) -> dict[str, float]:
@@ -103,20 +86,17 @@ def ask(client: httpx.Client, num_tokens: int) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    by_model: dict[str, dict[str, list[dict[str, float]]]] = results["models"]
-    lengths = dict.fromkeys(length for trees in by_model.values() for length in trees["now"][0])
-    head = ["tokens"]
-    rows = {length: [f"{int(length):,}"] for length in lengths}
-    for model, trees in by_model.items():
-        head += [f"{model}, tokens/s", *(f"as a multiple of {commit}'s" for commit in (results["before"],) if commit)]
-        for length, row in rows.items():
-            now = [each.get(length) for each in trees["now"]]
-            row.append(", ".join(map(number, filter(None, now))))
-            if "before" in trees:
-                pairs = zip(now, (each.get(length) for each in trees["before"]), strict=True)
-                row.append(", ".join(f"{speed / earlier:.2f}" for speed, earlier in pairs if speed and earlier))
+    commit = results["before"]
+    rows = [["model", "tokens", "tokens/s", *([f"as a multiple of {commit}'s"] if commit else [])]]
+    for model, trees in results["models"].items():
+        for length in trees["now"][0]:
+            by_tree = {tree: [each[length] for each in rounds] for tree, rounds in trees.items()}
+            rows.append([model, f"{int(length):,}", ", ".join(map(number, by_tree["now"]))])
+            if commit:
+                ratios = [now / before for now, before in zip(by_tree["now"], by_tree["before"], strict=True)]
+                rows[-1].append(", ".join(map(number, ratios)))
     about = f"{results['machine']}; {results['created']}; each round's median."
-    return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown([head, *rows.values()])])
+    return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown(rows)])
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 import httpx
 
+from tools.bench.earlier import checked_out
 from tools.bench.process_usage import peak_rss_mib
 from tools.markdown import as_markdown, number, write_json
 from tools.server_process import CHAT, QUESTION, ROOT, exit_on_sigterm, free_port, running_process
@@ -51,10 +51,7 @@ def main() -> int:
     if arguments.figures:
         answer_turns() if arguments.figures == "time" else print(json.dumps(counts()))
         return 0
-    with TemporaryDirectory() as folder, ExitStack() as trees:
-        before = Path(folder) / "tree"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "-q", before, arguments.commit], check=True)
-        trees.callback(subprocess.run, ["git", "-C", ROOT, "worktree", "remove", "--force", before], check=True)
+    with checked_out(arguments.commit) as before, ExitStack() as trees:
         both = [trees.enter_context(measured_tree(path)) for path in (before, ROOT)]
         for turn in range(arguments.turns):
             for tree in both[:: -1 if turn % 2 else 1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -19,9 +19,14 @@ from oaiserve.wire.prefix_keys import Prompt
 MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
 ASK_SECONDS = 5.0  # time limit of such an answer
 
-KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # headers with the key of a client
+_KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # headers with the key of a client
 
 Header = tuple[bytes, bytes]
+
+
+def without_keys(headers: Iterable[Header]) -> list[Header]:
+    """Return the headers of a request without the key of its client."""
+    return [header for header in headers if header[0] not in _KEYS]
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ class ForeignEngine:
         """Send a request, call `on_sent`, and wait for the head of the answer. Raises Unreachable and BadAnswer."""
         headers = request.headers
         if self.has_key:
-            headers = [*(header for header in headers if header[0] not in KEYS), *self._headers]
+            headers = [*without_keys(headers), *self._headers]
         upstream = await self._connected()
         return await upstream.ask(request.method, self._prefix + request.target, headers, request.body, on_sent)
 

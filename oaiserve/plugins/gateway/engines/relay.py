@@ -37,7 +37,7 @@ from oaiserve.plugins.gateway.client_request import (
     without_trace,
 )
 from oaiserve.plugins.gateway.engines.body import Body, body_of
-from oaiserve.plugins.gateway.engines.engine import KEYS, EngineRequest, ForeignEngine
+from oaiserve.plugins.gateway.engines.engine import EngineRequest, ForeignEngine, without_keys
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
 from oaiserve.plugins.gateway.engines.read_again import prompt_in
@@ -152,7 +152,7 @@ class EngineRelay:
                 prompt = await _parsed(prompt_of_body, body)
         headers = passed_headers(scope, num_hops)
         if self.has_keys:
-            headers = [header for header in headers if header[0] not in KEYS]
+            headers = without_keys(headers)
         if self.has_tracing:
             trace: TraceContext = scope["state"]["trace"]
             parent = trace.traceparent(trace.span_id, is_sampled=self.is_sampled(trace))

@@ -60,7 +60,7 @@ def test_an_engine_is_found_out_by_asking(
         assert front.metric("oaiserve_engine_up") == 1
 
 
-def test_the_log_says_that_an_engine_still_loads_its_model() -> None:
+def test_an_engine_is_shown_with_its_models_or_as_one_that_lists_none_yet() -> None:
     assert Identity().shown == "an engine of an unknown kind, which lists no models yet"
     assert Identity("llama.cpp", "b7", ("a", "b"), 4096).shown == "llama.cpp b7, a, b, 4,096 tokens of context"
 
