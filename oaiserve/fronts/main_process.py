@@ -241,6 +241,7 @@ class FrontsServer(Server):
                     "The process %s has sent nothing for %d s, and is killed", front.name, front.num_silent_seconds
                 )
                 front.kill()
+                front.num_silent_seconds = 0  # Its end may take longer than until the next look.
 
     def note_end(self, front: FrontProcess) -> None:
         task = asyncio.create_task(self._go_on_without(front))

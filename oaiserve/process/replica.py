@@ -254,6 +254,7 @@ class Replica:
             done = "sent nothing" if self.is_up else "not loaded the model"
             log.error("%s has %s for %d s, and is killed", self._title, done, self._silent_looks)
             self.process.kill()
+            self._silent_looks = 0  # Its end may take longer than until the next look.
 
     def _go_on_without(self) -> When:
         """Start another process in place of one that has ended, unless that happens too often."""

@@ -358,6 +358,23 @@ def test_a_process_that_hangs_while_it_loads_is_killed_and_requests_wait_for_the
         front.check("Finished")
 
 
+def test_a_process_whose_end_takes_seconds_is_killed_once() -> None:
+    with in_world(12, is_late=False) as world:
+        front = Front(world, load_timeout_seconds=20)
+        front.processes.load_seconds = 1000.0
+        front.end_process("kill -9")
+        world.run_until(lambda: len(front.processes.all) == 2)
+        killed = []
+        process = front.processes.all[-1]
+        process.kill = lambda: killed.append(world.now)  # type: ignore[method-assign]
+        began = world.now
+        world.run_until(lambda: world.now >= began + 35)
+        assert len(killed) == 1
+        front.processes.load_seconds = 0.0
+        process.die()
+        world.run_until(lambda: len(front.processes.all) == 3)
+
+
 def test_the_tokenizer_of_an_engine_process_answers_as_the_one_here() -> None:
     with in_world(9, is_late=False) as world:
         front = Front(world)
