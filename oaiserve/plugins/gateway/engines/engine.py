@@ -18,6 +18,7 @@ from oaiserve.wire.prefix_keys import Prompt
 
 MOST_BYTES = 4 * 2**20  # limit of an answer to the gateway's own questions
 ASK_SECONDS = 5.0  # time limit of such an answer
+HEALTH = "/health"
 
 _KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # headers with the key of a client
 
@@ -57,7 +58,7 @@ class ForeignEngine:
         self._prefix = urlsplit(url).path.rstrip("/").removesuffix("/v1").encode()
         self._headers: list[Header] = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self.identity = Identity()
-        self.is_up = False  # It has answered the last question, or the last request.
+        self.is_up = False  # It was reached and ready at the last look, and at the last request.
         self.presences = Presences()
         self.reported = Reported()
         self.num_unread = 0  # answers that could not be read
@@ -77,12 +78,14 @@ class ForeignEngine:
 
     async def get(self, path: str) -> bytes | None:
         """Return the body of a 200, or None for another answer, or one that is no HTTP, too long or not completed.
-        Raises Unreachable."""
+        Raises Unreachable, also for a 503 to HEALTH: it says that an engine isn't ready, as while it loads a model."""
         upstream = await self._connected()
         with suppress(BadAnswer, CutOff):
             status, content = await upstream.get(self._prefix + path.encode(), self._headers, MOST_BYTES, ASK_SECONDS)
             if status == 200:
                 return content
+            if status == 503 and path == HEALTH:
+                raise Unreachable("it isn't ready (503)")
         return None
 
     def lost(self) -> None:

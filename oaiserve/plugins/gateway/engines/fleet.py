@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from oaiserve.plugins.gateway.engines.engine import ForeignEngine
+from oaiserve.plugins.gateway.engines.engine import HEALTH, ForeignEngine
 from oaiserve.plugins.gateway.engines.identity import OAISERVE, identify
 from oaiserve.plugins.gateway.engines.reported import sample_of
 from oaiserve.plugins.gateway.routers import Routers
@@ -92,7 +92,7 @@ class Fleet:
         engine.lost()
         if engine.name not in self._warned:
             self._warned.add(engine.name)
-            log.warning("Engine %s at %s cannot be reached: %s", engine.name, engine.url, why)
+            log.warning("Engine %s at %s is away: %s", engine.name, engine.url, why)
 
     async def _watch(self, engine: ForeignEngine) -> None:
         number = 0
@@ -112,10 +112,10 @@ class Fleet:
     async def _look(self, engine: ForeignEngine, number: int) -> None:
         """Ask an engine whether it is there, and now and then what it is. Raises NoAnswer."""
         before = engine.identity
+        if not engine.is_up or not before.has_metrics:
+            await engine.get(HEALTH)
         if number % IDENTIFY_LOOKS == 0 or not before.models:
             engine.identity = await identify(engine.get)
-        elif not before.has_metrics:
-            await engine.get("/health")
         if engine.identity.has_metrics and (content := await engine.get("/metrics")) is not None:
             engine.reported.add(sample_of(content, self._clock_ns()))
         if not engine.is_up or engine.identity != before:

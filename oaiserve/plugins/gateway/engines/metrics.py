@@ -36,7 +36,7 @@ INFO = metric(
     "Engines behind this gateway, by what they say about themselves. The value is 1.",
     "engine kind version model",
 )
-UP = metric("oaiserve_engine_up", "Whether an engine has answered when it was last asked.", ENGINE)
+UP = metric("oaiserve_engine_up", "Whether an engine has answered when it was last asked, and was ready.", ENGINE)
 OPEN = metric(
     "oaiserve_engine_open_requests", "Requests of a client that an engine has not completed.", f"{ENGINE} client"
 )

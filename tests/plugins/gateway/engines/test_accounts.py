@@ -77,6 +77,20 @@ def test_an_engine_that_starts_later_is_found_then(place: Place) -> None:
         assert front.fleet.engines[0].identity.kind == "llama.cpp"
 
 
+def test_an_engine_that_loads_its_model_is_not_ready(place: Place) -> None:
+    loading = whole({"error": {"message": "Loading model"}}, b"503 Service Unavailable")
+    answers = {"/health": loading, CHAT: loading, "/v1/models": LLAMA_CPP["/v1/models"]}
+    engine = RawEngine(place, dict(answers))
+    with before(place, engine) as front:
+        assert front.http.get("/ready").status_code == 503
+        assert front.metric("oaiserve_engine_up") == 0
+        assert front.chat().json() == {"error": {"message": "Loading model"}}  # It may have loaded since the last look.
+        engine.answers = {**LLAMA_CPP, "/health": whole({"status": "ok"})}
+        front.settle(3)
+        assert front.http.get("/ready").is_success
+        assert front.fleet.engines[0].identity.version == "b7000-abc"
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_a_url_may_end_as_that_of_a_client_does(place: Place, suffix: str) -> None:
     engine = RawEngine(place)
