@@ -11,13 +11,10 @@ from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.start.described import Described
-from oaiserve.engine.start.gpu.memory import sizes_of
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
-from oaiserve.engine.start.ways.gpu import Ready
+from oaiserve.engine.start.ways.gpu import graphs_of
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.executors.cuda.step_runs import Model, run_again
 from tests.engine.start.gpu.ready import ready_model
@@ -42,7 +39,7 @@ def running(model: Described, target: Target, **settings: Any) -> Iterator[Engin
 
 def started(model: Described, options: EngineOptions) -> Started:
     own = ready_model(Model(model.spec, model.decoder), options=options)
-    runner = own.new_runner(graphs=graphs_of(own) if options.cuda_graph else None)
+    runner = own.new_runner(graphs=graphs_of(own, run_again) if options.cuda_graph else None)
     runner.is_asynchronous = options.overlap
     longest = longest_request(own.spec, own.num_blocks * options.block_size)
     num_states = own.num_states if own.states is not None else 0
@@ -55,23 +52,4 @@ def started(model: Described, options: EngineOptions) -> Started:
         GPU_STEP_TOKENS,
         num_states=num_states,
         counts_tokens=runner.counts_tokens,
-    )
-
-
-def graphs_of(own: Ready) -> StepGraphs:
-    """Return graphs whose replay computes a step again."""
-    executor = own.executor
-    assert isinstance(executor, CudaExecutor)
-    sampler: Any = executor.kernels.sampling
-    return StepGraphs(
-        executor.forward,
-        sampler,
-        run_again,
-        own.spec,
-        own.tables,
-        sizes=sizes_of(own.spec, own.options),
-        block_size=own.options.block_size,
-        states=own.states,
-        adapters=executor.kernels.adapters,
-        counts=own.counts,
     )

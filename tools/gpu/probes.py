@@ -25,12 +25,12 @@ from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
 from oaiserve.engine.start.gpu.features import BY_TORCH, by_options
 from oaiserve.engine.start.gpu.probe import first_difference, first_layers
-from tests.engine.executors.cuda.step_runs import Model
+from oaiserve.engine.start.ways.gpu import graphs_of
+from tests.engine.executors.cuda.step_runs import Model, run_again
 from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import random_model
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.small_configs import config_of
-from tools.gpu.doubles import graphs_of
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
 from tools.gpu.side_by_side import NO_NUMBERS, TOGETHER, checked
@@ -207,7 +207,7 @@ def difference_on_cpu(model: Described, options: EngineOptions) -> str | None:
     """Compare doubles of kernels, and of graphs, with plain torch, as `first_difference` does on a GPU."""
     few = first_layers(model)
     own = ready_model(Model(few.spec, few.decoder), has_adapters=options.has_adapters)
-    return difference_from_plain(own, graphs_of(own))
+    return difference_from_plain(own, graphs_of(own, run_again))
 
 
 # transformers changes the default dtype of the process while it makes a model, so threads take turns.

@@ -217,13 +217,24 @@ def ready(model: Placed, options: EngineOptions, found: Probed, *, is_probe: boo
 
 def captured(own: Ready, capture: Capture) -> StepGraphs:
     """Capture the steps of a model with kernels. Raises the error of one that cannot be captured."""
-    assert isinstance(own.executor, CudaExecutor)
-    kernels = own.executor.kernels
-    assert kernels.sampling is not None
     began_ns = THREADS.clock_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
-    graphs = StepGraphs(
+    graphs = graphs_of(own, capture)
+    torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
+    left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
+    seconds = (THREADS.clock_ns() - began_ns) / 1e9
+    gib = (free_bytes - left_bytes) / 2**30
+    log.debug("Captured %d CUDA graphs in %.1f s, %.2f GiB", graphs.num_captured, seconds, gib)
+    return graphs
+
+
+def graphs_of(own: Ready, capture: Capture) -> StepGraphs:
+    """Return the steps of a model with kernels, each size captured by `capture`."""
+    assert isinstance(own.executor, CudaExecutor)
+    kernels = own.executor.kernels
+    assert kernels.sampling is not None
+    return StepGraphs(
         own.executor.forward,
         kernels.sampling,
         capture,
@@ -235,12 +246,6 @@ def captured(own: Ready, capture: Capture) -> StepGraphs:
         adapters=kernels.adapters,
         counts=own.counts,
     )
-    torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
-    left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
-    seconds = (THREADS.clock_ns() - began_ns) / 1e9
-    gib = (free_bytes - left_bytes) / 2**30
-    log.debug("Captured %d CUDA graphs in %.1f s, %.2f GiB", graphs.num_captured, seconds, gib)
-    return graphs
 
 
 def kernels_for(

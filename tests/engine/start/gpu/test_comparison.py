@@ -1,7 +1,6 @@
 """What kernels or graphs compute differently from plain torch is found, whatever it is. The device is a double."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from oaiserve.engine.decoder.description import Experts
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
-from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
-from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
@@ -25,9 +22,8 @@ from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.memory import sizes_of
 from oaiserve.engine.start.gpu.probe import first_layers
-from oaiserve.engine.start.ways.gpu import Ready
+from oaiserve.engine.start.ways.gpu import graphs_of
 from tests.engine.executors.cuda.step_runs import Model, PlainSampler, model_of, run_again
 from tests.engine.start.gpu.ready import BLOCK_SIZE, ready_model
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER
@@ -47,22 +43,6 @@ def llama() -> Model:
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "LENGTHS", (9, 5, 17, 12))
     monkeypatch.setattr(comparison, "ROWS", (20,))
-
-
-def graphs_of(own: Ready, capture: Callable[[Run], Run] = run_again) -> StepGraphs:
-    executor: Any = own.executor
-    return StepGraphs(
-        executor.forward,
-        executor.kernels.sampling,
-        capture,
-        own.spec,
-        own.tables,
-        sizes=sizes_of(own.spec, own.options) if own.states else [Size(4), Size(4, 16), Size(4, 48)],
-        block_size=BLOCK_SIZE,
-        states=own.states,
-        adapters=executor.kernels.adapters,
-        counts=own.counts,
-    )
 
 
 @pytest.mark.parametrize("kind", ["attention", "states", pytest.param("adapters", marks=pytest.mark.kernels)])
@@ -121,7 +101,7 @@ def test_graphs_that_draw_with_other_parameters_are_found(llama: Model) -> None:
 
     own = ready_model(llama, sampling=OtherSeeds())
     expected = "other tokens would be drawn from the outputs of a decode in graphs"
-    assert difference_from_plain(own, graphs_of(own)) == expected
+    assert difference_from_plain(own, graphs_of(own, run_again)) == expected
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
@@ -140,7 +120,7 @@ def test_draws_that_ignore_penalties_are_found(llama: Model, ignored: list[int],
         return edits._replace(penalties=edits.penalties._replace(factors=factors))
 
     own = ready_model(llama, sampling=WithoutPenalties())
-    problem = difference_from_plain(own, graphs_of(own) if has_graphs else None)
+    problem = difference_from_plain(own, graphs_of(own, run_again) if has_graphs else None)
     assert problem == f"other tokens would be drawn from the outputs of 4 decodes{' in graphs' * has_graphs}"
 
 
