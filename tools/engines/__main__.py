@@ -57,7 +57,7 @@ VARYING = (
     (rb"\b(req|chatcmpl|cmpl|resp|msg|rs|call|fc)[-_][\w-]+", b"ID"),
     (rb'"(created|created_at|completed_at)": ?[0-9.]+', rb'"\1":0'),
     (rb'"cached_tokens": ?[0-9]+', b'"cached_tokens":0'),
-    (rb'"timings": ?\{[^}]*\}', b'"timings":{}'),
+    (rb'"(timings|metrics)": ?\{[^}]*\}', rb'"\1":{}'),
 )
 VALUES = {"$__rate_interval": "5m", "$__range": "5m", " offset 1h": "", " offset 1d": ""}
 VALUES |= dict.fromkeys(("$model", "$instance", "$job", "$namespace"), ".*")

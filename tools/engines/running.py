@@ -85,7 +85,7 @@ def model_of(spec: ServerSpec) -> str:
 
 
 def running_engine(spec: ServerSpec, port: int) -> AbstractContextManager[ServerProcess]:
-    log_file = prepare.FOLDER / "logs" / f"{spec.name}.log"
+    log_file = prepare.FOLDER / "logs" / f"engine-{spec.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     return running_process(
         spec.command(port),
