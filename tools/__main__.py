@@ -21,7 +21,7 @@ COMMANDS = {
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
     "gpu_check": "right and how fast on a GPU; --dry-run needs none, and compiles all kernels",
-    "gpu.kernels": "compiles every kernel for four kinds of cards, and shows what each takes",
+    "gpu.kernels": "compiles every kernel for five kinds of cards, and shows what each takes",
     "gpu.choice": "how long a first start on a GPU takes to choose ways of products, at most",
     "gpu.pack": "packages and compiled kernels for the GPU check on a machine without a network",
     "config_defaults": "renews the defaults of model types that engine/decoder keeps",
