@@ -114,6 +114,9 @@ def create_engine_gateway(
             raise Unavailable("No engine is ready for requests.", retry_after_seconds=5)
         return Response()
 
+    async def links(request: Request) -> Response:
+        return await root.answer_root(request, config, __version__, pages)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = serving
@@ -135,7 +138,7 @@ def create_engine_gateway(
     routes: list[BaseRoute] = [
         # A path is looked for in this order, and most requests are to these.
         *(accounted(path, relay.route, operation) for path, operation in ACCOUNTED.items()),
-        Route("/", root.root),
+        Route("/", links),
         Route("/health", health),
         Route("/ready", ready),
         Route("/version", of_server.version),

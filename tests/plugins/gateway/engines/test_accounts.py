@@ -91,6 +91,15 @@ def test_an_engine_that_loads_its_model_is_not_ready(place: Place) -> None:
         assert front.fleet.engines[0].identity.version == "b7000-abc"
 
 
+def test_all_links_lead_to_paths_of_the_gateway(place: Place) -> None:
+    engine = RawEngine(place, dict(LLAMA_CPP))
+    with before(place, engine) as front:
+        links = front.http.get("/").json()["links"]
+        assert links["page"] == "dashboard"
+        statuses = {link: front.http.get(f"/{link}").status_code for link in links.values() if link != "v1"}
+        assert statuses == dict.fromkeys(statuses, 200)
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_a_url_may_end_as_that_of_a_client_does(place: Place, suffix: str) -> None:
     engine = RawEngine(place)
