@@ -2,6 +2,8 @@
 
 import ctypes
 import math
+import re
+import subprocess
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, softplus
 
 from oaiserve.engine.decoder.description import ClampedGate
+from oaiserve.engine.executors.native import build
 from oaiserve.engine.executors.native.library import ACTIVATIONS, Gating, Normalize, structure
 from oaiserve.engine.model.layer_operations import ACTIVATIONS as IN_TORCH
 
@@ -39,6 +42,21 @@ REFERENCES = {"none": lambda x: x, "sigmoid": torch.sigmoid, **IN_TORCH}
 def test_activations_equal_torch(exports: ctypes.CDLL, name: str) -> None:
     out = run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=X)
     torch.testing.assert_close(out, REFERENCES[name](X), rtol=3e-6, atol=2e-6, equal_nan=True)
+
+
+INLINED = {
+    *("load", "load_lanes", "store", "store_lanes"),
+    *("exp", "exp2_of_negative", "log", "erf", "sigmoid", "tanh", "softplus", "activate"),
+}
+
+
+def test_functions_of_sixteen_values_are_never_called() -> None:
+    symbols = subprocess.run(
+        ["nm", "--demangle", build.build(torch.bfloat16)], capture_output=True, text=True, check=True
+    ).stdout
+    functions = set(re.findall(r"oaiserve::(\w+)[(<]", symbols))
+    assert "OperationOf" in functions
+    assert not functions & INLINED
 
 
 def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:

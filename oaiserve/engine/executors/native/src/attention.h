@@ -192,7 +192,7 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
 // Returns 2^x for x <= 0, and 0 where that would be less than about 1e-38. The relative error is 1e-7 for float, and
 // 8e-5 for results that are rounded to bfloat16. NaN stays NaN.
 template <class T>
-f32x16 exp2_of_negative(f32x16 x) {
+[[gnu::always_inline]] inline f32x16 exp2_of_negative(f32x16 x) {
 #if defined(__AVX512DQ__)
   f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)x, 0);  // x minus the nearest integer
   f32x16 whole = x - rest;

@@ -147,7 +147,7 @@ inline void store_last_bytes(VectorBits v, void* p) {
 // The elements of E at `p`, in lanes of V, and back. Numbers become bfloat16 by rounding to nearest even, where NaN stays
 // NaN, and integers by rounding to the nearest; E must have room for them.
 template <class V, class E>
-V load_lanes(const E* p) {
+[[gnu::always_inline]] inline V load_lanes(const E* p) {
   if constexpr (requires(V v) { v.low; }) {
     using Half = decltype(V::low);
     return {load_lanes<Half>(p), load_lanes<Half>(p + sizeof(Half) / 4)};
@@ -166,7 +166,7 @@ V load_lanes(const E* p) {
   }
 }
 template <class V, class E>
-void store_lanes(E* p, V v) {
+[[gnu::always_inline]] inline void store_lanes(E* p, V v) {
   if constexpr (requires { v.low; }) {
     store_lanes(p, v.low);
     store_lanes(p + sizeof(v.low) / 4, v.high);
@@ -205,11 +205,11 @@ void store_lanes(E* p, V v) {
   }
 }
 template <class E>
-f32x16 load(const E* p) {
+[[gnu::always_inline]] inline f32x16 load(const E* p) {
   return load_lanes<f32x16>(p);
 }
 template <class E>
-void store(E* p, f32x16 v) {
+[[gnu::always_inline]] inline void store(E* p, f32x16 v) {
   store_lanes(p, v);
 }
 
@@ -268,7 +268,7 @@ inline uint32_t max(u32x16 v) {
 
 // Returns e^x with a relative error of about 1e-7, as 2^round(t) times a polynomial in the rest, where t = x log2(e).
 // The result is 0 below -87.3, infinity from 88.4 on, and NaN for NaN.
-inline f32x16 exp(f32x16 x) {
+[[gnu::always_inline]] inline f32x16 exp(f32x16 x) {
   f32x16 clamped = min(max(x, splat(-87.3f)), splat(88.8f));
   f32x16 whole = (clamped * 1.44269504f + MAGIC) - MAGIC;
   f32x16 rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
@@ -288,7 +288,7 @@ inline f32x16 exp(f32x16 x) {
 
 // Returns the natural logarithm of positive numbers with a relative error of about 1e-7, as the exponent times ln 2 and a
 // polynomial in the rest. Infinity stays infinity, and NaN stays NaN.
-inline f32x16 log(f32x16 x) {
+[[gnu::always_inline]] inline f32x16 log(f32x16 x) {
   const u32x16 bits = (u32x16)x;
   f32x16 exponent = convert<f32x16>((i32x16)(bits >> 23) - 127);
   f32x16 rest = (f32x16)((bits & 0x7fffff) | 0x3f800000);
