@@ -12,7 +12,7 @@ import random
 import statistics
 import textwrap
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +33,7 @@ from oaiserve.facts.step_record import StepKind
 from oaiserve.system_cpus import default_threads
 from oaiserve.system_memory import available_bytes
 from tools.bench import floor
-from tools.engine_load import complete, random_step
+from tools.engine_load import complete, greedy, random_step
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 
 BLOCK_SIZE = 16
@@ -206,7 +206,7 @@ def middle(rows: list[dict[str, float]]) -> dict[str, float]:
 def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> list[float]:
     """Measure the engine thread's own time between two decode steps: scheduling, text, stop conditions, events.
 
-    All prompts are alike, so that the prefix cache has them at once and the sequences share blocks.
+    The sequences are choices of one prompt, so that they begin at once and share blocks.
     """
     medians: list[float] = []
     if not points:
@@ -214,7 +214,8 @@ def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> l
     with Engine.from_pretrained(model, drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
         prompt = [(7 * i + 3) % engine.vocab_size for i in range(CONTEXT)]
         for point in points:
-            complete(engine, [prompt] * point.num_sequences, ENGINE_TOKENS)
+            choices = replace(greedy(ENGINE_TOKENS), n=point.num_sequences)
+            complete(engine, [prompt], point.num_sequences * ENGINE_TOKENS, params=choices)
             own_ns = [
                 record.idle_ns
                 for record in engine.take_steps()
