@@ -55,16 +55,26 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
 
 
 async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Result:
-    """Return the result of the work, or raise its error. ClientDisconnect cancels it."""
-    result = asyncio.ensure_future(work)
+    """Return the result of the work, or raise its error. If the client leaves, cancel the work and raise
+    ClientDisconnect."""
     try:
-        await asyncio.wait({result, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            raise ClientDisconnect
-        return result.result()
+        # No task of its own runs the work: that would start and end it a turn of the event loop later.
+        async with asyncio.timeout(None) as limit:
+
+            def expire(_: asyncio.Task[None]) -> None:
+                limit.reschedule(0.0)
+
+            left.add_done_callback(expire)
+            try:
+                return await work
+            finally:
+                left.remove_done_callback(expire)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ClientDisconnect from None
     finally:
-        result.cancel()
-        del result, work  # An error in them refers to this frame, and so to the body.
+        del work  # An error in it refers to this frame, and so to the body.
 
 
 async def client_left(receive: Receive) -> None:
