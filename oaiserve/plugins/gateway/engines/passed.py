@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.plugins.gateway.engines.account import PassedAccount
 from oaiserve.plugins.gateway.engines.engine import ForeignEngine
 from oaiserve.plugins.gateway.engines.presence import Presence
-from oaiserve.plugins.gateway.engines.read_again import SentPrompt, compare
+from oaiserve.plugins.gateway.engines.read_again import PromptReader, compare
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.routes.exchange import Exchange
 
@@ -43,7 +42,7 @@ class Passed(Presence):
     account: PassedAccount = field(default_factory=PassedAccount)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     tokens: int = 0  # those of its prompt, by the size of its body, until the engine tells them
-    prompt: asyncio.Task[SentPrompt | None] | None = None  # reads its prompt, next to the wait for the engine
+    prompt: PromptReader | None = None
     ended = True  # for the list of open requests: no engine of ours lists it
 
     @property
@@ -75,10 +74,10 @@ class Passed(Presence):
             exchange.error = error_of(exchange.http_status or 200, told.error)
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
-        reader = self.prompt
-        prompt = reader.result() if reader is not None and reader.done() and not reader.cancelled() else None
-        if prompt is not None and self.times.first_byte is not None and exchange.http_status == 200:
-            now_ns = self.times.last_token or self.times.first_byte
+        is_answered = self.times.first_byte is not None and exchange.http_status == 200
+        prompt = self.prompt.result() if self.prompt is not None and is_answered else None
+        if prompt is not None:
+            now_ns = self.times.last_token or self.times.first_byte or 0
             self.account.prompts = [[*prompt.pieces]]  # For a recording, they stand for its tokens.
             self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, now_ns)
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)

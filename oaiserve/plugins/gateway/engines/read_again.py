@@ -5,8 +5,10 @@ Tokens are unknown here, so texts are compared in pieces of four bytes. The engi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from oaiserve.explain.reuse.outline import Outline, Part, part_of
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts, Reuse
 from oaiserve.facts.record import ReadAgain
 from oaiserve.facts.times import duration
+from oaiserve.plugins.gateway.client_request import LARGE_BYTES
 from oaiserve.plugins.gateway.engines.identity import SGLANG, VLLM
 from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.times import PassedTimes
@@ -49,6 +52,24 @@ class SentPrompt(NamedTuple):
     outline: Outline
     pieces: Sequence[int]
     session: str  # as the body names it
+
+
+class PromptReader:
+    """Reads the prompt of a request that an engine has: a large one in a thread while the engine works, and a small one
+    when its answer has ended, so that an engine that answers at once is not kept waiting."""
+
+    def __init__(self, body: bytes | bytearray, model: str) -> None:
+        self._in_thread: asyncio.Task[SentPrompt | None] | None = None
+        self._read = partial(prompt_in, body, model)
+        if len(body) > LARGE_BYTES:
+            self._in_thread = asyncio.create_task(asyncio.to_thread(self._read))
+
+    def result(self) -> SentPrompt | None:
+        """Return the prompt, or None if it can't be read, or has not been read yet."""
+        if self._in_thread is None:
+            return self._read()
+        reader = self._in_thread
+        return reader.result() if reader.done() and not reader.cancelled() else None
 
 
 def prompt_in(content: bytes | bytearray, model: str) -> SentPrompt | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from starlette.datastructures import Headers
@@ -40,7 +40,7 @@ from oaiserve.plugins.gateway.engines.body import Body, body_of
 from oaiserve.plugins.gateway.engines.engine import EngineRequest, ForeignEngine, without_keys
 from oaiserve.plugins.gateway.engines.fleet import Fleet
 from oaiserve.plugins.gateway.engines.passed import NamedModel, Passed
-from oaiserve.plugins.gateway.engines.read_again import prompt_in
+from oaiserve.plugins.gateway.engines.read_again import PromptReader
 from oaiserve.plugins.gateway.engines.reading import Reading, is_comment
 from oaiserve.plugins.gateway.engines.times import PassedTimes
 from oaiserve.plugins.gateway.gateway import MOST_HOPS
@@ -54,8 +54,6 @@ from oaiserve.routes.intake.turns import client_left, unless_left
 from oaiserve.wire.prefix_keys import BYTES_PER_TOKEN, prompt_of_body
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-content-type-options", b"x-request-id"}
 _PAGE = b'; rel="describedby"; type="text/html"'  # The end of a `link` by which oaiserve names its page of a request
@@ -149,7 +147,8 @@ class EngineRelay:
             if models := self.fleet.models:  # Never a name that only a client has sent
                 exchange.adapter = NamedModel(model if model in models else models[0])  # type: ignore[assignment]
             if len(self.fleet.engines) > 1:
-                prompt = await _parsed(prompt_of_body, body)
+                is_large = len(body) > LARGE_BYTES
+                prompt = await asyncio.to_thread(prompt_of_body, body) if is_large else prompt_of_body(body)
         headers = passed_headers(scope, num_hops)
         if self.has_keys:
             headers = without_keys(headers)
@@ -196,8 +195,8 @@ class EngineRelay:
 
         def sent() -> None:
             passed.times.sent = self.clock_ns()
-            if passed.prompt is None and request.has_account:  # It is read while the engine works.
-                passed.prompt = asyncio.create_task(_parsed(prompt_in, request.body, request.model or ""))
+            if passed.prompt is None and request.has_account:
+                passed.prompt = PromptReader(request.body, request.model or "")
 
         engine.presences.enter(passed)
         answer: UpstreamAnswer | None = None
@@ -261,6 +260,7 @@ class EngineRelay:
         finally:
             answer.close()
             now_ns = self.clock_ns()
+            passed.times.responded = now_ns
             if passed.times.first_byte is not None:
                 passed.times.last_token = passed.times.last_token or now_ns
             reading.end(now_ns)
@@ -296,13 +296,6 @@ class EngineRelay:
 def _has_length(answer: UpstreamAnswer) -> bool:
     """Return whether an answer says how long it is. Otherwise it ends with the connection, as in HTTP/1.0."""
     return bool(answer.header(b"content-length") or answer.header(b"transfer-encoding"))
-
-
-async def _parsed(parse: Callable[..., T], body: bytes | bytearray, *more: str) -> T:
-    """Parse a body, in a thread if it is large."""
-    if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(parse, body, *more)
-    return parse(body, *more)
 
 
 def _ending(scope: Scope, reading: Reading, message: str) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from oaiserve.facts.times import PASSED_PHASES, PASSED_STAMPS, RequestTimes
 
@@ -21,6 +22,10 @@ class PassedTimes(RequestTimes):
 
     def stamps_and_phases(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return PASSED_STAMPS, PASSED_PHASES
+
+    def ended(self, clock_ns: Callable[[], int]) -> PassedTimes:
+        """Return a copy that ends when the client had the whole answer, before its account was written, or now."""
+        return replace(self, responded=self.responded or clock_ns())
 
     def begin_attempt(self, now_ns: int) -> None:
         """Note that the request is being sent to an engine. The time of earlier attempts counts as waiting."""
