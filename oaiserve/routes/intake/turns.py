@@ -57,18 +57,21 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
 async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Result:
     """Return the result of the work, or raise its error. If the client leaves, cancel the work and raise
     ClientDisconnect."""
+    is_waiting = True
     try:
         # No task of its own runs the work: that would start and end it a turn of the event loop later.
         async with asyncio.timeout(None) as limit:
 
-            def expire(_: asyncio.Task[None]) -> None:
-                limit.reschedule(0.0)
+            def leave(_: asyncio.Task[None]) -> None:
+                if is_waiting:  # The work may have ended in the same turn of the event loop, before this call.
+                    limit.reschedule(0.0)
 
-            left.add_done_callback(expire)
+            left.add_done_callback(leave)
             try:
                 return await work
             finally:
-                left.remove_done_callback(expire)
+                is_waiting = False
+                left.remove_done_callback(leave)
     except TimeoutError:
         if not limit.expired():
             raise
