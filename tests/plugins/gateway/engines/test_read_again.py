@@ -1,11 +1,16 @@
 """What an engine could have had cached: prompts compared as texts and turns, and with what the engine says."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from oaiserve.plugins.gateway.client_request import LARGE_BYTES
+from oaiserve.plugins.gateway.engines.read_again import PromptReader
+from oaiserve.plugins.gateway.engines.times import PassedTimes
 from tests.plugins.gateway.engines.doubles import CHAT, Front, RawEngine, before, whole
 from tests.world.serving import Place
 
@@ -114,3 +119,29 @@ def test_bodies_that_cannot_be_compared_pass(front: Front, engine: RawEngine, bo
     for _ in range(2):
         assert front.http.post(CHAT, content=body, headers={"content-type": "application/json"}).status_code == 200
     assert engine.questions()[-1].body == body
+
+
+def test_a_small_prompt_is_read_when_its_answer_has_ended() -> None:
+    body = bytearray(msgspec.json.encode({"prompt": "one"}))
+    reader = PromptReader(body, "m")
+    body[:] = msgspec.json.encode({"prompt": "two"})
+    found = reader.result()
+    assert found is not None
+    assert found == PromptReader(body, "m").result()
+
+
+def test_a_large_prompt_is_read_in_a_thread_while_the_engine_works() -> None:
+    async def main() -> None:
+        reader = PromptReader(msgspec.json.encode({"prompt": "x" * LARGE_BYTES}), "m")
+        assert reader.result() is None
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        assert reader.result() is not None
+
+    asyncio.run(main())
+
+
+def test_a_request_ends_when_the_client_has_its_answer() -> None:
+    times = PassedTimes(received=1)
+    assert times.ended(lambda: 9).responded == 9
+    times.responded = 5
+    assert times.ended(lambda: 9).responded == 5
