@@ -6,7 +6,6 @@ import functools
 import gc
 import inspect
 import logging
-import math
 import os
 import shutil
 import sys
@@ -186,7 +185,7 @@ def patch_once(interpreter: Any) -> None:
 
     It would replace the functions of its language in each launch, and in each call of a function within one. It would
     compute sums and products of integers a second time to look for overflows, which it reports only in debug mode. It
-    would make a table of all types for each look-up in it. It would build the same few shapes for each value.
+    would make a table of all types for each look-up in it.
     """
     patch: Callable[..., object] = interpreter._patch_lang
 
@@ -208,37 +207,6 @@ def patch_once(interpreter: Any) -> None:
         return by_name[dtype.name]
 
     interpreter._get_np_dtype = np_dtype_of
-    share_shapes(interpreter.tl.core)
-
-
-def share_shapes(core: Any) -> None:
-    """Let the values and types of Triton's language that have the same shape share the objects that describe it."""
-    new_block_type: Callable[..., None] = core.block_type.__init__
-    blocks: dict[tuple[int, ...], tuple[Any, int, str]] = {}  # the shape, its number of elements and its text
-    values: dict[tuple[int, ...], tuple[Any, Any]] = {}  # the number of elements and the shape, as constants
-
-    def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple([size.value if isinstance(size, core.constexpr) else size for size in shape])
-        if (known := blocks.get(sizes)) is None:
-            new_block_type(self, element_ty, shape)
-            blocks[sizes] = self.shape, self.numel, str(self.shape)
-        else:
-            self.element_ty = element_ty
-            self.shape, self.numel, text = known
-            self.name = f"<{text}, {element_ty}>"
-
-    def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        self.handle = handle
-        self.type = type
-        self.dtype = type.scalar
-        sizes = tuple(type.shape.values) if type.is_block() else ()
-        if (known := values.get(sizes)) is None:
-            known = core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
-            values[sizes] = known
-        self.numel, self.shape = known
-
-    core.block_type.__init__ = init_block_type
-    core.tensor.__init__ = init_tensor
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
