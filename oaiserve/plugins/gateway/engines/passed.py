@@ -74,12 +74,13 @@ class Passed(Presence):
             exchange.error = error_of(exchange.http_status or 200, told.error)
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
-        is_answered = self.times.first_byte is not None and exchange.http_status == 200
-        prompt = self.prompt.result() if self.prompt is not None and is_answered else None
-        if prompt is not None:
-            now_ns = self.times.last_token or self.times.first_byte or 0
+        reader = self.prompt
+        self.prompt = None  # It holds the body, and this request stays among the engine's last ones.
+        prompt = None if reader is None or exchange.http_status != 200 else reader.result()
+        answered_ns = self.times.last_token or self.times.first_byte
+        if prompt is not None and answered_ns is not None:
             self.account.prompts = [[*prompt.pieces]]  # For a recording, they stand for its tokens.
-            self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, now_ns)
+            self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, answered_ns)
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
         is_stream = exchange.is_streaming and exchange.error is None
         if is_stream or exchange.http_status == 200:

@@ -1,6 +1,7 @@
 """What an engine could have had cached: prompts compared as texts and turns, and with what the engine says."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,11 @@ def test_a_large_prompt_is_read_in_a_thread_while_the_engine_works() -> None:
         assert reader.result() is not None
 
     asyncio.run(main())
+
+
+def test_no_body_is_kept_with_the_last_requests_of_an_engine(ask: Ask) -> None:
+    ask(SYSTEM, HELLO)
+    assert not [kept for kept in gc.get_objects() if type(kept) is PromptReader]
 
 
 def test_a_request_ends_when_the_client_has_its_answer() -> None:
