@@ -39,8 +39,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     exit_on_sigterm()
+    path = Path(arguments.model)
+    model = str(path.resolve()) if path.exists() else arguments.model  # Each tree's processes run in its folder.
     with checked_out(arguments.commit) as before, ExitStack() as trees:
-        both = [trees.enter_context(measured_tree(path, arguments.model)) for path in (before, ROOT)]
+        both = [trees.enter_context(measured_tree(tree, model)) for tree in (before, ROOT)]
         for turn in range(arguments.turns):
             for tree in both[:: -1 if turn % 2 else 1]:
                 tree.turn(turn)
