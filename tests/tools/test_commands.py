@@ -17,6 +17,7 @@ PARTS = {
     "tools",
     "tools.arm.answers",
     "tools.attack.neighbour",
+    "tools.bench.engine_figures",
     "tools.engines.forwarder",
     "tools.gpu.resources",
     "tools.gpu.section",
