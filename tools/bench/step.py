@@ -203,12 +203,13 @@ def middle(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(row[name] for row in rows) * 1e3 for name in rows[0]}
 
 
-def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> list[float]:
+def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> list[float | None]:
     """Measure the engine thread's own time between two decode steps: scheduling, text, stop conditions, events.
 
-    The sequences are choices of one prompt, so that they begin at once and share blocks.
+    The sequences are choices of one prompt, so that up to 128 begin at once and share blocks. It is None for a step
+    that never had all of them: on a slow CPU, the first of more sequences end before the last ones begin.
     """
-    medians: list[float] = []
+    medians: list[float | None] = []
     if not points:
         return medians
     with Engine.from_pretrained(model, drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
@@ -221,7 +222,7 @@ def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> l
                 for record in engine.take_steps()
                 if record.kind == StepKind.DECODE and record.num_sequences == point.num_sequences
             ]
-            medians.append(statistics.median(own_ns) / 1e6)
+            medians.append(statistics.median(own_ns) / 1e6 if own_ns else None)
     return medians
 
 
@@ -287,8 +288,12 @@ def _table(rows: list[dict[str, Any]], keys: list[str], parts: list[str]) -> lis
             parts_ms["x larger"] = row["step_ms"] / max(row["reading_ms"], row["computing_ms"])
         speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
         whole = [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
-        table.append([*(f"{sizes[key]:,}" for key in keys), *whole, *(f"{parts_ms[name]:.2f}" for name in parts)])
+        table.append([*(f"{sizes[key]:,}" for key in keys), *whole, *(_cell(parts_ms[name]) for name in parts)])
     return as_markdown(table)
+
+
+def _cell(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.2f}"
 
 
 if __name__ == "__main__":
