@@ -17,7 +17,7 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.causes import RequestCauses
-from oaiserve.explain.client_work import ClientWork, WorkBefore, beside, while_waiting
+from oaiserve.explain.client_work import ClientWork, Work, WorkBefore, beside, while_waiting
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, EventKind, OthersTime
 from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
@@ -105,13 +105,19 @@ class RequestNotes:
         waited_ns: int,
     ) -> list[OthersTime]:
         """Divide the time since then among clients: that of a phase with these causes, or else that of the queue."""
+        if causes_ns is not None and (Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns):
+            added_ns = [causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS]
+            if not any(added_ns):
+                return []
+            return beside(self._work_since(steps, before, client), client, *added_ns)
+        if causes_ns is not None:
+            waited_ns = causes_ns[Cause.NOT_KNOWN_YET]
+        return while_waiting(self._work_since(steps, before, client), client, waited_ns)
+
+    def _work_since(self, steps: StepCauses, before: WorkBefore, client: ClientWork) -> dict[ClientWork, Work]:
+        """Return the work for each client since then, without the request's own."""
         own = (now - past for now, past in zip(self._own_now(), self._own_before, strict=True))
-        work = steps.clients.since(before, client, *own)
-        if causes_ns is None:
-            return while_waiting(work, client, waited_ns)
-        if Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns:
-            return beside(work, client, *(causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS))
-        return while_waiting(work, client, causes_ns[Cause.NOT_KNOWN_YET])
+        return steps.clients.since(before, client, *own)
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns
