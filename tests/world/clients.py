@@ -11,9 +11,9 @@ import httptools
 
 from oaiserve.engine.sequences.noise import draw_key
 from tests.answers import TIMES, by_choice, shown
+from tests.world.fleet import GATEWAY_IP, PORT
 from tests.world.loop import UNIX_SECONDS, Process, World
 from tests.world.model import NUM_KEYS
-from tests.world.servers import GATEWAY_IP, PORT
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

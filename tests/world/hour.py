@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.world.clients import CASES, RESPONSES, Judge, ask, process_of, references
-from tests.world.loop import Process, State, World, repeatable
+from tests.world.fleet import GATEWAY_IP, POISON, GatewayHost, Replica, put_in_place, repeatable
+from tests.world.loop import Process, State, World
 from tests.world.model import GONE
 from tests.world.network import Network
-from tests.world.servers import GATEWAY_IP, POISON, GatewayHost, Replica, put_in_place
 
 SETTLE_SECONDS = 75.0  # after which the gateway sends requests to all servers again
 QUIET_SECONDS = 150.0

@@ -22,9 +22,6 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from oaiserve.engine.event_streams import LoopStream
-from oaiserve.http.connection import Connection
-from oaiserve.plugins.gateway import upstream
 from oaiserve.runtime import ENDED, Priority, Turn, When
 from tests.world.runtime import WorldExecutor, WorldFuture, WorldQueue, WorldWorker
 
@@ -401,20 +398,3 @@ def on_one_thread(world: World) -> Iterator[pytest.MonkeyPatch]:
             yield patch
         finally:
             random.setstate(before)
-
-
-@contextmanager
-def repeatable(world: World) -> Iterator[None]:
-    """Within the block, give a second run the same random numbers and hashes, and let each token come by itself."""
-    numbers: dict[int, tuple[object, int]] = {}
-
-    def in_order(self: object) -> int:
-        if id(self) not in numbers:
-            numbers[id(self)] = (self, len(numbers))  # kept, so that no other object gets its id
-        return numbers[id(self)][1]
-
-    with on_one_thread(world) as patch:
-        patch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
-        for kind in (upstream.ReplicaConnection, Connection, LoopStream):
-            patch.setattr(kind, "__hash__", in_order, raising=False)
-        yield
