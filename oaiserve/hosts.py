@@ -4,6 +4,7 @@ library, and asks no resolver."""
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 
@@ -81,6 +82,7 @@ def is_same_origin(origin: str, scheme: str, host: Authority) -> bool:
     return (page.name, page.port or default) == (host.name, host.port or default)
 
 
+@lru_cache(maxsize=256)  # Requests name the same few hosts.
 def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(name)

@@ -168,13 +168,14 @@ class Told:
     def _read_numbers(self, event: Event) -> None:
         """Note what engines say in fields of their own."""
         for name, (field, *path), unit_ns in _TIMES:
-            self._note(**{name: _duration_ns(at(getattr(event, field), *path), unit_ns)})
-        # llama.cpp: prompt_n were computed, cache_n came from its cache
-        computed, cached = (_count(event.timings, name) for name in ("prompt_n", "cache_n"))
-        if computed is not None and cached is not None:
-            self.cached_tokens = cached
-            self.prompt_tokens = self.prompt_tokens or computed + cached
-        self.completion_tokens = self.completion_tokens or _count(event.timings, "predicted_n")
+            if (value := getattr(event, field)) is not None:
+                self._note(**{name: _duration_ns(at(value, *path), unit_ns)})
+        if event.timings is not None:  # llama.cpp: prompt_n were computed, cache_n came from its cache
+            computed, cached = (_count(event.timings, name) for name in ("prompt_n", "cache_n"))
+            if computed is not None and cached is not None:
+                self.cached_tokens = cached
+                self.prompt_tokens = self.prompt_tokens or computed + cached
+            self.completion_tokens = self.completion_tokens or _count(event.timings, "predicted_n")
         self._note(  # Ollama
             prompt_tokens=count_of(event.prompt_eval_count),
             cached_tokens=count_of(event.prompt_eval_cached_count),
