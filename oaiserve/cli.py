@@ -255,6 +255,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
     Without `all_flags`, the help of `serve` shows only the flags that most people use.
     """
     tables = [name for plugin in plugins for name in plugin.inner.tables]
+    with_settings = ["serve", *(name for name, each in commands_of(plugins).items() if each.has_settings)]
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
@@ -263,7 +264,11 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         help_formatter=HelpFormatter(),
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags override all of these, and these override the defaults.
-        config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), partial(_read_config_file, tables)],
+        config=[
+            lambda _, __, arguments: _check_variables(arguments, (app[name] for name in with_settings)),
+            Env(ENV_PREFIX, command=False, show=False),
+            partial(_read_config_file, tables),
+        ],
         default_parameter=Parameter(negative_iterable=(), parse=HAS_FLAG),
     )
     app.register_install_completion_command(
@@ -335,16 +340,27 @@ def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
     serve.help_epilogue = f"oaiserve serve --help-all has all {len(flags) + 1} flags, and more about these."
 
 
-def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently."""
-    flags = [name for argument in arguments if argument.parse and argument.show for name in argument.names]
-    known = {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
+def _check_variables(arguments: ArgumentCollection, commands: Iterable[App]) -> None:
+    """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently.
+
+    The commands with settings may share an environment, so a setting of another one is no mistake.
+    """
+    known = _variables(arguments)
     for variable in sorted(os.environ):
-        if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
-            hint = suggestion(variable, known) or "'oaiserve serve --help' lists the settings."
-            raise OptionError(f"The environment variable {variable} is not a setting of oaiserve. {hint}")
         if variable in known and not os.environ[variable].strip():  # An empty key would mean a server without a key.
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
+    unknown = {name for name in os.environ if name.startswith(ENV_PREFIX)} - known - VARIABLES_WITHOUT_FLAG
+    for command in commands if unknown else ():
+        unknown -= _variables(command.assemble_argument_collection())
+    for variable in sorted(unknown):
+        hint = suggestion(variable, known) or "'oaiserve serve --help' lists the settings."
+        raise OptionError(f"The environment variable {variable} is not a setting of oaiserve. {hint}")
+
+
+def _variables(arguments: ArgumentCollection) -> set[str]:
+    """Return the variables of a command's settings."""
+    flags = [name for argument in arguments if argument.parse and argument.show for name in argument.names]
+    return {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
 
 
 def _read_config_file(

@@ -162,6 +162,22 @@ def test_a_wrong_variable_is_refused(
     assert sentence in refusal(capsys, "serve", "demo", *FREE_PORT)
 
 
+@pytest.mark.plugin("gateway")
+@pytest.mark.parametrize(
+    ("argv", "variable"), [(("serve", "demo"), "REPLICA"), (("route", "--engine", "http://127.0.0.1:1"), "MAX_RUNNING")]
+)
+def test_a_variable_of_another_command_is_no_mistake(
+    argv: tuple[str, ...], variable: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr("oaiserve.plugins.gateway.engines.serve.serve_engines", lambda *given: ended.append(given) or 0)
+    monkeypatch.setenv(f"OAISERVE_{variable}", "7")
+    assert cli.main([*argv, *FREE_PORT], served) == 0
+    assert bool(ended) is (argv[0] == "route")
+    monkeypatch.setenv("OAISERVE_MAX_RUNING", "7")
+    assert cli.main([*argv, *FREE_PORT], served) == 2
+
+
 @pytest.mark.parametrize(
     ("file", "content", "argv", "sentence"),
     [
