@@ -84,7 +84,7 @@ def test_responses_in_the_background_survive_a_kill_with_the_same_bytes(small_mo
     """The first one runs when the server is killed, the others wait. A gateway is in front."""
     flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-cache-memory", "2400KiB", "--max-running", "1")
     flags += ("--response-store", str(tmp_path / "responses.db"))
-    asked: dict[str, Any] = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 700}
+    asked: dict[str, Any] = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 3_000}
     sampled: dict[str, Any] = {"temperature": 1.0, "extra_body": {"seed": 7, "ignore_eos": True}}
     with serve_process(str(small_model), tmp_path / "first.log", *flags) as first:
         servers = [first]
