@@ -1,5 +1,6 @@
 """Skips the tests that need a plug-in of oaiserve whose folder is missing: a plug-in can be deleted with its tests."""
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -74,6 +75,12 @@ def _plugins_of(path: str) -> frozenset[str]:
 def is_served(path: object) -> bool:
     """Return whether no missing plug-in has the route of this path."""
     return all(map(has_plugin, plugins_of(path)))
+
+
+def plugins_of_commands(text: str) -> frozenset[str]:
+    """Return the plug-ins whose commands a text for the shell has."""
+    names = set(re.findall(r"\boaiserve (\w+)", text))
+    return frozenset(plugin for plugin, commands in COMMANDS.items() if names.intersection(commands))
 
 
 def has_command(name: str) -> bool:

@@ -17,7 +17,8 @@ from oaiserve.storage.private import cache_folder
 from tests import forking
 from tests.deploy import promql
 from tests.e2e.live import clean_environment, serve_process
-from tests.e2e.snippets import REASONS, Session, check_commands, programs
+from tests.e2e.snippets import REASONS, Session, check_commands, programs, typed
+from tests.missing_plugins import plugins_of_commands
 from tests.pages import PAGES, ROOT, Snippet, name_of, snippets
 
 BY_PAGE = {name_of(page): snippets(page.read_text(), name_of(page)) for page in PAGES}
@@ -54,7 +55,16 @@ def start_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield lambda folder: Session(folder, adapters, address, environment)
 
 
-@pytest.mark.parametrize("page", [page for page, found in BY_PAGE.items() if found])
+def needed_plugins(page: str) -> frozenset[str]:
+    """Return the plug-ins whose commands the snippets of a page have."""
+    shell = [typed(snippet) for snippet in BY_PAGE[page] if snippet.language in ("sh", "console")]
+    return plugins_of_commands("\n".join(shell))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.plugin(*needed_plugins(page))) for page, found in BY_PAGE.items() if found],
+)
 def test_snippets_of_page_run(
     page: str, start_session: Callable[[Path], Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +128,16 @@ def test_wrong_command_is_found_without_running_it(commands: str, tmp_path: Path
 def test_snippet_has_the_reason_above_it() -> None:
     page = "# T\n\n<!-- not run: needs a GPU -->\n```sh\na\n```\n\n- b:\n\n  ```json\n  {}\n  ```\n"
     assert snippets(page, "p") == [Snippet("p", 4, "sh", "a\n", "needs a GPU"), Snippet("p", 10, "json", "{}\n", None)]
+
+
+def test_pages_need_the_plugins_of_their_commands() -> None:
+    """Without the folder of the gateway, `oaiserve route` is unknown, and its pages are skipped."""
+    assert needed_plugins("docs/gateway.md") == {"gateway"}
+    assert plugins_of_commands("KEY=a oaiserve route --port 1 & oaiserve serve demo; oaiserve keys") == {
+        "gateway",
+        "keys",
+    }
+    assert plugins_of_commands("oaiserve serve demo --served-model-name route") == frozenset()
 
 
 def test_failing_snippet_is_found(start_session: Callable[[Path], Session], tmp_path: Path) -> None:
