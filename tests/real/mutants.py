@@ -45,6 +45,10 @@ class RealModel(NamedTuple):
     def has_windows(self) -> bool:
         return any(layer.attention.parameters.sliding_window for layer in self.described.decoder.layers)
 
+    def beginning(self, num_tokens: int) -> RealModel:
+        """Return the model with its first tokens alone, whose numbers do not depend on the tokens after them."""
+        return self._replace(ids=self.ids[:num_tokens], expected=[state[:num_tokens] for state in self.expected])
+
     @torch.inference_mode()
     def differences(self, mutant: Mutant) -> Iterator[Comparison]:
         """Yield the differences of all parts from transformers' code, with a mistake in the description.
