@@ -23,6 +23,8 @@ from tests.pages import PAGES, ROOT, Snippet, name_of, snippets
 
 BY_PAGE = {name_of(page): snippets(page.read_text(), name_of(page)) for page in PAGES}
 SNIPPETS = [snippet for page in BY_PAGE.values() for snippet in page]
+# Pages that need a plug-in without naming a command of it. The gateway's folder also serves several models.
+PLUGINS = {"docs/several-models.md": {"gateway"}}
 COMMENT = re.compile(r"^\s*<!-- not run", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a snippet that readers are to save
 LONGEST_SLEEP_SECONDS = 0.05
@@ -56,9 +58,9 @@ def start_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 def needed_plugins(page: str) -> frozenset[str]:
-    """Return the plug-ins whose commands the snippets of a page have."""
+    """Return the plug-ins that the snippets of a page need."""
     shell = [typed(snippet) for snippet in BY_PAGE[page] if snippet.language in ("sh", "console")]
-    return plugins_of_commands("\n".join(shell))
+    return plugins_of_commands("\n".join(shell)).union(PLUGINS.get(page, ()))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,9 @@ def test_snippet_has_the_reason_above_it() -> None:
 def test_pages_need_the_plugins_of_their_commands() -> None:
     """Without the folder of the gateway, `oaiserve route` is unknown, and its pages are skipped."""
     assert needed_plugins("docs/gateway.md") == {"gateway"}
+    assert needed_plugins("docs/several-models.md") == {"gateway"}
+    assert needed_plugins("docs/start.md") == frozenset()
+    assert BY_PAGE.keys() >= PLUGINS.keys()
     assert plugins_of_commands("KEY=a oaiserve route --port 1 & oaiserve serve demo; oaiserve keys") == {
         "gateway",
         "keys",
