@@ -57,6 +57,8 @@ def test_response_is_not_said_to_be_missing_while_a_replica_does_not_answer(plac
 
 # -- a process that is killed ------------------------------------------------------------------------------------------
 
+NUM_TOKENS = 600  # The server is killed when the first of them arrives.
+
 
 @contextmanager
 def gateway_to(servers: list[LiveServer]) -> Iterator[OpenAI]:
@@ -75,23 +77,44 @@ def gateway_to(servers: list[LiveServer]) -> Iterator[OpenAI]:
         yield sdk
 
 
+@contextmanager
+def answering(server: LiveServer) -> Iterator[None]:
+    """Let the server write a long answer, which takes its only place, until the end of the block."""
+    body = {"model": "demo", "prompt": "Hi", "max_tokens": 10_000, "ignore_eos": True, "stream": True}
+    with server.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        next(answer.iter_lines())
+        yield
+
+
 def ended(sdk: OpenAI, name: str) -> Response:
     wait_until(lambda: sdk.responses.retrieve(name).status not in ("queued", "in_progress"))
     return sdk.responses.retrieve(name)
 
 
 def test_responses_in_the_background_survive_a_kill_with_the_same_bytes(small_model: Path, tmp_path: Path) -> None:
-    """The first one runs when the server is killed, the others wait. A gateway is in front."""
+    """The first one runs when the server is killed, the others wait. A gateway is in front.
+
+    Another answer takes the server's only place until all three are stored. The kill follows the first token of the
+    first one, however long the requests took.
+    """
     flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-cache-memory", "2400KiB", "--max-running", "1")
     flags += ("--response-store", str(tmp_path / "responses.db"))
-    asked: dict[str, Any] = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": 3_000}
+    asked: dict[str, Any] = {"model": "demo", "input": "Hi", "background": True, "max_output_tokens": NUM_TOKENS}
     sampled: dict[str, Any] = {"temperature": 1.0, "extra_body": {"seed": 7, "ignore_eos": True}}
     with serve_process(str(small_model), tmp_path / "first.log", *flags) as first:
         servers = [first]
         with gateway_to(servers) as sdk:
-            begun = [sdk.responses.create(**asked | sampled) for _ in range(3)]
-            wait_until(lambda: sdk.responses.retrieve(begun[0].id).status == "in_progress")
-            first.process.kill()
+            with answering(first):
+                events = sdk.responses.create(**asked | sampled, stream=True)
+                created = next(events)
+                assert created.type == "response.created"
+                begun = [created.response, *(sdk.responses.create(**asked | sampled) for _ in range(2))]
+                statuses = {sdk.responses.retrieve(one.id).status for one in begun}
+                assert statuses <= {"queued", "in_progress"}  # A stream may begin before its first token.
+            with events:
+                assert "response.output_text.delta" in (event.type for event in events)
+                first.process.kill()
             first.process.wait()
             with serve_process(str(small_model), tmp_path / "second.log", *flags) as second:
                 servers.append(second)
