@@ -82,8 +82,11 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
         check_tracing()
     logger.info("Loading %s ...", config.model_name)
-    with Doing(f"Loading {config.model_name}", lambda: times.current, logger.info, has_bar=ready is None):
-        engine = _engine(config, times, plugins, is_child=ready is not None)
+    places = [] if ready is not None else _places(config)  # A child process has its parent to start it again.
+    title = f"Loading {config.model_name}"
+    # An engine process says itself what it does.
+    with nullcontext() if places else Doing(title, lambda: times.current, logger.info, has_bar=ready is None):
+        engine = _engine(config, times, plugins, places)
         with times.part("server"):
             from oaiserve.app import create_app, server_telemetry
 
@@ -120,8 +123,19 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     return 1
 
 
-def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_child: bool = False) -> AnyEngine:
-    """Load the model. Raises StartupError. A child process has it in this process: its parent starts it again."""
+def _places(config: Config) -> list[Placement]:
+    """Return where engine processes start, or none if the engine is in this process. Raises StartupError."""
+    is_apart = config.server.engine_process == "on" or config.server.front_processes > 1
+    if config.server.replicas == 1 and not is_apart:
+        return []
+    from oaiserve.process.placement import placements
+
+    places = placements(config.server.replicas, config.engine.device)
+    return places if len(places) > 1 or is_apart else []
+
+
+def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], places: list[Placement]) -> AnyEngine:
+    """Load the model, in engine processes if there are places for them. Raises StartupError."""
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -130,13 +144,8 @@ def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], *, is_
             plugin_loading.import_early(plugins, reads_calls=config.server.tool_call_parser != "none")
 
     try:
-        is_apart = config.server.engine_process == "on" or config.server.front_processes > 1
-        if not is_child and (config.server.replicas != 1 or is_apart):
-            from oaiserve.process.placement import placements
-
-            places = placements(config.server.replicas, config.engine.device)
-            if len(places) > 1 or is_apart:
-                return _remote_engine(config, places, times, import_server)
+        if places:
+            return _remote_engine(config, places, times, import_server)
         return load_engine(config.model, config.engine, times, plugins, import_server)
     except DeviceLost as error:
         logger.warning("%s The server starts again without kernels of its own", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from oaiserve import interpreter, plugin_loading
 from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands.listening import end_at_once_on_interrupt
-from oaiserve.config import EngineOptions
+from oaiserve.config import EngineOptions, name_of
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.explain.commands import settings_in
 from oaiserve.plugin import Plugin
@@ -25,6 +27,8 @@ from oaiserve.system_memory import give_back, keep_freed, share_arenas
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
     from oaiserve.process.messages import ToEngine
+
+log = logging.getLogger(__name__)
 
 STDERR = 2  # file descriptor
 MOST_GOODBYE_SECONDS = 10.0  # limit for an engine process whose front has ended
@@ -124,7 +128,9 @@ def run(arguments: list[str]) -> int:
         found = plugin_loading.find(
             start.plugins, {} if start.settings is None else tables_in(settings_in(start.settings))
         )
-        engine = load_engine(start.model, start.options, StartTimes(), found.plugins)
+        times = StartTimes()
+        with Doing(f"Loading {name_of(start.model)}", lambda: times.current, log.info, has_bar=False):
+            engine = load_engine(start.model, start.options, times, found.plugins)
     except Exception as error:
         link.send(NotStarted(error))
         link.close()

@@ -201,5 +201,5 @@ def test_all_that_the_demos_first_start_waits_for_has_a_name(monkeypatch: pytest
     monkeypatch.setattr(demo, "fetched", fetch)
     monkeypatch.setattr("oaiserve.engine.start.plan.compile_early", lambda *_: named.append(times.current))
     with pytest.raises(StartupError, match="no network"):
-        _engine(Config("demo"), times, [])
+        _engine(Config("demo"), times, [], [])
     assert named == ["start of the compiler", "files of the demo"]

@@ -8,6 +8,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.live import clean_environment, serve_process
 
 # A way to start that declines when the test has written to a pipe.
@@ -29,13 +31,14 @@ plugin = Plugin(name="slow", inner=InnerParts(starts=lambda: [Slow()]))
 """
 
 
-def test_a_start_says_which_step_takes_so_long(small_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine_process", ["off", "on"])
+def test_a_start_says_which_step_takes_so_long(engine_process: str, small_model: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     plugin = tmp_path / "slow.py"
     plugin.write_text(SLOW.format(pipe=str(pipe)))
     command = [sys.executable, "-m", "oaiserve", "serve", str(small_model), "--port", "0", "--plugin", str(plugin)]
-    command += ["--log-format", "console"]
+    command += ["--log-format", "console", "--engine-process", engine_process]
     with ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment())
