@@ -29,12 +29,13 @@ from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
 from tests.serving import Serve, Served, fresh, served  # noqa: F401 - a fixture
 from tests.world.client import WorldSocket, client_of_sdk, transport
-from tests.world.loop import MOMENT_SECONDS, Process, World, on_one_thread
+from tests.world.loop import MOMENT_SECONDS, MOST_WAIT_SECONDS, Process, World, on_one_thread
 from tests.world.network import Network
 from tests.world.runtime import Beside
 from tests.world.servers import WorldServer
 
 IP = "127.0.0.1"
+DAY_SECONDS = 86_400
 PATIENCE_SECONDS = 120.0  # of the world's clients: longer than any time limit of the product that tests wait for
 
 
@@ -196,10 +197,20 @@ def place_session() -> Place:
     return Place()
 
 
+def seconds_until_midnight(world: World) -> float:
+    return DAY_SECONDS - world.unix_ns() / 1e9 % DAY_SECONDS
+
+
 @contextmanager
 def staying(place: Place, name: str = "") -> Iterator[None]:
-    """Within the block, a test that waits lets time pass in the world. What is random in it follows from the name."""
+    """Within the block, a test that waits lets time pass in the world. What is random in it follows from the name.
+
+    What is counted by days would begin again at midnight, so a test begins after it if it could last until then.
+    """
     world = place.world
+    if (left_seconds := seconds_until_midnight(world)) < MOST_WAIT_SECONDS:
+        with on_one_thread(world):
+            world.settle(left_seconds)
     world.random.seed(f"{world.seed} {name}")
     with on_one_thread(world) as patch:
         patch.setattr(waiting, "rest", world.settle)

@@ -7,8 +7,9 @@ import pytest
 from oaiserve.wire.continuation import Piece, StreamSplitter
 from tests.world.client import WorldSocket
 from tests.world.hour import live
-from tests.world.loop import START_SECONDS, Process, World
+from tests.world.loop import MOST_WAIT_SECONDS, START_SECONDS, Process, World
 from tests.world.network import Network
+from tests.world.serving import Place, seconds_until_midnight, staying
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -33,6 +34,16 @@ def test_a_stream_that_goes_on_one_token_too_early_is_found(monkeypatch: pytest.
     push = StreamSplitter.push
     monkeypatch.setattr(StreamSplitter, "push", forgets_one)
     assert any("it differs from an undisturbed one" in text for seed in range(5) for text in live(seed).wrong)
+
+
+def test_no_day_ends_within_a_test() -> None:
+    place = Place()
+    place.world.settle(seconds_until_midnight(place.world) - 10)
+    for name in ("the first one waits for the next day", "the second one begins at once"):
+        before_ns = place.world.unix_ns()
+        with staying(place, name):
+            assert seconds_until_midnight(place.world) > MOST_WAIT_SECONDS
+            assert (place.world.unix_ns() - before_ns > 9e9) is ("waits" in name)
 
 
 def test_garbage_with_an_open_connection_does_not_interrupt_the_task_that_collects_it(world: World) -> None:
