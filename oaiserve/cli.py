@@ -6,11 +6,12 @@ A mistake of the user is reported in one sentence, with exit code 2. `run.py` st
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -53,6 +54,8 @@ from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, sug
 from oaiserve.plugin import Command, Plugin
 from oaiserve.plugin_loading import OPTIONS, VARIABLE, Found, commands_of, find, options_of, server_for, tables_in
 from oaiserve.run import serve_model
+
+log = logging.getLogger(__name__)
 
 # Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -265,7 +268,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags override all of these, and these override the defaults.
         config=[
-            lambda _, __, arguments: _check_variables(arguments, (app[name] for name in with_settings)),
+            lambda _, __, arguments: _check_variables(arguments, {name: app[name] for name in with_settings}),
             Env(ENV_PREFIX, command=False, show=False),
             partial(_read_config_file, tables),
         ],
@@ -340,18 +343,22 @@ def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
     serve.help_epilogue = f"oaiserve serve --help-all has all {len(flags) + 1} flags, and more about these."
 
 
-def _check_variables(arguments: ArgumentCollection, commands: Iterable[App]) -> None:
+def _check_variables(arguments: ArgumentCollection, commands: Mapping[str, App]) -> None:
     """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently.
 
-    The commands with settings may share an environment, so a setting of another one is no mistake.
+    The commands with settings may share an environment, so a setting of another one is only named.
     """
     known = _variables(arguments)
     for variable in sorted(os.environ):
         if variable in known and not os.environ[variable].strip():  # An empty key would mean a server without a key.
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
     unknown = {name for name in os.environ if name.startswith(ENV_PREFIX)} - known - VARIABLES_WITHOUT_FLAG
-    for command in commands if unknown else ():
-        unknown -= _variables(command.assemble_argument_collection())
+    for name, command in commands.items() if unknown else ():
+        elsewhere = unknown & _variables(command.assemble_argument_collection())
+        unknown -= elsewhere
+        if elsewhere:
+            named = ", ".join(sorted(elsewhere))
+            log.warning("Without effect here, because 'oaiserve %s' has these settings: %s", name, named)
     for variable in sorted(unknown):
         hint = suggestion(variable, known) or "'oaiserve serve --help' lists the settings."
         raise OptionError(f"The environment variable {variable} is not a setting of oaiserve. {hint}")

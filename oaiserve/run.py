@@ -260,6 +260,7 @@ def _starts(config: Config, places: list[Placement], of: str = "") -> list[Start
         names = [of, f"replica {index}" if len(places) > 1 else ""]
         start = Start(
             model=config.model,
+            name=config.model_name,
             # Another process is started after a hang.
             options=replace(options_of(config.engine, places, index), exit_on_hang=True),
             plugins=config.server.plugin,

@@ -16,7 +16,7 @@ from oaiserve import interpreter, plugin_loading
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.progress import Doing
 from oaiserve.commands.listening import end_at_once_on_interrupt
-from oaiserve.config import EngineOptions, name_of
+from oaiserve.config import EngineOptions
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.explain.commands import settings_in
 from oaiserve.plugin import Plugin
@@ -129,7 +129,7 @@ def run(arguments: list[str]) -> int:
             start.plugins, {} if start.settings is None else tables_in(settings_in(start.settings))
         )
         times = StartTimes()
-        with Doing(f"Loading {name_of(start.model)}", lambda: times.current, log.info, has_bar=False):
+        with Doing(f"Loading {start.name}", lambda: times.current, log.info, has_bar=False):
             engine = load_engine(start.model, start.options, times, found.plugins)
     except Exception as error:
         link.send(NotStarted(error))

@@ -167,13 +167,19 @@ def test_a_wrong_variable_is_refused(
     ("argv", "variable"), [(("serve", "demo"), "REPLICA"), (("route", "--engine", "http://127.0.0.1:1"), "MAX_RUNNING")]
 )
 def test_a_variable_of_another_command_is_no_mistake(
-    argv: tuple[str, ...], variable: str, served: Served, monkeypatch: pytest.MonkeyPatch
+    argv: tuple[str, ...],
+    variable: str,
+    served: Served,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[object] = []
     monkeypatch.setattr("oaiserve.plugins.gateway.engines.serve.serve_engines", lambda *given: ended.append(given) or 0)
     monkeypatch.setenv(f"OAISERVE_{variable}", "7")
     assert cli.main([*argv, *FREE_PORT], served) == 0
     assert bool(ended) is (argv[0] == "route")
+    other = "serve" if ended else "route"
+    assert f"Without effect here, because 'oaiserve {other}' has these settings: OAISERVE_{variable}" in caplog.text
     monkeypatch.setenv("OAISERVE_MAX_RUNING", "7")
     assert cli.main([*argv, *FREE_PORT], served) == 2
 

@@ -72,6 +72,7 @@ class Start(msgspec.Struct, tag=True, kw_only=True):
     """Load a model. This is the first message to an engine process."""
 
     model: str  # the name or path that the user gave
+    name: str  # the model's name in log lines
     options: EngineOptions
     plugins: tuple[str, ...]  # modules and files of plug-ins, as the user gave them
     settings: Path | None  # the file of settings, with those of plug-ins

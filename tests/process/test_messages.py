@@ -157,7 +157,9 @@ def test_facts_of_a_ready_engine_cross(numbers: EngineNumbers) -> None:
     ],
 )
 def test_settings_cross(options: EngineOptions) -> None:
-    start = Start(model="demo", options=options, plugins=("a",), settings=None, log_level="info", log_format="auto")
+    start = Start(
+        model="demo", name="demo", options=options, plugins=("a",), settings=None, log_level="info", log_format="auto"
+    )
     assert to_engine(encode(start)) == start
 
 

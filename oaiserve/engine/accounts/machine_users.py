@@ -104,7 +104,7 @@ class MachineUsers:
         """Return who used cores in this time for how long, the longest first, as far as looks cover it."""
         sums = Counter[str]()
         covered_ns = 0
-        for look in reversed(self._looks):  # the last one first, because most requests are shorter than all looks
+        for look in reversed(self._looks):  # Most times end now, and are covered by the last few.
             if look.at_ns <= since_ns:
                 break
             overlap_ns = min(until_ns, look.at_ns) - max(since_ns, look.since_ns)

@@ -105,13 +105,11 @@ class RequestNotes:
         waited_ns: int,
     ) -> list[OthersTime]:
         """Divide the time since then among clients: that of a phase with these causes, or else that of the queue."""
-        if causes_ns is not None and (Cause.ALONE in causes_ns or Cause.NOT_KNOWN_YET not in causes_ns):
-            added_ns = [causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS]
-            if not any(added_ns):
-                return []
-            return beside(self._work_since(steps, before, client), client, *added_ns)
-        if causes_ns is not None:
+        if causes_ns is not None and Cause.NOT_KNOWN_YET in causes_ns and Cause.ALONE not in causes_ns:
             waited_ns = causes_ns[Cause.NOT_KNOWN_YET]
+        elif causes_ns is not None:
+            added_ns = [causes_ns.get(cause, 0) for cause in OF_NEIGHBOURS]
+            return beside(self._work_since(steps, before, client), client, *added_ns) if any(added_ns) else []
         return while_waiting(self._work_since(steps, before, client), client, waited_ns)
 
     def _work_since(self, steps: StepCauses, before: WorkBefore, client: ClientWork) -> dict[ClientWork, Work]:
