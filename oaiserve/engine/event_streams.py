@@ -6,7 +6,9 @@ All of this runs on the event loop, except `LoopStreams._deliver`, so nothing ne
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from oaiserve.engine.request import (
@@ -189,9 +191,7 @@ class LoopStream:
         num_more = num_tokens(chunk)
         last = self._last_chunks.get(chunk.index)
         # Choices are independent, so a chunk may overtake chunks of others. It stays behind the event of its prompt.
-        if last is not None and (last.was_sent or chunk.was_sent):
-            last = None  # another server has sent it alone
-        if last is not None and num_tokens(last) + num_more <= MAX_CHUNK_TOKENS:
+        if last is not None and can_append(last, chunk):
             append(last, chunk)
         else:
             self._events.append(chunk)
@@ -260,6 +260,31 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
     chunk.has_end_token = more.has_end_token
 
 
+def joined(steps: list[list[Event]]) -> list[Event]:
+    """Return the events of several steps, in which following chunks of the same choice are one."""
+    events: list[Event] = []
+    last_chunks: dict[str, dict[int, TokenChunk]] = {}  # of each request since its last event of another kind
+    for event in chain.from_iterable(steps):
+        if not isinstance(event, TokenChunk):
+            last_chunks.pop(event.request_id, None)
+        elif (of_choices := last_chunks.get(event.request_id)) is None:
+            last_chunks[event.request_id] = {event.index: event}
+        elif (last := of_choices.get(event.index)) is not None and can_append(last, event):
+            append(last, event)
+            continue
+        else:
+            of_choices[event.index] = event
+        events.append(event)
+    return events
+
+
+def can_append(chunk: TokenChunk, more: TokenChunk) -> bool:
+    """Return whether a chunk and the next one of its choice may be one."""
+    if chunk.was_sent or more.was_sent:
+        return False  # another server has sent it alone
+    return num_tokens(chunk) + num_tokens(more) <= MAX_CHUNK_TOKENS
+
+
 def num_tokens(event: TokenChunk | PromptDone | Pooled) -> int:
     """Return the size of an event in tokens, including alternatives. Eight numbers of a vector count as one token."""
     if isinstance(event, Pooled):
@@ -287,6 +312,7 @@ class LoopStreams:
         self._max_unread_tokens = max_unread_tokens
         self.held = HeldTokens(clock_ns, max_held_tokens)
         self._streams: dict[str, LoopStream] = {}
+        self._arrived: deque[list[Event]] = deque()  # the events of each step that the loop has not seen
 
     def __len__(self) -> int:
         """Return the number of requests whose terminal event has not arrived yet."""
@@ -306,10 +332,16 @@ class LoopStreams:
 
     def _deliver(self, events: list[Event]) -> None:
         """Wake the event loop once for all events of a step. The engine thread calls this."""
-        self._loop.call_soon_threadsafe(self._dispatch, events)
+        self._arrived.append(events)
+        self._loop.call_soon_threadsafe(self._dispatch)
 
-    def _dispatch(self, events: list[Event]) -> None:
-        for event in events:
+    def _dispatch(self) -> None:
+        """Push the events of all steps that have arrived. If the loop is behind, a stream writes their tokens once."""
+        arrived = self._arrived
+        if not arrived:
+            return  # They came in time for an earlier call.
+        steps = [arrived.popleft() for _ in range(len(arrived))]
+        for event in steps[0] if len(steps) == 1 else joined(steps):
             stream = self._streams[event.request_id]
             if isinstance(event, TERMINAL):
                 del self._streams[event.request_id]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
+from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream, LoopStreams
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -134,6 +134,59 @@ async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
     events = await stream.next()
     stream.push(chunk("b"))
     assert (events, await stream.next()) == ([chunk("a")], [chunk("b")])
+
+
+class WaitingReader:
+    """A stream of an event loop, whose reader waits, and what was written for it."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        streams = LoopStreams(self.engine, asyncio.get_running_loop(), THREADS.clock_ns)
+        self.stream = streams.submit(Request("r", ()))
+        self.written: list[TokenChunk] = []
+        self.stream.write_at_once = lambda chunk: self.written.append(chunk) is None
+        self.reading = asyncio.create_task(self.stream.next())
+
+    async def get(self, *steps: list[Event]) -> None:
+        """Let all steps end while the event loop is busy, and then let it look."""
+        await asyncio.sleep(0)
+        for events in steps:
+            self.engine.deliver(events)
+        await asyncio.sleep(0)
+
+
+async def test_tokens_of_steps_that_a_busy_loop_has_not_seen_are_written_once() -> None:
+    reader = WaitingReader()
+    await reader.get([chunk("a"), chunk("x", 1)], [chunk("b")], [chunk("y", 1), chunk("c")])
+    assert reader.written == [chunk("abc"), chunk("xy", 1)]
+    await reader.get([chunk("d")])
+    assert reader.written[2:] == [chunk("d")]
+    reader.reading.cancel()
+
+
+async def test_chunks_of_several_steps_stay_behind_the_data_of_their_prompt() -> None:
+    reader = WaitingReader()
+    prompt = PromptDone("r", 1, [1], None, TIMES)
+    await reader.get([chunk("a")], [prompt], [chunk("b")], [chunk("c", **STOP)], [Finished("r", USAGE, TIMES, ACCOUNT)])
+    assert reader.written == [chunk("a")]
+    assert await reader.reading == [prompt, chunk("bc", **STOP), Finished("r", USAGE, TIMES, ACCOUNT)]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk("a", was_sent=True), chunk("b")],
+        [chunk("a"), chunk("b", was_sent=True)],
+        [chunk("a"), chunk("b" * MAX_CHUNK_TOKENS)],
+    ],
+)
+async def test_chunks_of_several_steps_stay_apart_that_another_server_sent_or_that_are_long(
+    chunks: list[TokenChunk],
+) -> None:
+    reader = WaitingReader()
+    await reader.get(*([each] for each in chunks))
+    assert reader.written == chunks
+    reader.reading.cancel()
 
 
 # -- readers that are too slow ----------------------------------------------------------------------------------------
