@@ -222,8 +222,8 @@ class ServerOptions(ListenerOptions):
     """Maximum images in a request with earlier turns; likewise sounds."""
 
     engine_process: EngineProcessOption = "auto"
-    """Run the engine in a process of its own. If it ends, another one goes on with the open requests. auto: off, on
-    GPUs, too, until it has been measured there. With several models, each has a process anyway."""
+    """Run the engine in a process of its own. If it ends, another one goes on with the open requests. auto: on, if the
+    model runs on a GPU. With several models, each has a process anyway."""
 
     replicas: Replicas = 1
     """Engine processes that share the requests of one model: one for each GPU, or on a CPU any number, among which

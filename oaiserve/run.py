@@ -82,7 +82,11 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
         check_tracing()
     logger.info("Loading %s ...", config.model_name)
-    places = [] if ready is not None else _places(config)  # A child process has its parent to start it again.
+    places: list[Placement] = []
+    if ready is None:  # Otherwise, the process that has started this one would start it again.
+        from oaiserve.process.placement import apart
+
+        places = apart(config.server, config.engine.device)
     title = f"Loading {config.model_name}"
     # An engine process says itself what it does.
     with nullcontext() if places else Doing(title, lambda: times.current, logger.info, has_bar=ready is None):
@@ -121,17 +125,6 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
     if engine.failure is None:
         return 0
     return 1
-
-
-def _places(config: Config) -> list[Placement]:
-    """Return where engine processes start, or none if the engine is in this process. Raises StartupError."""
-    is_apart = config.server.engine_process == "on" or config.server.front_processes > 1
-    if config.server.replicas == 1 and not is_apart:
-        return []
-    from oaiserve.process.placement import placements
-
-    places = placements(config.server.replicas, config.engine.device)
-    return places if len(places) > 1 or is_apart else []
 
 
 def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], places: list[Placement]) -> AnyEngine:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from oaiserve.config import Bytes, Device, EngineOptions, Replicas
+from oaiserve.config import Bytes, Device, EngineOptions, Replicas, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.system_cpus import allowed_cpus, default_threads
 
@@ -21,6 +21,20 @@ class Placement(NamedTuple):
 
     gpu: str = ""  # as VISIBLE_GPUS names it
     cpus: tuple[int, ...] = ()  # the cores of its NUMA nodes
+
+
+def apart(
+    server: ServerOptions, device: Device, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> list[Placement]:
+    """Return the places of the engine processes, or none if the engine is in the server's process. Raises
+    StartupError."""
+    is_apart = server.engine_process == "on" or server.front_processes > 1
+    if server.engine_process == "auto" and not is_apart:
+        is_apart = device == "cuda" or (device == "auto" and bool(_gpus(environ, root)))
+    if server.replicas == 1 and not is_apart:
+        return []
+    places = placements(server.replicas, device, environ, root)
+    return places if len(places) > 1 or is_apart else []
 
 
 def placements(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.config import Bytes, EngineOptions, OptionError, Replicas, ServerOptions
+from oaiserve.config import Bytes, Device, EngineOptions, EngineProcessOption, OptionError, Replicas, ServerOptions
 from oaiserve.errors import StartupError
 from oaiserve.process import placement
-from oaiserve.process.placement import Placement, options_of, placements
+from oaiserve.process.placement import Placement, apart, options_of, placements
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,31 @@ def machine(root: Path, gpus: int = 0, nodes: tuple[str, ...] = ()) -> Path:
     if gpus:
         (root / "dev/nvidiactl").touch()
     return root
+
+
+@pytest.mark.parametrize(
+    ("option", "gpus", "device", "environ", "is_apart"),
+    [
+        ("auto", 0, "auto", {}, False),
+        ("auto", 1, "auto", {}, True),
+        ("auto", 1, "cpu", {}, False),
+        ("auto", 0, "cuda", {}, True),
+        ("auto", 1, "auto", {"CUDA_VISIBLE_DEVICES": ""}, False),
+        ("off", 1, "cuda", {}, False),
+        ("on", 0, "cpu", {}, True),
+    ],
+)
+def test_the_engine_has_a_process_where_the_model_runs_on_a_gpu(
+    option: EngineProcessOption, gpus: int, device: Device, environ: dict[str, str], is_apart: bool, tmp_path: Path
+) -> None:
+    places = apart(ServerOptions(engine_process=option), device, environ, machine(tmp_path, gpus))
+    assert places == ([Placement()] if is_apart else [])
+
+
+def test_several_replicas_or_fronts_have_processes_for_their_engines(tmp_path: Path) -> None:
+    assert apart(ServerOptions(replicas=2), "cpu", {}, machine(tmp_path)) == [Placement()] * 2
+    assert apart(ServerOptions(replicas="auto"), "cpu", {}, tmp_path) == []
+    assert apart(ServerOptions(front_processes=2), "cpu", {}, tmp_path) == [Placement()]
 
 
 def test_each_gpu_gets_a_replica(tmp_path: Path) -> None:
