@@ -94,18 +94,30 @@ def test_a_race_fails_and_its_threads_pause_as_the_seed_says(tmp_path: Path) -> 
     assert run_with_pauses(tmp_path, 2)[1] != pauses
 
 
-# Tests of an answer's record and of an abort: first as they were when they depended on the pace of threads, then as
-# they are now.
+# Tests as they were when they depended on the pace of threads, each followed by the one in its place.
 OLD_AND_NEW = """
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
-from oaiserve.config import Config
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import Aborted
 from oaiserve.runtime import THREADS
-from tests.engine.doubles import Inbox, make_engine, request, stepping
-from tests.serving import serving
+from tests.engine.doubles import Inbox, ScriptedRunner, make_engine, request, stepping
+from tests.routes.doubles import FakeEngine, FakeTelemetry, starts
+from tests.serving import run_server, serving
+from tests.world import serving as in_world
+from tests.world.serving import place, place_session  # fixtures
 
-pytestmark = pytest.mark.parametrize("number", (3, 6, 7))
+
+def at(*numbers):
+    # The seed lets the old test of a pair fail at one of these numbers.
+    return pytest.mark.parametrize("number", numbers)
+
+
+# A record that is written after the last byte.
 
 
 @pytest.fixture
@@ -114,17 +126,23 @@ def served():
         yield served
 
 
-def test_the_record_is_there_with_the_last_byte(served, number):
+@at(5, 9)
+def test_old_record_is_there_with_the_last_byte(served, number):
     served.complete()
     assert served.telemetry.records.qsize() == 1
 
 
-def test_the_record_comes_after_the_last_byte(served, number):
+@at(5, 9)
+def test_new_record_is_waited_for(served, number):
     served.complete()
     served.telemetry.records.get()
 
 
-def test_the_engine_has_not_finished_when_the_test_looks(number):
+# An engine that is done before the test looks.
+
+
+@at(32)
+def test_old_engine_computes_meanwhile(number):
     inbox = Inbox()
     with make_engine(runtime=THREADS) as engine:
         engine.submit(request(max_tokens=60), inbox)
@@ -133,11 +151,96 @@ def test_the_engine_has_not_finished_when_the_test_looks(number):
         assert isinstance(inbox.wait_terminal("r")["r"], Aborted)
 
 
-def test_the_engine_waits_until_the_test_has_looked(number):
+@at(32)
+def test_new_engine_steps_when_the_test_has_looked(number):
     with stepping(request(max_tokens=200), runtime=THREADS) as (engine, runner, inbox):
         engine.abort("r")
         runner.permit()
         assert isinstance(inbox.wait_terminal("r")["r"], Aborted)
+
+
+# A short limit.
+
+SHORT = Config("org/demo", ServerOptions(header_timeout_seconds=0.2))
+HEAD = b"GET /version HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n"
+
+
+@at(3)
+def test_old_client_is_never_late(number):
+    with serving(SHORT) as served, ThreadPoolExecutor(1) as threads:
+        client = threads.submit(served.connect).result()
+        threads.submit(client.sendall, HEAD).result()
+        assert client.recv(12) == b"HTTP/1.1 200"
+        client.close()
+
+
+@at(3)
+def test_new_client_sends_in_simulated_time(place, number):
+    with in_world.serving(place, SHORT) as served, place.threads() as threads:
+        client = threads.submit(served.connect).result()
+        threads.submit(client.sendall, HEAD).result()
+        assert client.recv(12) == b"HTTP/1.1 200"
+        client.close()
+
+
+# A late event loop, of a server that ends.
+
+BODY = {"prompt": "Hi", "stream": True}
+ENDS_AT_ONCE = ServerOptions(drain_timeout_seconds=0)
+
+
+@at(3, 6)
+def test_old_stream_begins_before_the_server_ends(number):
+    engine = FakeEngine()
+    engine.script = starts("Hel")
+    with ThreadPoolExecutor(1) as threads:
+        with run_server(create_app(Config("demo"), engine, FakeTelemetry()), ENDS_AT_ONCE) as url:
+            asking = threads.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
+            engine.submitted.get()
+        assert asking.result().status_code == 200
+
+
+@at(3, 6)
+def test_new_server_ends_when_the_stream_has_begun(place, number):
+    begun = []
+    engine = FakeEngine(runtime=place.world)
+    engine.script = starts("Hel")
+
+    def ask(http):
+        with http.stream("POST", "/v1/completions", json=BODY) as answer:
+            begun.append(answer)
+            answer.read()
+        return answer
+
+    app = create_app(Config("demo"), engine, FakeTelemetry(place.world), runtime=place.world)
+    with place.threads() as threads:
+        with place.running(app, ENDS_AT_ONCE) as url:
+            asking = threads.submit(ask, place.plain(url))
+            place.world.wait_for(lambda: begun)
+        assert asking.result().status_code == 200
+
+
+# The order of two threads.
+
+
+def names_in_order(**options):
+    runner = ScriptedRunner()
+    inbox = Inbox()
+    with make_engine(runner, max_running=1, **options) as engine:
+        for name in ("first", "second"):
+            engine.submit(request(name, max_tokens=3), inbox)
+        inbox.wait_terminal("first", "second")
+    return [*dict.fromkeys(one[0] for step in runner.steps for one in step)]
+
+
+@at(6)
+def test_old_requests_are_tokenized_in_their_order(number):
+    assert names_in_order(runtime=THREADS) == ["first", "second"]
+
+
+@at(6)
+def test_new_requests_are_tokenized_in_any_order(number):
+    assert {*names_in_order(runtime=THREADS)} == {"first", "second"}
 """
 
 
@@ -145,10 +248,7 @@ def test_tests_that_depended_on_the_pace_of_threads_fail_and_those_in_their_plac
     (tmp_path / "test_old_and_new.py").write_text(OLD_AND_NEW)
     (tmp_path / "conftest.py").write_text(TOLD_PAUSES)
     names, _, _ = run_with_pauses(tmp_path, 3)
-    assert {name.partition("[")[0] for name in names} == {
-        "test_the_record_is_there_with_the_last_byte",
-        "test_the_engine_has_not_finished_when_the_test_looks",
-    }
+    assert {name.partition("[")[0] for name in names} == {*re.findall(r"test_old_\w+", OLD_AND_NEW)}
 
 
 FAILS = """

@@ -30,17 +30,20 @@ class Prometheus:
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
-    def query(self, promql: str) -> dict[Labels, float]:
-        """Return the result of the query, a vector, by labels. The name of a metric is its label `__name__`."""
-        data = self.get("query", query=promql)
+    def query(self, promql: str, at: float | None = None) -> dict[Labels, float]:
+        """Return the result of the query, a vector, by labels, now or `at` a Unix time. The name of a metric is its
+        label `__name__`."""
+        data = self.get("query", query=promql, time=str(time.time() if at is None else at))
         assert data["resultType"] == "vector"
         return {frozenset(sample["metric"].items()): float(sample["value"][1]) for sample in data["result"]}
 
-    def wait_for(self, promql: str, expected: dict[Labels, float]) -> None:
+    def wait_for(self, promql: str, expected: dict[Labels, float]) -> float:
+        """Return a Unix time at which the query has the expected result."""
         deadline = time.monotonic() + WAIT_SECONDS
-        while (values := self.query(promql)) != expected:
+        while (values := self.query(promql, at := time.time())) != expected:
             assert time.monotonic() < deadline, f"{promql} is {values} and not {expected}"
             time.sleep(0.05)  # Prometheus gives no notice of a scrape
+        return at
 
     def trace_ids(self, promql: str) -> set[str]:
         """Return the trace ids in the exemplars of the query's series."""
