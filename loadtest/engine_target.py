@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from loadtest.arrivals import Arrivals
@@ -104,7 +105,9 @@ def load_engine(model: str, options: EngineRun) -> Engine:
     interpreter.begin_load()
     try:
         from oaiserve.engine.engine import Engine
+        from oaiserve.plugin_loading import own_plugins, ways_of
 
+        kernels = [plugin for plugin in own_plugins() if plugin.name == "cuda"]
         return Engine.from_pretrained(
             model,
             EngineOptions(
@@ -118,6 +121,7 @@ def load_engine(model: str, options: EngineRun) -> Engine:
                 nvtx=options.nvtx,
                 max_waiting=MOST_REQUESTS,
             ),
+            ways=partial(ways_of, kernels),
         )
     except OptionError as error:
         raise UsageError(str(error)) from error

@@ -23,8 +23,8 @@ from oaiserve.checkpoints.kind import kind_of
 from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import Config
 from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
-from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
+from oaiserve.engine.gpu_names import gpu_names
 from oaiserve.engine.text.response_template import read_response_template
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.metric import Metric

@@ -54,6 +54,7 @@ _RAISED = (Exception, SystemExit, GeneratorExit)  # errors of a plug-in; a Keybo
 # Folders of oaiserve/plugins, each of which may be missing
 OURS = (
     "batches",
+    "cuda",
     "dialects",
     "gateway",
     "inspector",
@@ -314,6 +315,12 @@ def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
     """Return the ways of the plug-ins to start a model."""
     ways = made(plugins, "ways to start a model", lambda plugin: plugin.inner.starts and [*plugin.inner.starts()])
     return [way for _, of_plugin in ways for way in of_plugin]
+
+
+def findings_of(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
+    """Return the findings of the plug-ins on this machine, for `oaiserve doctor`."""
+    findings = made(plugins, "findings", lambda plugin: plugin.inner.findings and [*plugin.inner.findings()])
+    return [finding for _, of_plugin in findings for finding in of_plugin]
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:

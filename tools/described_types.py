@@ -32,8 +32,6 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.fallback import CachedForward
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -42,6 +40,8 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways import fallback
 from oaiserve.errors import StartupError
+from oaiserve.plugins.cuda.executor.executor import CudaExecutor, CudaWeights
+from oaiserve.plugins.cuda.executor.kernels import Kernels
 from oaiserve.runtime import THREADS
 from tests.engine.decoder.sources.test_gguf import FILES
 from tests.engine.executors.native.small_models import config, make_model

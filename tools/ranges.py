@@ -67,7 +67,7 @@ PACKAGES = {
     "torch": Tested(
         (
             *(*BESIDE_TRANSFORMERS, "tests/engine/executors/test_reference_steps.py"),
-            *("tests/engine/executors/native/test_numbers.py", "tests/engine/executors/test_fake_gpu.py"),
+            *("tests/engine/executors/native/test_numbers.py", "tests/plugins/cuda/executor/test_fake_gpu.py"),
             *("tests/engine/decoder/test_dense_logits.py", "tests/engine/model", "tests/engine/start"),
         ),
         build="cpu",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import fill, indent
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from oaiserve.checkpoints import demo, hub
 from oaiserve.checkpoints.soundness import refuse_unless_sound
@@ -21,14 +21,12 @@ from oaiserve.commands.listening import ended_by_interrupts
 from oaiserve.commands.models import stored_models
 from oaiserve.commands.table import size
 from oaiserve.engine.executors.native import prebuilt
+from oaiserve.plugin_loading import findings_of, own_plugins
 from oaiserve.screen import Screen
 from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
 from oaiserve.system_cpus import usable_cpus
 from oaiserve.system_memory import container_bytes, free_bytes
-
-if TYPE_CHECKING:  # The import takes time.
-    from oaiserve.engine.start.gpu.features import Probed
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
@@ -188,43 +186,15 @@ def _installation() -> Iterator[Finding]:
 
 def _gpu() -> Iterator[Finding]:
     with ended_by_interrupts():
-        from oaiserve.engine.executors.cuda.found import gpu_names
-        from oaiserve.engine.start.gpu.stored import all_found
+        from oaiserve.engine.gpu_names import gpu_names
 
         names = gpu_names()
     if names:
         yield Finding("GPU", f"{', '.join(names)}. Models run there unless --device cpu is given.")
     else:
         yield Finding("GPU", "PyTorch finds none, so models run on the CPU.")
-    for found in all_found():
-        if found.seconds:
-            yield products(found)
-        yield from unfit(found)
-
-
-def unfit(found: Probed) -> Iterator[Finding]:
-    """Report the kernels that a start found not to fit on the GPU."""
-    for part, reason in found.unfit.items():
-        text = f"Plain torch computes {part} of {found.about}, because Triton's kernels don't fit there: {reason}"
-        yield Finding("kernels", f"{text.rstrip('.')}.")
-
-
-def products(found: Probed) -> Finding:
-    """Report how long products took in each way when a start measured them, and which it chose."""
-    times = []
-    for way, seconds in found.seconds.items():
-        listed = ", ".join(f"{taken * 1e6:,.0f} µs with {rows} rows" for rows, taken in sorted(seconds.items()))
-        times.append(f"{way}, they take {listed}")
-    ways = found.ways
-    unpacked = "never" if ways.unpacked_from is None else f"from {ways.unpacked_from} rows on"
-    rounded = "never" if ways.rounded_from is None else f"from {ways.rounded_from} rows on"
-    chosen = f"Matrices are unpacked {unpacked}, and inputs rounded to FP8 {rounded}."
-    if ways.tiles:
-        chosen += f" The kernel takes {'; '.join(map(str, ways.tiles))}."
-    if ways.expert_tiles:
-        chosen += f" Experts take {'; '.join(map(str, ways.expert_tiles))}."
-    chosen += f" Choosing took {found.trial_seconds:.1f} s, with the kernels that were compiled for it."
-    return Finding("products", f"Products of {found.about}: {'; '.join(times)}. {chosen} --recheck measures again.")
+    for part, sentences in findings_of(own_plugins()):
+        yield Finding(part, sentences)
 
 
 def _outside() -> Iterator[Finding]:

@@ -87,6 +87,10 @@ class InnerParts:
     """Called once, before the model is loaded. The ways to start a model are asked in order whether they accept it,
     before those of oaiserve. One that has accepted it returns the model with what computes its steps."""
 
+    findings: Callable[[], Iterable[tuple[str, str]]] | None = None
+    """Called by `oaiserve doctor`: names of parts of this machine, each with sentences about what it means for serving.
+    """
+
     media: LoadMedia | None = None
     """Called before the text model of a multimodal model is loaded, with the request to start it and the file of
     --mmproj, if there is one. Returns what reads its images and sounds, or None."""

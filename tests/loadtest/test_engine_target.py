@@ -19,10 +19,12 @@ from loadtest.prompts import Workload
 from oaiserve.config import EngineOptions, OptionError
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, ChatPrompt, Deliver, Event, Prompt, Request, Terminal, TextPrompt
+from oaiserve.engine.start.request import ON_GPU
 from oaiserve.errors import DeviceLost, InvalidRequest, StartupError
 from oaiserve.facts.times import TEXT_PHASES
 from tests.engine.doubles import BlockedTokenizer, Gate, ScriptedRunner, SimulatedEngine, make_engine
 from tests.loadtest import samples
+from tests.missing_plugins import has_plugin
 
 AT_ONCE = Arrivals(arrival="at-once")
 WORKLOAD = Workload(num_requests=6, prompt="ab", prompt_repeats=5, max_new_tokens="7", stop_on_eos=False)
@@ -260,7 +262,9 @@ def test_late_submits_and_a_busy_process_are_the_engines_own_but_a_rate_that_was
 
 def test_the_engine_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[Any] = []
-    monkeypatch.setattr(Engine, "from_pretrained", lambda *args: got.append(args))
+    monkeypatch.setattr(
+        Engine, "from_pretrained", lambda *args, ways: got.append((*args, [way.name for way in ways()]))
+    )
     load_engine(
         "a-model",
         EngineRun(
@@ -275,6 +279,7 @@ def test_the_engine_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
                 device="cpu", dtype="float32", max_running=8, prefill_max_requests=4, tokenize_workers=3,
                 prefix_cache=False, cuda_graph=False, nvtx=True, max_waiting=1_000_000,
             ),
+            [ON_GPU] if has_plugin("cuda") else [],
         )
     ]  # fmt: skip
 
@@ -290,7 +295,7 @@ def test_the_engine_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals_of_the_engine_are_for_the_user(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], sentence: str
 ) -> None:
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **named: Any) -> None:
         raise error
 
     monkeypatch.setattr(Engine, "from_pretrained", refuse)

@@ -16,6 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.checkpoint import Checkpoint
+from oaiserve.checkpoints.quantization import read_quantization
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
+
 Integers = NDArray[np.int64]
 Layout = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -247,3 +251,9 @@ def save_in_mxfp4(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     settings["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (folder / "config.json").write_text(json.dumps(settings))
     return expanded
+
+
+def weights_in(folder: Path, **arguments: Any) -> PackedWeights:
+    """Return the weights of a quantized checkpoint."""
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    return PackedWeights(Checkpoint(folder), quantization, **arguments)

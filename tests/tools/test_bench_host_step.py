@@ -3,9 +3,9 @@
 from argparse import Namespace
 from unittest.mock import patch
 
-from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
-from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.stepper import Stepper
+from oaiserve.plugins.cuda.executor.step_graphs import StepGraphs
+from oaiserve.plugins.cuda.executor.step_sizes import Size
 from tools.bench.host_step import measure, report
 
 

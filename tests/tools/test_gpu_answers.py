@@ -22,9 +22,9 @@ from oaiserve.engine.request import Request, SamplingParams
 from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.step import Step, StepResult
 from tests.engine.doubles import new_world
-from tests.engine.executors.cuda.step_runs import padded_attention
-from tests.engine.start.gpu import ready
 from tests.models.decoders import real_shape
+from tests.plugins.cuda.executor.step_runs import padded_attention
+from tests.plugins.cuda.start import ready
 from tools.engine_load import random_prompts
 from tools.gpu import answers, probes, schedule
 from tools.gpu.fake_device import FAKE

@@ -12,8 +12,8 @@ from tests.engine.executors import fake_gpu
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.executors.cuda import triton_products
-from oaiserve.engine.start.gpu.trials import EXPERT_TILES, RUNS, TILES
+from oaiserve.plugins.cuda.executor import triton_products
+from oaiserve.plugins.cuda.start.trials import EXPERT_TILES, RUNS, TILES
 from tools.gpu import choice
 from tools.gpu.choice import estimated, models
 

@@ -20,7 +20,7 @@ import json
 import torch
 from transformers import LlamaConfig
 
-from oaiserve.engine.executors.cuda import triton_attention as attention
+from oaiserve.plugins.cuda.executor import triton_attention as attention
 from tests.models.decoders import SMALL
 from tools.engine_load import greedy, random_prompts
 from tools.gpu import dry_run, workload

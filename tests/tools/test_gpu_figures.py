@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.start.gpu.features import FEATURES, all_off
+from oaiserve.plugins.cuda.start.features import FEATURES, all_off
 from tools.gpu import summary, tables, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
 

@@ -5,12 +5,12 @@ import torch
 
 from oaiserve.engine.decoder.description import Experts, matrices_in
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.described import Described
+from oaiserve.plugins.cuda.executor.executor import CudaExecutor, CudaWeights
+from oaiserve.plugins.cuda.executor.kernels import Kernels
 from tests.models.decoders import random_model, real_shape
 from tests.models.described import described
 from tests.models.packed import Packing

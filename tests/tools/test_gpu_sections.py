@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.start.gpu.features import FEATURES
+from oaiserve.plugins.cuda.start.features import FEATURES
 from tools import gpu_check
 from tools.gpu import probes
 from tools.gpu.sections import NOT_ON_CPU, Target

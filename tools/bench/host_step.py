@@ -24,16 +24,16 @@ from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.engine_parts import EngineParts
-from oaiserve.engine.executors.cuda.block_tables import BlockTables
-from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
-from oaiserve.engine.executors.cuda.step_sizes import Size
-from oaiserve.engine.executors.cuda.token_counts import DeviceCounts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.interpreter import end_load, switch_often
+from oaiserve.plugins.cuda.executor.block_tables import BlockTables
+from oaiserve.plugins.cuda.executor.step_graphs import StepGraphs
+from oaiserve.plugins.cuda.executor.step_sizes import Size
+from oaiserve.plugins.cuda.executor.token_counts import DeviceCounts
 from oaiserve.runtime import THREADS
 from tests.models.decoders import byte_tokenizer
 from tools.engine_load import complete, greedy, random_prompts

@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 import torch
 
-from oaiserve.engine.executors.cuda import triton_attention
-from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
-from oaiserve.engine.executors.cuda.product_ways import UNMEASURED, ProductWays
-from oaiserve.engine.start.gpu import trials
-from oaiserve.engine.start.gpu.trials import FLUSHED_BYTES, RUNS, SLEEP_CYCLES, Trials, product_ways
+from oaiserve.plugins.cuda.executor import triton_attention
+from oaiserve.plugins.cuda.executor.device_matrices import ExpertMatrices, PackedMatrix
+from oaiserve.plugins.cuda.executor.product_ways import UNMEASURED, ProductWays
+from oaiserve.plugins.cuda.start import trials
+from oaiserve.plugins.cuda.start.trials import FLUSHED_BYTES, RUNS, SLEEP_CYCLES, Trials, product_ways
 from tools.gpu.compiling import NoDevice
 from tools.gpu.fake_device import FAKE, noted_kernels
 from tools.gpu.launches import Variant

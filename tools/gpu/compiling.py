@@ -30,7 +30,7 @@ SHARED_BYTES = {
     120: 99 << 10,
     MI300: 64 << 10,
 }
-LAUNCHES = "oaiserve.engine.executors.cuda.launches"  # sets Triton's options when it is imported
+LAUNCHES = "oaiserve.plugins.cuda.executor.launches"  # sets Triton's options when it is imported
 # Those that take longest are compiled first, so that no process ends long after the others.
 _LONGEST = ("decode_kernel", "prefill_kernel", "product_kernel", "candidates_kernel", "cut_kernel")
 

@@ -14,11 +14,11 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.start.described import Described
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
-from oaiserve.engine.start.ways.gpu import graphs_of
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.executors.cuda.step_runs import Model, run_again
-from tests.engine.start.gpu.ready import ready_model
+from oaiserve.plugins.cuda.start.on_gpu import graphs_of
 from tests.models.decoders import byte_tokenizer
+from tests.plugins.cuda.executor.step_runs import Model, run_again
+from tests.plugins.cuda.start.ready import ready_model
 from tools.gpu.sections import Target
 from tools.gpu.workload import engine_of, running_engine
 

@@ -18,29 +18,29 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda import (
-    triton_adapters,
-    triton_attention,
-    triton_latent,
-    triton_layers,
-    triton_products,
-    triton_states,
-)
-from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture, Run
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.block_copies import BlockCopies
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
+from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start import check
-from oaiserve.engine.start.gpu import comparison, probe
-from oaiserve.engine.start.gpu.features import BY_TORCH, Probed
-from oaiserve.engine.start.ways import gpu as way
+from oaiserve.plugins.cuda.executor import (
+    triton_adapters,
+    triton_attention,
+    triton_latent,
+    triton_layers,
+    triton_products,
+    triton_sampling,
+    triton_states,
+)
+from oaiserve.plugins.cuda.executor.cuda_capture import CudaCapture, Run
+from oaiserve.plugins.cuda.executor.executor import CudaExecutor, CudaWeights
+from oaiserve.plugins.cuda.executor.product_ways import ProductWays
+from oaiserve.plugins.cuda.start import comparison, on_gpu, probe
+from oaiserve.plugins.cuda.start.features import BY_TORCH, Probed
 from tools.gpu.launches import Launches
 
 FAKE = torch.device("meta")
@@ -92,7 +92,7 @@ def fake_device() -> Iterator[Launches]:
         replaced(ModelRunner, __init__=_asynchronous(ModelRunner.__init__))
         replaced(ReferenceExecutor, forward=_shapes_of_logits)
         replaced(numpy_sampling, sample_ids=_drawn)
-        replaced(way, refuse_unless_finite=_only_computed, with_measured_scales=_with_scales_of_one)
+        replaced(on_gpu, refuse_unless_finite=_only_computed, with_measured_scales=_with_scales_of_one)
         # The plain runner reads experts from the device, and results have no numbers that could differ.
         replaced(comparison, _plain_runner=lambda own, ways: own.new_runner(), _problem=lambda *_: None)
         replaced(comparison, notices_infinite=lambda *_: True)

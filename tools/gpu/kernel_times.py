@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import torch
 
-from oaiserve.engine.executors.cuda import triton_attention as attention
-from oaiserve.engine.executors.cuda.triton_latent import TritonLatentAttention
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.model.sampling.sampled_ids import DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
+from oaiserve.plugins.cuda.executor import triton_attention as attention
+from oaiserve.plugins.cuda.executor import triton_sampling
+from oaiserve.plugins.cuda.executor.triton_latent import TritonLatentAttention
 from tests.engine.model.steps import sequence_of
 from tools.gpu.parts import Found
 from tools.gpu.sections import Target

@@ -21,16 +21,16 @@ from transformers import AutoConfig, PreTrainedConfig
 from oaiserve.checkpoints.load_errors import named
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described
-from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
-from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import BY_TORCH, by_options
-from oaiserve.engine.start.gpu.probe import first_difference, first_layers
-from oaiserve.engine.start.ways.gpu import graphs_of
-from tests.engine.executors.cuda.step_runs import Model, run_again
-from tests.engine.start.gpu.ready import ready_model
+from oaiserve.plugins.cuda.start.child import COMMAND, Order, probed
+from oaiserve.plugins.cuda.start.comparison import difference_from_plain
+from oaiserve.plugins.cuda.start.features import BY_TORCH, by_options
+from oaiserve.plugins.cuda.start.on_gpu import graphs_of
+from oaiserve.plugins.cuda.start.probe import first_difference, first_layers
 from tests.models.decoders import random_model
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.small_configs import config_of
+from tests.plugins.cuda.executor.step_runs import Model, run_again
+from tests.plugins.cuda.start.ready import ready_model
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
 from tools.gpu.side_by_side import NO_NUMBERS, TOGETHER, checked

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import triton
 
-from oaiserve.engine.executors.cuda import triton_attention as attention
+from oaiserve.plugins.cuda.executor import triton_attention as attention
 from tools.gpu import kernels
 from tools.gpu.compiling import HOPPER, MI300, ON_TENSOR_CORES, Resources, compiled, is_amd, threads_of_warp
 from tools.gpu.launches import Variant

@@ -9,25 +9,25 @@ from unittest.mock import patch
 import torch
 
 from oaiserve.engine.decoder.description import Norm, RotaryTable
-from oaiserve.engine.executors.cuda import (
-    triton_adapters,
-    triton_latent,
-    triton_layers,
-    triton_products,
-    triton_states,
-)
-from oaiserve.engine.executors.cuda import triton_attention as attention
-from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix, new_rounded
-from oaiserve.engine.executors.cuda.product_ways import ProductWays
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCache, Scoring
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
-from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.model.sampling.sampled_ids import BitMasks, DeviceEdits, Penalties
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
-from oaiserve.engine.start.gpu.trials import EXPERT_TILES, TILES
+from oaiserve.plugins.cuda.executor import (
+    triton_adapters,
+    triton_latent,
+    triton_layers,
+    triton_products,
+    triton_sampling,
+    triton_states,
+)
+from oaiserve.plugins.cuda.executor import triton_attention as attention
+from oaiserve.plugins.cuda.executor.device_matrices import ExpertMatrices, Kind, PackedMatrix, new_rounded
+from oaiserve.plugins.cuda.executor.product_ways import ProductWays
+from oaiserve.plugins.cuda.start.trials import EXPERT_TILES, TILES
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES, is_amd
 from tools.gpu.fake_device import noted_kernels

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
+from oaiserve.plugins.cuda.executor.cuda_capture import CudaCapture
 
 Call = Callable[[], object]
 REPEATS = 10

@@ -19,16 +19,16 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.engine_parts import EngineParts
-from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.features import Probed, by_options
-from oaiserve.engine.start.gpu.trials import product_ways
 from oaiserve.engine.start.host_memory import offload_blocks
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.plugins.cuda.executor.kernels import Kernels
+from oaiserve.plugins.cuda.start.features import Probed, by_options
+from oaiserve.plugins.cuda.start.on_gpu import executor_of, place, start_on_gpu
+from oaiserve.plugins.cuda.start.trials import product_ways
 from oaiserve.runtime import Runtime
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
 from tools.gpu.sections import Target

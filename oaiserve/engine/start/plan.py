@@ -28,6 +28,7 @@ from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.named_tokens import warn_of_missing_tokens
 from oaiserve.engine.start.request import (
+    ON_GPU,
     Declined,
     LoadMedia,
     StartRequest,
@@ -264,7 +265,8 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     with times.part("import of torch"):
         from oaiserve.engine.start.first_use import prepare_torch
     prepare_torch(options.cpu_features)
-    yield from of_plugins()
+    ways = [*of_plugins()]
+    yield from ways
     if not is_text:
         raise StartupError(
             f"'{source.path}' cannot be served for --task {request.task}: that needs the plug-in "
@@ -276,10 +278,15 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
         refuse_early(source, options)
     request.compiling = compile_early(options, _stored_dtype(source, options))
     yield FromDescription()
-    if not is_on_cpu(options):
-        from oaiserve.engine.start.ways.gpu import OnGpu
+    if not is_on_cpu(options) and all(way.name != ON_GPU for way in ways):
+        from oaiserve.engine.model.device import select_device
 
-        yield OnGpu()
+        select_device(options.device)  # raises if there is no GPU
+        log.warning(
+            "Transformers' own code computes '%s' on the GPU, which is slower: kernels for it need the plug-in 'cuda', "
+            "which is not loaded",
+            source.path,
+        )
     with request.importing_transformers():
         from oaiserve.engine.start.ways.fallback import Fallback
     yield Fallback()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ON_GPU = "from a description of its files, on a GPU"  # the name of the way of the plug-in 'cuda'
+
 # Loads what reads a model's images and sounds, given the mmproj of a GGUF file. Returns None if it reads neither.
 LoadMedia: TypeAlias = "Callable[[StartRequest, Path | None], Media | None]"
 

@@ -6,11 +6,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.engine_parts import EngineParts
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
-from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
@@ -33,29 +30,18 @@ def eager_runner(
     *,
     num_blocks: int,
     block_size: int,
-    backend: Backend | None = None,
     executor: Executor | None = None,
     **arguments: Any,
 ) -> ModelRunner:
-    """Return a runner on the reference or, with a backend of attention, on the executor of GPUs without other kernels.
-
-    An `executor` takes the place of both. `arguments` are those of ModelRunner.
-    """
-    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    """Return a runner on this executor, or on the reference. `arguments` are those of ModelRunner."""
     if executor is None:
-        executor = reference_of(loaded, **sizes) if backend is None else gpu_executor(loaded, backend, **sizes)
+        executor = reference_of(loaded, num_blocks=num_blocks, block_size=block_size)
     return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded), **arguments)
 
 
 def reference_of(loaded: SmallModel, *, num_blocks: int, block_size: int) -> ReferenceExecutor:
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
     return ReferenceExecutor(loaded.decoder, dtype=loaded.dtype, device=loaded.device, **sizes)
-
-
-def gpu_executor(loaded: SmallModel, backend: Backend, *, num_blocks: int, block_size: int) -> CudaExecutor:
-    weights = CudaWeights(loaded.decoder, dtype=loaded.dtype, device=loaded.device)
-    sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    return CudaExecutor(weights, loaded.kv_shapes, **sizes, kernels=Kernels(backend))
 
 
 def states_of(loaded: ModelSpec) -> States | None:

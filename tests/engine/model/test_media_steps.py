@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk, States
@@ -124,25 +122,6 @@ def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: s
     alone = [logits_of(native, [cut(rng, one)], states_of(loaded))[0] for one in sequences]
     for logits in several:
         assert all(torch.equal(one, other) for one, other in zip(logits, alone, strict=True))
-
-
-@pytest.mark.kernels
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [("qwen2_5_vl", "plain"), ("qwen3_vl", "triton"), ("glm4v", "plain"), ("gemma3", "triton")],
-)
-def test_so_do_those_of_the_executor_of_gpus(name: str, backend: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.executors.cuda.triton_attention import TritonAttention
-
-    wrapper, loaded = random_pair(name, tmp_path)
-    spec, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
-    weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
-    kernels = Kernels(TritonAttention) if backend == "triton" else Kernels()
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=kernels)
-    check(wrapper, loaded, lambda: executor, FAMILIES[name], num_tries=2)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])

@@ -16,8 +16,9 @@ from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.native import build
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import _stored_dtype, compile_early, start_model
-from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.request import ON_GPU, Declined, StartRequest
 from oaiserve.engine.start.start_times import StartTimes
+from oaiserve.engine.start.ways import described
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import new_world
@@ -119,6 +120,44 @@ def test_a_way_of_a_plugin_is_asked_first(tmp_path: Path, empty_cache: Path, cap
         )
     with started(folder, **OPTIONS, ways=lambda: [Refusing()]):
         assert started_how(caplog) == f"{DESCRIBED} (not as a plug-in does: it has no scores)"
+
+
+class ElsewhereOnGpu:
+    """The way of the plug-in `cuda`, for a model that its family does not describe."""
+
+    name = ON_GPU
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        raise Declined("models of this type have no description")
+
+
+@pytest.mark.parametrize("ways", [[], [ElsewhereOnGpu]], ids=["without the plug-in", "declined"])
+def test_transformers_code_runs_on_a_gpu_without_a_way_to_start_there_which_the_log_says(
+    ways: list[Any],
+    tmp_path: Path,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(described, "is_on_cpu", lambda options: False)
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    with started(tmp_path, **OPTIONS, ways=lambda: [way() for way in ways]) as engine:
+        assert FOREIGN in engine.features.values()
+    expected = (
+        f"Transformers' own code computes '{tmp_path}' on the GPU, which is slower: kernels for it need the plug-in "
+        "'cuda', which is not loaded"
+    )
+    assert [message for message in caplog.messages if "Transformers" in message] == ([] if ways else [expected])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_gpu_that_is_not_there_is_refused_without_the_plugin_for_it(tmp_path: Path) -> None:
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    with pytest.raises(StartupError, match="^--device cuda: torch sees no CUDA device here; "):
+        start_model(tmp_path, EngineOptions(device="cuda"), StartTimes(), lambda: None, new_world())
 
 
 def test_a_tower_is_loaded_by_what_a_plugin_brings_and_the_log_says_that_none_does(

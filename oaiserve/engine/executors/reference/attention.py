@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import AttentionParameters
-from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
 
 PIECE_TOKENS = 2048  # keys and values that are gathered at once, for all sequences of a group together
@@ -176,3 +176,18 @@ def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     if numbers.dtype == FP8:  # torch can't copy these by index.
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
     return numbers.index_select(0, rows).float()
+
+
+class PlainAttention:
+    """The attention of one step in plain torch, with memory that doesn't grow with the context."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._paged = PagedAttention(batch)
+
+    def __call__(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: LayerCache, scoring: Scoring
+    ) -> Tensor:
+        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
+            if new is not None:
+                self._paged.write(blocks, new, scale)
+        return self._paged.attend(query, cache, scoring.parameters, scoring.sinks).to(query.dtype)

@@ -16,7 +16,6 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from tests.engine.doubles import SimulatedEngine
-from tests.engine.executors.cuda.packed_matrices import weights_in
 from tests.engine.executors.native.small_models import EMULATED_AMX, compiled_for, config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.models.adapters import random_adapter
@@ -30,7 +29,7 @@ from tests.models.in_blocks import (
     round_inputs,
     written,
 )
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Packing, weights_in, write_checkpoint
 from tests.models.small_sizes import HEADS_FOR_EACH
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.reference.attention import PlainAttention
 from oaiserve.engine.model.batch import build_batch
 from tests.engine.executors.native.attention_layers import NUM_BLOCKS, QKV, Layer, NativeLayer
 from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, shapes, two_steps

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
-from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.native.kv_layout import LANES, new_cache
 from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.executors.reference.attention import PlainAttention
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.start.compare import difference

@@ -1,9 +1,0 @@
-"""The GPUs that torch finds here."""
-
-from __future__ import annotations
-
-
-def gpu_names() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -1,0 +1,77 @@
+"""The faster ways to compute on a GPU, and why some are off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
+
+from msgspec import Struct, field
+
+from oaiserve.config import EngineOptions
+from oaiserve.plugins.cuda.executor.product_ways import UNMEASURED, ProductWays
+
+log = logging.getLogger(__name__)
+
+# By feature: an empty text, or the reason why it is off.
+Verdict = Mapping[str, str]
+# By the names under which /metrics says what is on: the name in the log, and the consequence if it is off.
+FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),
+        "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
+        "fp8_products": ("Products in FP8", "weights in FP8 are multiplied in 16 bits"),
+        "state_chunks": ("States in chunks of tokens", "layers with a state walk through prompts token by token"),
+    }
+)
+# What torch computes in place of kernels. These are on only if a probe finds them right and faster on this device.
+BY_TORCH = ("fp8_products", "state_chunks")
+
+
+class Probed(Struct, frozen=True):
+    """The result of a GPU's probe, with what later starts have added."""
+
+    verdict: Verdict
+    ways: ProductWays = UNMEASURED
+    # Seconds of one product with a matrix of each shape, by the way and the number of rows
+    seconds: dict[str, dict[int, float]] = field(default_factory=dict)
+    trial_seconds: float = 0.0  # how long it took to choose ways and features, with the kernels that were compiled
+    about: str = ""  # the model and the device, as people call them
+    unfit: dict[str, str] = field(default_factory=dict)  # Why kernels of PARTS are off, by the name of their part.
+
+
+def all_off(reason: str) -> Verdict:
+    """Return the verdict that no feature is usable."""
+    return dict.fromkeys(FEATURES, reason)
+
+
+def by_options(options: EngineOptions) -> Verdict:
+    """Return which features the options and the installed packages rule out."""
+    if not options.compile:
+        return all_off("--no-compile")
+    if find_spec("triton") is None:
+        return all_off("Triton is not installed")
+    return {**dict.fromkeys(FEATURES, ""), "graphs": "" if options.cuda_graph else "--no-cuda-graph"}
+
+
+def log_off(found: Probed) -> None:
+    """Log why features are off: one warning at most, because graphs need kernels, and one for each kernel that does not
+    fit. No user has to act on others."""
+    verdict = found.verdict
+    failed = [feature for feature, reason in verdict.items() if reason and feature not in BY_TORCH]
+    for part, reason in found.unfit.items():
+        warn_unfit(part, reason)
+    if failed and not found.unfit:
+        warn(failed[0], verdict[failed[0]])
+    for feature in BY_TORCH:
+        if verdict[feature] and not failed:
+            log.info("%s: off, and %s: %s", *FEATURES[feature], verdict[feature])
+
+
+def warn_unfit(part: str, reason: str) -> None:
+    log.warning("Triton's kernels for %s: off, and plain torch computes these, which is slower: %s", part, reason)
+
+
+def warn(feature: str, reason: str) -> None:
+    log.warning("%s: off, and %s: %s", *FEATURES[feature], reason)
