@@ -48,6 +48,12 @@ class Tested:
 BESIDE_TRANSFORMERS = tuple(
     f"tests/engine/executors/{name}.py" for name in ("test_reference", "test_described_families", "test_fallback")
 )
+# Models on a GPU. These are deleted with the plug-in, and so is what is compiled with several versions of Triton.
+OF_CUDA = (
+    *("tests/plugins/cuda/start", "tests/plugins/cuda/executor/test_adapters.py"),
+    *("tests/plugins/cuda/executor/test_rehearsal.py", "tests/plugins/cuda/executor/test_triton_sampling.py"),
+)
+HAS_CUDA = (ROOT / "oaiserve/plugins/cuda/__init__.py").exists()
 # Tests with the SDKs. Those of a plug-in are deleted with it.
 OF_OPENAI = (
     *("tests/http/test_media.py", "tests/routes/test_protocol.py", "tests/routes/test_tools.py"),
@@ -62,19 +68,20 @@ PACKAGES = {
         (
             *("tests/engine/decoder", *BESIDE_TRANSFORMERS, "tests/engine/model", "tests/engine/start"),
             *("tests/engine/text", "tests/plugins/speech/test_model.py", "tests/routes/dialects/test_declared.py"),
+            *OF_CUDA,
         )
     ),
     "torch": Tested(
         (
             *(*BESIDE_TRANSFORMERS, "tests/engine/executors/test_reference_steps.py"),
             *("tests/engine/executors/native/test_numbers.py", "tests/plugins/cuda/executor/test_fake_gpu.py"),
-            *("tests/engine/decoder/test_dense_logits.py", "tests/engine/model", "tests/engine/start"),
+            *("tests/engine/decoder/test_dense_logits.py", "tests/engine/model", "tests/engine/start", *OF_CUDA),
         ),
         build="cpu",
     ),
     "openai": Tested(("tests/routes/test_wishes.py", *OF_OPENAI), needs=("distro",)),
     "anthropic": Tested(("tests/routes/test_wishes.py", *OF_ANTHROPIC)),
-    "triton": Tested(command=(sys.executable, "-m", "tools.gpu.kernels")),
+    **({"triton": Tested(command=(sys.executable, "-m", "tools.gpu.kernels"))} if HAS_CUDA else {}),
 }
 
 

@@ -135,9 +135,9 @@ class Engine:
 
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
         called while a library of torch is loaded, which leaves time to import more. `rules` makes the sampling rules of
-        plug-ins for the model's tokenizer, and `ways` returns their ways to start a model. Without `load_media`, it
-        reads no images and sounds. `runtime` has all threads, also those of the load. Raises StartupError if it
-        cannot be loaded or served.
+        plug-ins for the model's tokenizer, and `ways` returns their ways to start a model. Without that of the plug-in
+        `cuda`, transformers' own code computes on a GPU. Without `load_media`, it reads no images and sounds. `runtime`
+        has all threads, also those of the load. Raises StartupError if it cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
         served = start_model(

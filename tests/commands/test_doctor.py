@@ -13,6 +13,8 @@ import pytest
 from oaiserve import cli
 from oaiserve.checkpoints import hub
 from oaiserve.commands import doctor
+from oaiserve.plugin import Plugin
+from oaiserve.plugin.parts import InnerParts
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,20 @@ def test_a_machine_on_which_serving_fails_has_exit_code_1(
     assert "Even the demo model needs 1.5 GB." in shown
     assert "Missing: no-such-package. Install them with: pip install" in shown
     assert shown.endswith("This machine cannot serve models: see memory, versions.")
+
+
+def test_findings_of_plugins_are_listed_and_one_that_fails_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> list[tuple[str, str]]:
+        raise RuntimeError("no such boiler")
+
+    broken = Plugin(name="broken", inner=InnerParts(findings=fail))
+    boiler = Plugin(name="boiler", inner=InnerParts(findings=lambda: [("boiler", "The water is hot.")]))
+    monkeypatch.setattr(doctor, "own_plugins", lambda: [broken, boiler])
+    assert cli.main(["doctor"]) == 0
+    assert "boiler The water is hot." in " ".join(capsys.readouterr().out.split())
+    assert "Plug-in 'broken' could not make its findings, and has none" in caplog.text
 
 
 def test_a_cgroup_counts_where_it_leaves_less() -> None:

@@ -1,8 +1,15 @@
 """`oaiserve doctor` lists what starts on a GPU have found and chosen."""
 
+from pathlib import Path
+
+import pytest
+
+from oaiserve.plugin_loading import findings_of
+from oaiserve.plugins.cuda import plugin
 from oaiserve.plugins.cuda.executor.product_ways import MatrixTiles, ProductWays
 from oaiserve.plugins.cuda.findings import products, unfit
-from oaiserve.plugins.cuda.start.features import Probed
+from oaiserve.plugins.cuda.start.features import FEATURES, Probed
+from oaiserve.plugins.cuda.start.stored import folder, remember
 
 
 def test_measured_products_are_listed_with_the_ways_that_were_chosen() -> None:
@@ -30,3 +37,12 @@ def test_kernels_that_do_not_fit_are_listed() -> None:
         "Plain torch computes attention of /models/qwen on an L4, because Triton's kernels don't fit there: "
         "OutOfResources: out of resource."
     )
+
+
+def test_findings_are_those_that_starts_have_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    assert findings_of([plugin]) == []
+    fast = dict.fromkeys(FEATURES, "")
+    remember(folder() / "first", Probed(fast, about="/models/qwen on an L4", unfit={"attention": "OutOfResources."}))
+    remember(folder() / "second", Probed(fast, about="/models/llama on an L4", seconds={"unpacked": {16: 5e-5}}))
+    assert sorted(part for part, _ in findings_of([plugin])) == ["kernels", "products"]
