@@ -126,14 +126,14 @@ def served():
         yield served
 
 
-@at(5, 9)
-def test_old_record_is_there_with_the_last_byte(served, number):
+@at(3, 6, 7)
+def test_the_record_is_there_with_the_last_byte(served, number):
     served.complete()
     assert served.telemetry.records.qsize() == 1
 
 
-@at(5, 9)
-def test_new_record_is_waited_for(served, number):
+@at(3, 6, 7)
+def test_the_record_comes_after_the_last_byte(served, number):
     served.complete()
     served.telemetry.records.get()
 
@@ -189,7 +189,7 @@ BODY = {"prompt": "Hi", "stream": True}
 ENDS_AT_ONCE = ServerOptions(drain_timeout_seconds=0)
 
 
-@at(3, 6)
+@at(4, 10, 11)
 def test_old_stream_begins_before_the_server_ends(number):
     engine = FakeEngine()
     engine.script = starts("Hel")
@@ -200,7 +200,7 @@ def test_old_stream_begins_before_the_server_ends(number):
         assert asking.result().status_code == 200
 
 
-@at(3, 6)
+@at(4, 10, 11)
 def test_new_server_ends_when_the_stream_has_begun(place, number):
     begun = []
     engine = FakeEngine(runtime=place.world)
@@ -248,7 +248,7 @@ def test_tests_that_depended_on_the_pace_of_threads_fail_and_those_in_their_plac
     (tmp_path / "test_old_and_new.py").write_text(OLD_AND_NEW)
     (tmp_path / "conftest.py").write_text(TOLD_PAUSES)
     names, _, _ = run_with_pauses(tmp_path, 3)
-    assert {name.partition("[")[0] for name in names} == {*re.findall(r"test_old_\w+", OLD_AND_NEW)}
+    assert {name.partition("[")[0] for name in names} == {*re.findall(r"def (test_\w+)", OLD_AND_NEW)[::2]}
 
 
 FAILS = """
