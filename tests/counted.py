@@ -99,6 +99,7 @@ class CountedLoop:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.call_soon = loop.call_soon
 
     def call_soon_threadsafe(self, *arguments: Any) -> None:
         count("wake-ups")

@@ -6,7 +6,6 @@ All of this runs on the event loop, except `LoopStreams._deliver`, so nothing ne
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -312,7 +311,7 @@ class LoopStreams:
         self._max_unread_tokens = max_unread_tokens
         self.held = HeldTokens(clock_ns, max_held_tokens)
         self._streams: dict[str, LoopStream] = {}
-        self._arrived: deque[list[Event]] = deque()  # the events of each step that the loop has not seen
+        self._arrived: list[list[Event]] = []  # the events of steps that no stream has yet
 
     def __len__(self) -> int:
         """Return the number of requests whose terminal event has not arrived yet."""
@@ -332,15 +331,18 @@ class LoopStreams:
 
     def _deliver(self, events: list[Event]) -> None:
         """Wake the event loop once for all events of a step. The engine thread calls this."""
+        self._loop.call_soon_threadsafe(self._arrive, events)
+
+    def _arrive(self, events: list[Event]) -> None:
+        """Take the events of a step. If the loop is behind, those of the next steps are called before `_dispatch`."""
         self._arrived.append(events)
-        self._loop.call_soon_threadsafe(self._dispatch)
+        if len(self._arrived) == 1:
+            self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Push the events of all steps that have arrived. If the loop is behind, a stream writes their tokens once."""
-        arrived = self._arrived
-        if not arrived:
-            return  # They came in time for an earlier call.
-        steps = [arrived.popleft() for _ in range(len(arrived))]
+        """Push the events of all steps that have arrived, so that a stream writes their tokens once."""
+        steps = self._arrived
+        self._arrived = []
         for event in steps[0] if len(steps) == 1 else joined(steps):
             stream = self._streams[event.request_id]
             if isinstance(event, TERMINAL):

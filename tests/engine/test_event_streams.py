@@ -152,7 +152,8 @@ class WaitingReader:
         await asyncio.sleep(0)
         for events in steps:
             self.engine.deliver(events)
-        await asyncio.sleep(0)
+        for _ in range(2):
+            await asyncio.sleep(0)
 
 
 async def test_tokens_of_steps_that_a_busy_loop_has_not_seen_are_written_once() -> None:
