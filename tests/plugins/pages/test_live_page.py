@@ -294,6 +294,46 @@ def test_tip_of_a_row_says_what_others_the_machine_and_the_rest_added(server: Li
     assert shades[2:] == ["the machine was busy elsewhere", "unexplained, and other causes"]
 
 
+def test_a_request_has_one_row_while_it_runs_and_after(server: LiveServer, open_page: OpenPage) -> None:
+    """A click that has begun finds its row, and a row with the focus keeps it."""
+    complete(server)
+    listed = server.get("/debug/requests?form=row&limit=1").json()
+    (ended,) = listed["requests"]
+    running = {name: ended[name] for name in ("request_id", "received_unix_ns", "route", "model", "client")} | {
+        "phase": "prefill",
+        "phases": [{"name": "receive", "duration_ns": 1_000_000}],
+        "elapsed_ns": 2_000_000,
+        "prompt_tokens": 4000,
+        "computed_prompt_tokens": 1000,
+        "completion_tokens": 0,
+    }
+    later = running | {"request_id": "later", "received_unix_ns": ended["received_unix_ns"] + 1_000_000}
+    states = [
+        {"open": [running], "requests": []},
+        {"open": [later, running | {"phase": "decode", "completion_tokens": 5}], "requests": []},
+        {"open": [later], "requests": [ended]},
+    ]
+    page = open_page(f"{server.url}/docs")
+    shown: dict[str, Any] = states[0]
+    page.route("**/debug/requests?*", lambda route: route.fulfill(json=listed | shown))
+    page.goto(f"{server.url}/requests")
+    row = page.wait_for_selector("#open-requests a:has-text('1,000 of 4,000 read')")
+    row.focus()
+    name = row.query_selector(".tokens")
+    assert name is not None
+    shown = states[1]
+    page.wait_for_selector("#open-requests a:has-text('5 tokens so far')")
+    assert "5 tokens so far" in name.inner_text()
+    assert row.evaluate("row => row === document.activeElement")
+    assert page.locator("#open-requests a").first.get_attribute("data-request") == "later"
+    shown = states[2]
+    page.wait_for_selector("#requests a")
+    assert row.inner_text() == page.inner_text("#requests a")
+    assert "finished" in row.inner_text()
+    assert row.evaluate("row => row === document.activeElement")
+    assert page.locator("#open-requests a").count() == 1
+
+
 def test_bar_of_the_time_in_which_a_model_was_loaded_has_a_shade(server: LiveServer, open_page: OpenPage) -> None:
     request_id = complete(server).headers["x-request-id"]
     entry = server.get(f"/debug/requests/{request_id}").json()

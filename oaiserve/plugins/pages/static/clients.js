@@ -2,6 +2,7 @@
 
 import { bytes } from "./costs.js";
 import { keepLoading } from "./page.js";
+import { showRows } from "./rows.js";
 import { byId, choice, count, duration, element, number, percent } from "./show.js";
 import { requestJson, requestsOf } from "./sse.js";
 
@@ -20,7 +21,7 @@ function show({ clients }) {
   const hasCosts = clients.some(({ machine_ns: ns }) => ns !== null); // Foreign engines have none.
   const engineNs = clients.reduce((sum, { machine_ns: ns }) => sum + ns, 0);
   for (const head of document.querySelectorAll("#clients .cost")) head.hidden = !hasCosts;
-  byId("client-rows").replaceChildren(...clients.map((client) => row(client, hasCosts, engineNs)));
+  showRows(byId("client-rows"), clients.map((client) => Object.assign(row(client, hasCosts, engineNs), { key: client.client })));
   advise(clients.find(({ delayed_ns: ns, client }) => ns > 0 && client !== OTHERS), hasCosts);
   return EVERY_MS;
 }
@@ -58,7 +59,8 @@ function advise(client, hasCosts) {
   const commands = name
     ? [...share, ...fewer]
     : [["oaiserve keys add NAME", "gives a client a key, by which it can be told from others and limited"]];
-  byId("commands").replaceChildren(...commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect))));
+  const rows = commands.map(([command, effect]) => element("li", {}, element("code", {}, command), element("span", { class: "note" }, effect)));
+  showRows(byId("commands"), rows.map((row, place) => Object.assign(row, { key: commands[place][0] })));
   byId("advice").hidden = commands.length === 0;
 }
 

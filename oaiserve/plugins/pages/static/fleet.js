@@ -1,6 +1,7 @@
 // Shows the replicas of a gateway, and how requests ended.
 
 import { newTile } from "./charts.js";
+import { showRows } from "./rows.js";
 import { byId, element, number, percent } from "./show.js";
 
 const TILES = [
@@ -16,7 +17,7 @@ export function showFleet(fleet) {
   for (const { value, more, read } of shown) [value.textContent, more.textContent] = read(fleet);
   byId("fleet").hidden = false;
   byId("no-addresses").hidden = fleet.has_children || fleet.replicas.every(({ address }) => address);
-  byId("replicas").replaceChildren(...fleet.replicas.map(row));
+  showRows(byId("replicas"), fleet.replicas.map((replica, key) => Object.assign(row(replica), { key })));
 }
 
 // Hides the replicas, when the page changes to the feed of one model.

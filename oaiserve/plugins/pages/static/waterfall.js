@@ -5,6 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
+import { showRows } from "./rows.js";
 import { partsOf, sharedLegend } from "./shades.js";
 import { byId, clock, count, duration, element, PASSED_PHASES, PHASES, phasesFor, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
@@ -30,10 +31,8 @@ export class Waterfall {
     this.legend = phases;
     this.shades = sharedLegend();
     this.empty.before(element("ul", { class: "legend", "aria-label": "Phases" }, ...phases, this.cut), this.shades, this.all);
-    this.rows = new Map();
     this.latest = { requests: [], open: [] };
-    this.entries = [];
-    this.openRows = [];
+    this.shown = this.latest;
     this.view = VIEWS["on-clock"];
     const pause = byId("pause");
     pause.addEventListener("click", () => {
@@ -52,9 +51,7 @@ export class Waterfall {
     this.latest = { requests, open };
     if (this.isPaused) return;
     this.all.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
-    this.entries = requests;
-    this.openRows = open.map((entry) => ({ entry, row: element("li", {}, rowOf(entry, openParts(entry))) }));
-    this.open.replaceChildren(...this.openRows.map(({ row }) => row));
+    this.shown = this.latest;
     const names = phasesFor(requests.flatMap(({ phases }) => phases));
     const shades = sharedLegend(names === PASSED_PHASES);
     this.shades.replaceWith(shades);
@@ -75,28 +72,24 @@ export class Waterfall {
 
   #draw() {
     const { start, first, label } = this.view;
-    const entries = this.entries.toSorted(first);
-    const spans = [
-      ...entries.map((entry) => [start(entry), start(entry) + entry.duration_ns * MS]),
-      ...this.openRows.map(({ entry }) => [start(entry), start(entry) + entry.elapsed_ns * MS]),
-    ];
+    const { requests, open } = this.shown;
+    const entries = requests.toSorted(first);
+    const spans = [...entries, ...open].map((entry) => [start(entry), start(entry) + (entry.duration_ns ?? entry.elapsed_ns) * MS]);
+    if (!spans.length) for (const list of [this.open, this.list]) list.replaceChildren();
     if (!spans.length || !this.axis.clientWidth) return;
     const axis = new Axis(spans, label);
     this.#drawAxis(axis);
-    for (const { entry, row } of this.openRows) {
-      const phases = entry.phases.map(({ name, duration_ns: ns, causes_ns: causes = {} }) => [name, ns, ...partsOf(causes)]);
-      placeBar(row.querySelector(".track"), phaseSpans(start(entry), phases), axis);
-    }
-    const shown = new Map();
-    for (const entry of entries) {
+    const rowAt = (entry, parts, phases) => {
+      placeBar(parts.track, phaseSpans(start(entry), phases), axis);
       const key = `${entry.request_id} ${entry.received_unix_ns}`;
-      const row = this.rows.get(key) ?? element("li", {}, rowOf(entry, endedParts(entry)));
-      row.entry = entry;
-      placeBar(row.querySelector(".track"), phaseSpans(start(entry), entry.phases), axis);
-      row.mark = [axis.share(start(entry)), axis.share(start(entry) + entry.duration_ns * MS)];
-      shown.set(key, row);
-    }
-    this.#arrange(shown);
+      return Object.assign(element("li", {}, rowOf(entry, parts)), { key });
+    };
+    const ended = entries.map((entry) => {
+      const mark = [axis.share(start(entry)), axis.share(start(entry) + entry.duration_ns * MS)];
+      return Object.assign(rowAt(entry, endedParts(entry), entry.phases), { entry, mark });
+    });
+    showRows(this.list, ended, [this.open]);
+    showRows(this.open, open.map((entry) => rowAt(entry, openParts(entry), phasesSoFar(entry))));
     this.#mark(this.marked);
   }
 
@@ -106,22 +99,6 @@ export class Waterfall {
     const lines = ticks.map(({ at, isCut }) => `var(--${isCut ? "cut" : "tick"}) ${100 * at}% 0 / ${isCut ? 2 : 1}px 100% no-repeat`);
     this.cut.hidden = !ticks.some(({ isCut }) => isCut);
     this.all.style.setProperty("--lines", lines.join(", "));
-  }
-
-  // Rows stay the same elements, so that a row with the focus keeps it.
-  #arrange(shown) {
-    const kept = new Set(shown.values());
-    for (const row of [...this.list.children]) {
-      if (!kept.has(row) && !row.contains(document.activeElement)) row.remove();
-    }
-    let before = null;
-    for (const row of [...shown.values()].reverse()) {
-      if (row.parentNode !== this.list || row.nextSibling !== before) {
-        if (!row.contains(document.activeElement)) this.list.insertBefore(row, before);
-      }
-      before = row;
-    }
-    this.rows = shown;
   }
 
   // Marks the time of the row that contains `target` on all rows, or removes the mark if `target` is null.
@@ -137,6 +114,11 @@ function headsOf(axis) {
   const names = [["Received"], ["Route"], ["Model", "model"], ["Client", "client"], ["Outcome"], ["Tokens", "tokens"]];
   const heads = names.map(([name, kind]) => element("span", { class: kind ?? "" }, name));
   return element("div", { class: "row heads", "aria-hidden": "true" }, ...heads, axis, element("span", { class: "duration" }, "Took"));
+}
+
+// Returns the phases of an open request as an ended one has them, with the parts of each that are known so far.
+function phasesSoFar({ phases }) {
+  return phases.map(({ name, duration_ns: ns, causes_ns: causes = {} }) => [name, ns, ...partsOf(causes)]);
 }
 
 // Returns a row, which links to the page of its request. Its parts in braces differ between ended and open requests.

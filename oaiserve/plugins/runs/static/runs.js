@@ -1,22 +1,19 @@
 // Lists the last runs of agents, and updates the list while the page is visible.
 
 import { keepLoading } from "./page.js";
+import { showRows } from "./rows.js";
 import { readingOf, stateOf } from "./run_state.js";
 import { byId, clock, count, duration, element } from "./show.js";
 import { requestJson, runPageOf } from "./sse.js";
 
 const EVERY_MS = 2000;
-let shown = "";
+const list = element("ol");
+const none = element("p", { class: "note", hidden: "" }, "No runs yet. A run appears when an agent sends its session in a header, or goes on from an answer.");
+byId("runs").append(list, none);
 
 function show({ runs }) {
-  const now = JSON.stringify(runs.map((run) => ({ ...run, silent_ns: stateOf(run) })));
-  if (now === shown) return EVERY_MS; // so that a row with the focus keeps it
-  shown = now;
-  const focused = document.activeElement?.getAttribute("href");
-  const rows = runs.map((run) => element("li", {}, rowOf(run)));
-  const none = "No runs yet. A run appears when an agent sends its session in a header, or goes on from an answer.";
-  byId("runs").replaceChildren(runs.length ? element("ol", {}, ...rows) : element("p", { class: "note" }, none));
-  for (const link of byId("runs").querySelectorAll("a")) if (link.getAttribute("href") === focused) link.focus();
+  none.hidden = runs.length > 0;
+  showRows(list, runs.map((run) => Object.assign(element("li", {}, rowOf(run)), { key: run.run_id })));
   return EVERY_MS;
 }
 
