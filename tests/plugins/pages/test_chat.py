@@ -182,6 +182,32 @@ def test_lost_connection_is_reported_in_words(server: LiveServer, open_page: Ope
     assert page.inner_text(f"{LAST} .error") == "The server cannot be reached."
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_message_sent_before_the_models_are_known_goes_once_they_are(
+    server: LiveServer, open_page: OpenPage, *, is_changed: bool
+) -> None:
+    page = ready(open_page(f"{server.url}/"))
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    sent = bodies(page)
+    with page.expect_request("**/v1/models"):
+        page.reload()
+    page.fill("#prompt", "Early")
+    page.keyboard.press("Enter")
+    if is_changed:
+        page.keyboard.type(", and more")
+    held[0].continue_()
+    ready(page)
+    assert page.is_hidden("#problem")
+    if is_changed:
+        assert page.input_value("#prompt") == "Early, and more"
+        assert not sent
+        page.keyboard.press("Enter")
+    ended(page)
+    assert [body["messages"][-1]["content"] for body in sent] == ["Early, and more" if is_changed else "Early"]
+    assert page.input_value("#prompt") == ""
+
+
 # -- what is sent ----------------------------------------------------------------------------------------------------
 
 

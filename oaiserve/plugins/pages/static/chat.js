@@ -38,6 +38,7 @@ class Chat {
   #editing = null; // the place of the turn that the message is to replace
   #shown = []; // the Answers of the page
   #left = []; // the answers that go on after a reload
+  #early = null; // the message that is sent once the models are known
   #follows = true; // whether the page scrolls to the end as the conversation grows
 
   constructor() {
@@ -55,10 +56,14 @@ class Chat {
     this.#left = this.open.turns.slice(-1).flatMap(shownAnswers).filter((answer) => answer.steps.at(-1).isLeft);
   }
 
-  // Takes the models of the server. The first time, the answers go on that the page was receiving when it was reloaded.
+  // Takes the models of the server. The first time, the answers go on that the page was receiving when it was reloaded,
+  // and a message is sent that the user has sent already, unless it has changed since.
   offer(models) {
     this.#models.offer(models);
     if (this.#left.length) this.resume(this.#left.splice(0));
+    const early = this.#early;
+    this.#early = null;
+    if (early && this.#composer.holds(early)) this.send(early.text, early.files);
   }
 
   // Adapts the page to the chosen models.
@@ -266,6 +271,11 @@ class Chat {
 
   send(written, files) {
     if (this.#isBusy) return;
+    if (!this.#models.areKnown) {
+      this.#early = { text: written, files };
+      if (!this.#composer.holds(this.#early)) this.#write(this.#early); // the text of an example
+      return;
+    }
     const body = this.bodyNow();
     if (body === null) return;
     const text = this.#models.complete ? written : written.trim();

@@ -43,6 +43,11 @@ export class Composer {
     this.box.focus();
   }
 
+  // Returns whether the box has this message.
+  holds({ text, files }) {
+    return this.box.value === text && this.attached.files === files;
+  }
+
   setBusy(isBusy) {
     this.isBusy = isBusy;
     const button = byId("send");

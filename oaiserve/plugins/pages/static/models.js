@@ -6,6 +6,7 @@ const PICKER_PX = 290; // width of the list
 
 export class Models {
   #models = []; // of the server, if they write text
+  areKnown = false; // whether the server has named its models
 
   // `changed()` is called when the choice or the list of models changes.
   constructor(changed) {
@@ -39,6 +40,7 @@ export class Models {
   offer(models) {
     const chosen = this.chosen();
     const isFirst = !this.#models.length;
+    this.areKnown = true;
     this.#models = models.filter(({ task }) => task === undefined || task === "generate");
     byId("no-model").hidden = this.#models.length > 0;
     byId("model-button").hidden = !this.#models.length;
