@@ -1,11 +1,11 @@
 """Changes each key of each described type's config.json, and compares what is then described with transformers' model.
 
-    python -m tools.config_mutants [TYPE ...] [--json FILE]
+    python -m tools.config_mutants [TYPE ...]
 
 A mutant is the config.json of a small model with another value of one key, or with a key that other families read. It
 is described as at a start, and its logits in float32 are compared with those that transformers computes by the same
 config.json: with the weights of the original if these fit, and with its own if there are differences. Prints what is
-wrong, and exits with 1 if anything is. All types take about twenty minutes. Results of other types stay in FILE.
+wrong, and exits with 1 if anything is. All types take about twenty minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from tests.models import small_configs
 from tests.models.pinned import PINNED, fill
 from tests.models.wrappers import wrapper_config
 from tools.config_values import VARIANTS, Values, applied, mutants
-from tools.markdown import write_json
 
 SIZES: dict[str, int] = {"num_blocks": 8, "block_size": BLOCK_SIZE}
 NUM_TOKENS = 110  # beyond windows, and the lengths from which on rotary embeddings are scaled
@@ -208,27 +207,20 @@ def logits_by(executor: Any, found: Described, length: int) -> Tensor:
     return logits
 
 
-def measure(arguments: argparse.Namespace) -> Values:
-    """Try the mutants of all types or some, and return how many had each outcome, and what is wrong, by type."""
-    file: Path | None = arguments.json
-    outcomes_by_type: Values = json.loads(file.read_text())["types"] if file is not None and file.exists() else {}
-    types = arguments.types or list(FAMILIES)
+def tried(types: list[str]) -> tuple[Counter[str], int]:
+    """Try the mutants of these types. Return how many had each outcome, and how many are wrong."""
+    counts = Counter[str]()
     variants = [name for name in VARIANTS if "," in name and name.partition(",")[0] in types]
     for name in dict.fromkeys((*types, *variants)):
         print(name, flush=True)
-        counts = Counter[str]()
-        wrong = []
         with TemporaryDirectory() as folder:
             before = Original(name, Path(folder))
             for changes in mutants(before.stated, with_others="," not in name):
                 for outcome, detail in try_mutant(before, changes):
                     counts[outcome] += 1
                     if outcome in WRONG:
-                        wrong.append(f"{changes}: {outcome}: {detail}")
-                        print(f"  {wrong[-1]}", flush=True)
-        outcomes_by_type[name] = {"outcomes": counts, "wrong": wrong}
-        write_json(file, {"types": outcomes_by_type})
-    return outcomes_by_type
+                        print(f"  {changes}: {outcome}: {detail}", flush=True)
+    return counts, sum(counts[outcome] for outcome in WRONG)
 
 
 def be_quiet() -> None:
@@ -239,18 +231,14 @@ def be_quiet() -> None:
     logging.disable(logging.ERROR)
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(types: list[str]) -> int:
     be_quiet()
-    counts = Counter[str]()
-    by_type = measure(arguments)
-    for of_type in by_type.values():
-        counts.update(of_type["outcomes"])
+    counts, num_wrong = tried(types or list(FAMILIES))
     print(*(f"{count:7,} {outcome}" for outcome, count in counts.most_common()), sep="\n")
-    return int(any(of_type["wrong"] for of_type in by_type.values()))
+    return int(num_wrong > 0)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="or name of a variant; default: all")
-    parser.add_argument("--json", type=Path, help="write the results there")
-    sys.exit(main(parser.parse_args()))
+    sys.exit(main(parser.parse_args().types))

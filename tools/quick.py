@@ -178,14 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "changed", nargs="*", metavar="FILE", help="a changed file (default: all that differ from main)"
     )
-    parser.add_argument("--list", action="store_true", help="list the tests with their distances, and run none")
     arguments = parser.parse_args(argv)
     changed = set(arguments.changed) or changed_files()
     tests = affected(changed, style.read())
-    if arguments.list:
-        for path, distance in tests.items():
-            print(f"{distance} {path}")
-        return 0
     print(f"{len(changed)} changed files, {len(tests)} test files that they can break", flush=True)
     if not tests:
         return 0

@@ -18,7 +18,6 @@ PARTS = {
     "tools.arm.answers",
     "tools.attack.neighbour",
     "tools.bench.engine_figures",
-    "tools.engines.forwarder",
     "tools.gpu.resources",
     "tools.gpu.section",
     "tools.gpu.worker",

@@ -27,7 +27,7 @@ def hang(content):
 
 fuzz.CPU_SECONDS = 0.2
 fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], refusals=())
-fuzz.TARGETS["hangs"] = fuzz.Target(lambda folder: hang, (), st.just(b"x"))
+fuzz.TARGETS["hangs"] = fuzz.Target(lambda folder: hang, (), others=st.just(b"x"))
 only = ("--only", "codings", "--only", "safetensors", "--only", "hangs")
 sys.exit(fuzz.main([*only, "--seconds", "0.1", "--into", sys.argv[1]]))
 """
@@ -38,7 +38,7 @@ import dataclasses, itertools, sys, time
 from tools.attack import fuzz
 
 time.monotonic = itertools.count(0, 3600).__next__
-fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], num_fixed=30)
+fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], fixed=30)
 fuzz.NUM_DRAWN = 5
 folder, *options = sys.argv[1:]
 for option in options:

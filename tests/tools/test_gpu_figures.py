@@ -156,12 +156,6 @@ def test_all_figures_fit_into_the_end_of_an_output() -> None:
     assert len(summary.as_text(report(sections))) < 12_000
 
 
-def test_sections_of_other_versions_are_shown_as_they_are() -> None:
-    text = summary.as_text(report({"decode-1b": {"status": "done", "decode": [{"sequences": 64, "period_ms": 1.3}]}}))
-    assert "### decode-1b" in text
-    assert "| 64 | 1.30 |" in text
-
-
 def test_a_part_that_failed_is_reported_beside_what_others_found() -> None:
     sections = measured()
     sections["8b"]["problems"] = {"decode": "RuntimeError: no memory"}

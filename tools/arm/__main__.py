@@ -34,7 +34,6 @@ def main() -> int:
     add("models", nargs="*", help="folders or GGUF files (default: the demo model)")
     add("--variants", nargs="+", default=[*CPUS], choices=CPUS, help="variants of native code")
     add("--tokens", type=int, default=16, help="tokens of each answer (default: 16)")
-    add("--prompts", type=int, default=4, help="number of prompts, up to 4 (default: 4)")
     add(
         "--cpu-features",
         default="native",
@@ -47,7 +46,7 @@ def main() -> int:
         if not model.exists():
             sys.exit(f"There is no model at {model}.")
     environment.prepare()
-    limits = ["--tokens", str(arguments.tokens), "--prompts", str(arguments.prompts)]
+    limits = ["--tokens", str(arguments.tokens)]
     faults = 0
     for model in models:
         for variant in arguments.variants:

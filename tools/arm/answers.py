@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,7 +17,7 @@ from oaiserve.config import CpuFeatures
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native import prebuilt
 from oaiserve.engine.executors.native.variants import VARIANTS
-from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.request import SamplingParams
 
 # The lengths are one token, a few, and more than a block of the KV cache, so steps have rows of several heights.
 PROMPTS = (
@@ -45,7 +44,6 @@ def main() -> None:
     add("model", help="'demo', a folder or a GGUF file")
     add("output", type=Path)
     add("--tokens", type=int, required=True, help="tokens of each answer")
-    add("--prompts", type=int, default=len(PROMPTS), help="number of prompts")
     add("--dtype", default="auto", help="as the server's")
     add("--cpu-features", default="native", help="as the server's")
     add("--variant", help="variant of native code to use, which must be one of aarch64")
@@ -53,8 +51,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         if arguments.variant:
             use_variant(arguments.variant, Path(folder))
-        prompts = PROMPTS[: arguments.prompts]
-        result = answer(arguments.model, prompts, arguments.tokens, arguments.dtype, arguments.cpu_features)
+        result = answer(arguments.model, PROMPTS, arguments.tokens, arguments.dtype, arguments.cpu_features)
     arguments.output.write_text(json.dumps(result))
 
 
@@ -98,21 +95,11 @@ def answer(
 
 def positions(engine: Engine, prompt: str, num_tokens: int) -> list[Any]:
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=NUM_ALTERNATIVES)
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    engine.submit(Request("arm", (TextPrompt(prompt),), params), inbox.put)
-    found: list[Any] = []
-    while True:
-        for event in inbox.get():
-            if isinstance(event, TokenChunk):
-                assert event.logprobs is not None
-                ids, _, logprobs, ends, _ = event.logprobs.columns
-                starts = (0, *ends[:-1])
-                for start, end in zip(starts, ends, strict=True):
-                    found.append([ids[start], list(zip(ids[start:end], logprobs[start:end], strict=True))])
-            elif isinstance(event, Finished):
-                return found
-            elif isinstance(event, TERMINAL):
-                raise RuntimeError(f"The request did not finish: {event}")
+    (chunk,) = engine.generate([prompt], params)
+    assert chunk.logprobs is not None
+    ids, _, logprobs, ends, _ = chunk.logprobs.columns
+    spans = zip((0, *ends[:-1]), ends, strict=True)
+    return [[ids[start], list(zip(ids[start:end], logprobs[start:end], strict=True))] for start, end in spans]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
                     if running is None or running[0].kind != attack.server:
                         running = None
                         stack.close()
-                        server = stack.enter_context(oaiserve(attack.server, arguments.model, arguments.flags))
+                        server = stack.enter_context(oaiserve(attack.server))
                         running = server, stack.enter_context(running_neighbour(server.url))
                         warm_up(server, QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS)
                     results.append(measure(attack, *running, quiet_seconds=quiet_seconds, quick=arguments.quick))
@@ -72,7 +72,8 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
                     faults += growth(results)
                 rows.append(row(attack, results[-1], faults))
                 print(f"{attack.name}: {'; '.join(faults[:MOST_SHOWN]) or 'holds'}", flush=True)
-                write_json(arguments.json, report(rows, arguments))  # what is found so far: a run takes long
+                # A run takes long, so what it has found so far is kept.
+                write_json(arguments.json, {"quick": arguments.quick, "attacks": rows})
                 if is_broken:
                     break
     return rows
@@ -95,11 +96,6 @@ def row(attack: Attack, result: Result, faults: Sequence[str]) -> dict[str, Any]
     return about | result.as_json() | {"failures": faults}
 
 
-def report(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
-    of_run = {"quick": arguments.quick, "model": arguments.model, "flags": arguments.flags}
-    return of_run | {"attacks": rows}
-
-
 def chosen(only: Sequence[str]) -> list[Attack]:
     """Return the attacks whose name or family is among these, or all."""
     if unknown := set(only) - {name for attack in ATTACKS for name in (attack.name, attack.family)}:
@@ -115,8 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list the attacks, and run none")
     parser.add_argument("--quick", action="store_true", help="fewer requests and shorter windows, for a first look")
     parser.add_argument("--rounds", type=int, default=1, help="how often to run each attack (default: 1)")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("flags", nargs="*", help="more flags of the servers, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args(argv)
     attacks = chosen(arguments.only)

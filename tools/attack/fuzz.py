@@ -85,33 +85,29 @@ FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--de
 Read = Callable[[bytes], object]
 
 
-Seeds = Callable[[], Sequence[bytes]]
-
-
 def no_seeds() -> Sequence[bytes]:
     return ()
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of files or bodies, what it may raise, its inputs, and sound ones."""
+    """A reader of files or bodies, what it may raise, and its inputs: spoiled ones of sound inputs, by these edits or
+    else their bytes."""
 
     read: Callable[[Path], Read]  # gets an empty folder
     refusals: tuple[type[Exception], ...]
-    inputs: st.SearchStrategy[bytes]
-    num_fixed: int = FEW  # inputs of a run with --fixed
-    sound: Seeds = no_seeds
+    sound: Callable[[], Sequence[bytes]] = no_seeds
+    edits: tuple[Edit, ...] = ()
+    others: st.SearchStrategy[bytes] | None = None  # inputs in place of spoiled ones
+    fixed: int = 0  # inputs of a run with --fixed, if it is another number than of other targets
 
+    @property
+    def inputs(self) -> st.SearchStrategy[bytes]:
+        return spoiled(self.sound, *self.edits) if self.others is None else self.others
 
-def spoiled_target(
-    read: Callable[[Path], Read],
-    refusals: tuple[type[Exception], ...],
-    sound: Seeds,
-    *edits: Edit,
-    num_fixed: int = MANY,
-) -> Target:
-    """Return a target whose inputs are spoiled ones of sound inputs, by these edits or else their bytes."""
-    return Target(read, refusals, spoiled(sound, *edits), num_fixed, sound)
+    @property
+    def num_fixed(self) -> int:
+        return self.fixed or (FEW if self.edits else MANY)
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -371,50 +367,28 @@ def is_a_sentence(said: str) -> bool:
     return last.startswith("oaiserve: ") and "Traceback" not in said and len(last) <= MOST_SENTENCE and not is_memory
 
 
+EDITS_OF_JSON = (json_edited, token_replaced, bytes_edited)
+READ_TENSORS = reader_of_files("model.safetensors", read_header)
+READ_CONFIGURATION = reader_of_files("config.json", read_configuration)
+READ_ADAPTER = reader_of_files("adapter_config.json", read_adapter_of)
 TARGETS = {
-    "safetensors": spoiled_target(
-        reader_of_files("model.safetensors", read_header),
-        (BadFile,),
-        small_tensors,
-        bytes_edited,
-        header_edited,
-        num_fixed=FEW,
-    ),
-    "gguf": spoiled_target(reader_of_files("model.gguf", read_gguf), (BadFile,), small_gguf),
-    "configurations": spoiled_target(
-        reader_of_files("config.json", read_configuration),
-        (StartupError,),
-        configurations,
-        json_edited,
-        token_replaced,
-        bytes_edited,
-        num_fixed=FEW,
-    ),
-    "adapters": spoiled_target(
-        reader_of_files("adapter_config.json", read_adapter_of),
-        (BadAdapter,),
-        small_adapters,
-        json_edited,
-        json_edited,
-        token_replaced,
-        bytes_edited,
-        num_fixed=FEW,
-    ),
-    "codings": spoiled_target(lambda folder: read_compressed, (APIError,), compressed),
-    "schemas": spoiled_target(
-        read_schema, (APIError, UnicodeDecodeError), schemas, json_edited, token_replaced, num_fixed=FEW
-    ),
-    "bodies": Target(read_body, (), bodies(), num_fixed=500),
+    "safetensors": Target(READ_TENSORS, (BadFile,), small_tensors, (bytes_edited, header_edited)),
+    "gguf": Target(reader_of_files("model.gguf", read_gguf), (BadFile,), small_gguf),
+    "configurations": Target(READ_CONFIGURATION, (StartupError,), configurations, EDITS_OF_JSON),
+    "adapters": Target(READ_ADAPTER, (BadAdapter,), small_adapters, (json_edited, *EDITS_OF_JSON)),
+    "codings": Target(lambda folder: read_compressed, (APIError,), compressed),
+    "schemas": Target(read_schema, (APIError, UnicodeDecodeError), schemas, EDITS_OF_JSON[:2]),
+    "bodies": Target(read_body, (), others=bodies(), fixed=500),
     **{
-        f"start-{name}": spoiled_target(start_on(name), (), partial(sound_files, name), file_spoiled, num_fixed=4)
+        f"start-{name}": Target(start_on(name), (), partial(sound_files, name), (file_spoiled,), fixed=4)
         for name in model_formats.FORMATS
     },
 }
 if find_spec("oaiserve.plugins.batches") is not None:
-    TARGETS["forms"] = spoiled_target(read_forms, (APIError,), forms)
+    TARGETS["forms"] = Target(read_forms, (APIError,), forms)
 if find_spec("oaiserve.plugins.media") is not None:
-    TARGETS["images"] = spoiled_target(read_images, (), images)
-    TARGETS["sounds"] = spoiled_target(read_sounds, (APIError,), sounds)
+    TARGETS["images"] = Target(read_images, (), images)
+    TARGETS["sounds"] = Target(read_sounds, (APIError,), sounds)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def cases_of_routes() -> Iterator[Case]:
 
 
 def fault(case: Case) -> str | None:
-    """Return what is wrong with a case, or None."""
+    """Return the fault of a case, or None."""
     try:
         return None if is_linear(case.run, case.size) else "takes more than linear time"
     except AssertionError as error:
@@ -64,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with this in their name; repeatable")
     parser.add_argument("--functions", action="store_true", help="leave out routes")
-    parser.add_argument("--list", action="store_true", help="list the cases, and measure none")
     arguments = parser.parse_args(argv)
     logging.disable(logging.ERROR)
     cases = chain.from_iterable(module.cases() for module in FUNCTIONS)
@@ -75,13 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not any(part in case.name for part in arguments.only or [""]):
             continue
         num_cases += 1
-        if arguments.list:
-            print(case.name)
-        elif found := fault(case):
+        if found := fault(case):
             num_faults += 1
             print(f"{case.name}: {found}", flush=True)
-    if not arguments.list:
-        print(f"{num_faults} of {num_cases} cases fail")
+    print(f"{num_faults} of {num_cases} cases fail")
     return 1 if num_faults else 0
 
 

@@ -4,7 +4,7 @@ succeeds takes the server, and not the machine."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +74,16 @@ class Server:
 
 
 @contextmanager
-def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
-    """Run a server of this kind with these flags. Raises StartFailed."""
+def oaiserve(kind: str) -> Iterator[Server]:
+    """Run a server of this kind. Raises StartFailed."""
     port = free_port()
     with TemporaryDirectory() as folder:
+        model = f"{folder}/model" if kind == "images" else "demo"
         if kind == "images":
-            model = f"{folder}/model"
             _save_model(Path(model))
         command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}"]
         command += [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json"]
-        command += [*KV_CACHE, *KEYS, *KINDS[kind], *flags]
+        command += [*KV_CACHE, *KEYS, *KINDS[kind]]
         with running_process(
             command,
             port,

@@ -32,7 +32,6 @@ class Answer:
     seconds: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""  # the beginning
-    num_body_bytes: int = 0
     sent: bytes = b""  # the beginning of the request
 
     @property
@@ -106,7 +105,6 @@ class Connection:
                 status = str(event.status_code)
                 answer.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
             elif isinstance(event, h11.Data):
-                answer.num_body_bytes += len(event.data)
                 answer.body += event.data[: MOST_KEPT_BYTES - len(answer.body)]
             elif isinstance(event, h11.EndOfMessage):
                 return status

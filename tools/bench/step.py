@@ -72,7 +72,6 @@ def main() -> None:
     add = parser.add_argument
     add("model", nargs="?", help="a GGUF file or a folder (default: the demo model)")
     add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
-    add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add_publishing(parser, "decode-step")
     arguments = parser.parse_args()
@@ -89,7 +88,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     assert library is not None
     shape = floor.DecoderShape.of(spec, config_of(source), average_bytes(decoder))
     limits = floor.measure_ceilings(spec.dtype, num_threads)
-    points, left_out = choose_points(_most_blocks(spec), arguments.points)
+    points, left_out = choose_points(_most_blocks(spec))
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
     bench = StepBench(spec, native, arguments.seconds)
@@ -113,19 +112,13 @@ def average_bytes(part: object) -> float:
     return sum(weight.nbytes for weight in weights) / sum(math.prod(weight.shape) for weight in weights)
 
 
-def choose_points(most_blocks: int, asked: list[str] | None = None) -> tuple[dict[str, list[Point]], list[str]]:
-    """Return the points by kind, and names of those that are left out because the KV cache would not fit.
-
-    `asked` are decode steps to take in place of all others.
-    """
+def choose_points(most_blocks: int) -> tuple[dict[str, list[Point]], list[str]]:
+    """Return the points by kind, and names of those that are left out because the KV cache would not fit."""
     points = {
         "decode": [Point(batch, 1, CONTEXT) for batch in BATCHES],
         "context": [Point(batch, 1, context) for batch in BATCHES_BY_CONTEXT for context in CONTEXTS],
         "prefill": [Point(1, tokens, tokens) for tokens in PROMPTS],
     }
-    if asked:
-        sizes = [map(int, name.split("x")) for name in asked]
-        points = {"decode": [], "context": [Point(batch, 1, context) for batch, context in sizes], "prefill": []}
     left_out = [f"{p.num_sequences} x {p.context}" for p in points["context"] if p.num_blocks > most_blocks]
     return {kind: [p for p in chosen if p.num_blocks <= most_blocks] for kind, chosen in points.items()}, left_out
 
@@ -210,8 +203,6 @@ def engine_times_ms(model: str | Path, points: list[Point], **options: Any) -> l
     that never had all of them: on a slow CPU, the first of more sequences end before the last ones begin.
     """
     medians: list[float | None] = []
-    if not points:
-        return medians
     with Engine.from_pretrained(model, drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
         prompt = [(7 * i + 3) % engine.vocab_size for i in range(CONTEXT)]
         for point in points:

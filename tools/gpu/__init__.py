@@ -1,4 +1,4 @@
-"""The check of a GPU. Four of its files are commands; the others are their parts, and those of `tools.gpu_check`.
+"""The check of a GPU. Three of its files are commands; the others are their parts, and those of `tools.gpu_check`.
 
 python -m tools.gpu_check answers|figures --out DIR
     Two calls of 270 s on a GPU: whether answers are right, and how fast it is. sections.py lists their sections. On a
@@ -7,8 +7,6 @@ python -m tools.gpu_check --dry-run
     Both calls on a fake GPU, for which it compiles all kernels. Run it before a call on a real one.
 python -m tools.gpu.kernels
     Compiles every kernel for five kinds of cards: after a change of a kernel, or for a new Triton.
-python -m tools.gpu.choice
-    How long a first start takes to choose ways of products, at most, with the kernels that it compiles.
 python -m tools.gpu.pack, then sh tools/gpu/check.sh answers|figures
     Packs what the check needs on a machine without a network, and runs it there.
 

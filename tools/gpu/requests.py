@@ -56,14 +56,5 @@ def leaving(seed: int, requests: list[Request]) -> dict[str, int]:
 
 def is_plain_greedy(params: SamplingParams) -> bool:
     """Return whether the best token of the model's own logits is drawn."""
-    same = SamplingParams(
-        n=params.n,
-        max_tokens=params.max_tokens,
-        temperature=0.0,
-        seed=params.seed,
-        stop=params.stop,
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-    )
-    return params == same
+    kept = ("n", "max_tokens", "seed", "stop", "ignore_eos", "logprobs", "prompt_logprobs")
+    return params == SamplingParams(temperature=0.0, **{name: getattr(params, name) for name in kept})

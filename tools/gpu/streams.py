@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import torch
 
 from loadtest.metrics_page import parse_metrics
@@ -77,7 +78,7 @@ def thread_seconds(pid: int) -> dict[str, float]:
     the server's event loop, is called so."""
     ticks = os.sysconf("SC_CLK_TCK")
     found: dict[str, float] = {}
-    for each in (pid, *children(pid)):
+    for each in (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))):
         for task in Path(f"/proc/{each}/task").glob("*"):
             try:
                 head, _, rest = (task / "stat").read_text().rpartition(")")
@@ -86,18 +87,6 @@ def thread_seconds(pid: int) -> dict[str, float]:
             fields = rest.split()  # from the third field on
             name = "first" if task.name == f"{each}" else head.partition("(")[2]
             found[f"{name} {task.name}"] = (int(fields[11]) + int(fields[12])) / ticks
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
-    found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            of_thread = [int(number) for number in file.read_text().split()]
-        except OSError:
-            continue
-        found += [one for child in of_thread for one in (child, *children(child))]
     return found
 
 

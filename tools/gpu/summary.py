@@ -10,11 +10,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tools.gpu import tables
-from tools.gpu.sections import CHECKS, SECTIONS
+from tools.gpu.sections import CHECKS
 from tools.gpu.tables import Sections, ceilings, floor_ms
 from tools.markdown import as_markdown, number
 
-_ENDING = ("status", "seconds", "problem", "problems", "off")
 MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 MOST_LINES = 8  # lines of a problem
 
@@ -112,10 +111,6 @@ def as_text(report: dict[str, Any]) -> str:
     )
     lines = [_where(report), "", f"{ended}.", "", *_problems(sections), *_correctness(sections), ""]
     lines += tables.figures(sections)
-    known = {section.name for section in SECTIONS}
-    for name, result in sections.items():
-        if name not in known and (found := {key: result[key] for key in result if key not in _ENDING}):
-            lines += [f"### {name}", *_shown("", _with_floors(sections, found)), ""]
     return "\n".join([*lines, *as_markdown(targets_table(report))]) + "\n"
 
 
@@ -176,46 +171,3 @@ def _correctness(sections: Sections) -> list[str]:
             if isinstance(found, dict) and "problem" in found:
                 lines.append(f"    - {what}: {found['problem']}")
     return lines
-
-
-def _with_floors(sections: Sections, found: Any) -> Any:
-    """Return the result, with the floor of each step added where the ceilings are known."""
-    if isinstance(found, list):
-        return [_with_floors(sections, row) for row in found]
-    if not isinstance(found, dict):
-        return found
-    if "bytes" in found and "period_ms" in found:
-        with suppress(KeyError):
-            floor = floor_ms(sections, found)
-            return found | {"floor_ms": floor, "times_floor": found["period_ms"] / floor}
-    return {key: _with_floors(sections, value) for key, value in found.items()}
-
-
-def _shown(title: str, found: Any) -> list[str]:
-    """Return the lines of any result: rows as a table, numbers by name as one row, then the parts."""
-    if isinstance(found, dict):
-        plain = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
-        lines = _shown(title, [plain]) if plain else []
-        for key in [key for key in found if key not in plain]:
-            lines += _shown(f"{title}, {key}" if title else key, found[key])
-        return lines
-    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        return ["", f"{title}: {_cell(found)}"]
-    rows = [_flat(row) for row in found]
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
-    return ["", *([f"{title}:", ""] if title else []), *(as_markdown([keys, *cells]) if keys else [])]
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row in which the values of a dictionary are columns of their own. Lists are in the JSON alone."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        found |= {f"{key} {part}": one for part, one in value.items()} if isinstance(value, dict) else {key: value}
-    return {key: value for key, value in found.items() if not isinstance(value, list | dict)}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:.3g}" if abs(value) >= 1e9 else number(value)

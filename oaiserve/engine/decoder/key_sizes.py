@@ -21,7 +21,7 @@ from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm
 _LEAST = 2.0**-16  # relative to the largest number of a head
 # Divided by the expected sizes themselves, large numbers would lose too many digits. The divergence of Qwen2.5 0.5B at
 # positions 16 to 511 is 0.0033 with the power 1, 0.0017 with 3/4, 0.0016 with 5/8, 0.0020 with 1/2, 0.0160 without
-# sizes, and 0.0010 with a cache in bfloat16 (tools.quality).
+# sizes, and 0.0010 with a cache in bfloat16 (tools/quality of 79e07899).
 _POWER = 0.625
 
 
