@@ -21,6 +21,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers, ReplicaState
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.http.fair_turns import Work
+from oaiserve.wire.prefix_keys import Prompt as RoutedPrompt
 from oaiserve.wire.report import ReplicaReport
 
 Result = TypeVar("Result")
@@ -112,6 +113,11 @@ class AnyEngine(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def is_reporting(self) -> bool: ...
+    def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
+        """What routers know of the prompt in a body, for a request with this prompt alone. None as long as no report
+        has been asked for."""
+        ...
+
     @property
     def step_cost(self) -> StepCost | None: ...
 

@@ -58,6 +58,8 @@ from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.step_record import StepRecord
 from oaiserve.http.fair_turns import REST, Work
 from oaiserve.runtime import THREADS, Queue, Runtime
+from oaiserve.wire.prefix_keys import Prompt as RoutedPrompt
+from oaiserve.wire.prefix_keys import prompt_of_body
 from oaiserve.wire.report import ReplicaReport
 
 Result = TypeVar("Result")
@@ -269,6 +271,9 @@ class Engine:
     def is_reporting(self) -> bool:
         """Return whether a report has been asked for. From then on requests should have `routing`."""
         return self._reports.is_asked
+
+    def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
+        return prompt_of_body(content) if self._reports.is_asked else None
 
     def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
         """Return the newest open requests by id, newest first, or only that with this id. It may take milliseconds.

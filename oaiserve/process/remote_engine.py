@@ -65,6 +65,8 @@ from oaiserve.process.replica import EngineProcess, Replica, unavailable
 from oaiserve.process.replica_choice import ReplicaChoice
 from oaiserve.process.suspects import MOST_DEATHS, Quarantine, refusal
 from oaiserve.runtime import Runtime
+from oaiserve.wire.prefix_keys import Prompt as RoutedPrompt
+from oaiserve.wire.prefix_keys import prompt_of_body
 from oaiserve.wire.report import ReplicaReport, together
 
 log = logging.getLogger(__name__)
@@ -198,6 +200,10 @@ class RemoteEngine:
     @property
     def is_reporting(self) -> bool:
         return self._is_reporting
+
+    def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
+        """As of `Engine`."""
+        return prompt_of_body(content) if self._is_reporting else None
 
     @property
     def step_cost(self) -> StepCost | None:

@@ -53,6 +53,8 @@ from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.request_series import RequestSeries
 from oaiserve.telemetry.samples import LiveSamples
+from oaiserve.wire.prefix_keys import Prompt as RoutedPrompt
+from oaiserve.wire.prefix_keys import prompt_of_body
 from oaiserve.wire.report import ReplicaReport
 from tests.engine.logprobs_for_tests import token_logprobs
 
@@ -201,6 +203,9 @@ class FakeEngine:
         except APIError as error:
             future.set_exception(error)
         return future
+
+    def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
+        return prompt_of_body(content) if self.is_reporting else None
 
     def report(self) -> ReplicaReport:
         self.is_reporting = True

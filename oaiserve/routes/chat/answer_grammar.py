@@ -31,56 +31,53 @@ def answer_grammar(
     InvalidRequest if the constraint cannot be combined with the tools."""
     family = dialect.calls
     opening = ""  # text that the model writes before that which the grammar constrains
-    if family is not None and tools is not None and tools.is_forced:
-        grammar = tools.raw or Grammar("lark_with_schemas", _calls(dialect, family, tools), param="tools")
-        if constraint is not None and constraint.param not in TEXT_FORMATS:
-            # A forced call has no text, so a text format doesn't apply to it. Clients send both.
-            reason = f"is not allowed together with '{grammar.param}' of which one must be called"
-            raise invalid(constraint.param, reason)
-        if tools.raw is not None and family.by_channels:
-            (name,) = tools.schemas
-            opening = f"{family.opening}{name}{family.name_end}"
-    elif constraint is None:
-        if family is None or tools is None or not tools.strict:
+    grammar = None if family is None or tools is None else _of_calls(dialect, family, tools, constraint)
+    if grammar is None:
+        if constraint is None:
             return None, tools
-        return _of_strict_calls(dialect, family, tools), tools
-    elif (
-        family is not None
-        and family.is_forcible
-        and tools is not None
-        and constraint.kind in ("json_object", "json_schema")
-    ):
-        # The answer is JSON, or else calls.
-        answer = constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode()
-        grammar = replace(constraint, kind="lark_with_schemas", text=_calls(dialect, family, tools, answer))
-    else:
         grammar = constraint
         opening = "" if family is None else family.answer_opening
         if tools is not None:  # Such an answer holds no call, and the grammar could not check strict ones.
             others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
             tools = replace(tools, schemas=others)
+    elif family is not None and family.by_channels and tools is not None and grammar is tools.raw:
+        (name,) = tools.schemas
+        opening = f"{family.opening}{name}{family.name_end}"
     if opening:
         grammar = replace(grammar, prefix=lark_of(opening, dialect.special_ids))
     return grammar, tools
 
 
-def _calls(dialect: Dialect, family: CallFamily, tools: Tools, answer: str | None = None) -> str:
-    """Return the grammar of calls, or of an `answer` by its schema instead. Then the arguments of tools that aren't
-    strict may be any object."""
-    is_forced = answer is None
+def _of_calls(dialect: Dialect, family: CallFamily, tools: Tools, constraint: Grammar | None) -> Grammar | None:
+    """Return the grammar of forced calls, of strict ones within a free answer, or of calls instead of an answer that
+    is JSON. None: the tools add nothing to the constraint."""
+    answer: str | None = None  # the schema of the answer that there may be instead of calls
+    if tools.is_forced:
+        # A forced call has no text, so a text format doesn't apply to it. Clients send both.
+        if constraint is not None and constraint.param not in TEXT_FORMATS:
+            param = "tools" if tools.raw is None else tools.raw.param
+            raise invalid(constraint.param, f"is not allowed together with '{param}' of which one must be called")
+        if tools.raw is not None:
+            return tools.raw
+    elif constraint is None:
+        if not tools.strict:
+            return None
+    elif family.is_forcible and constraint.kind in ("json_object", "json_schema"):
+        answer = constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode()
+    else:
+        return None
     schemas = {
-        name: forced_schema(schema) if is_forced or name in tools.strict else ANY_OBJECT
+        name: forced_schema(schema) if tools.is_forced or name in tools.strict else ANY_OBJECT
         for name, schema in tools.schemas.items()
     }
-    return family.grammar(
-        schemas, only_one=tools.only_one, special_ids=dialect.special_ids, answer=answer, strict=tools.strict
-    )
-
-
-def _of_strict_calls(dialect: Dialect, family: CallFamily, tools: Tools) -> Grammar:
-    """Return a constraint that applies only to calls of strict tools. The rest of the answer is free."""
-    schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}
-    leads, text = family.strict_grammar(schemas, dialect.special_ids)
+    ids = dialect.special_ids
+    if tools.is_forced or answer is not None:
+        text = family.grammar(schemas, only_one=tools.only_one, special_ids=ids, answer=answer, strict=tools.strict)
+        if answer is None or constraint is None:
+            return Grammar("lark_with_schemas", text, param="tools")
+        return replace(constraint, kind="lark_with_schemas", text=text)
+    strict = {name: schema for name, schema in schemas.items() if name in tools.strict}
+    leads, text = family.strict_grammar(strict, ids)
     return Grammar("lark_with_schemas", text, param="tools", leads=leads)
 
 

@@ -37,7 +37,6 @@ from oaiserve.routes.prompt_reuse import session_in
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.wire.continuation import SENT_HEADER, Piece, take_sent
-from oaiserve.wire.prefix_keys import prompt_of_body
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
@@ -136,7 +135,7 @@ class Intake(Generic[OwnBody]):
         interval = integer(self.body, "stream_interval") or self.serving.config.server.stream_interval
         # Stored responses that a request continues are not in its body, and routers know only bodies.
         is_all = self.num_bytes == len(self._content)
-        has_keys = self.serving.engine.is_reporting and is_all and len(prompts) == 1
+        is_known = is_all and len(prompts) == 1 and not isinstance(prompts[0], GapPrompt)
         return self._request(
             prompts,
             params,
@@ -145,7 +144,7 @@ class Intake(Generic[OwnBody]):
             stream_interval=interval if is_streaming else 0,
             reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
             sent=self._sent,
-            routing=prompt_of_body(self._content) if has_keys and not isinstance(prompts[0], GapPrompt) else None,
+            routing=self.serving.engine.routing_of(self._content) if is_known else None,
         )
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:
