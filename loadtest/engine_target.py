@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
     from oaiserve.engine.request import Event, Prompt, Request, Terminal
 
-SHOW_NS = 500_000_000  # between two looks at the progress
+SHOW_NS = 500_000_000  # interval at which progress is shown
 BURST_SWITCH_SECONDS = 0.005  # as Python itself has it
 LEAST_QUIET_NS = 20_000_000  # This long before a submit, no progress is shown, which could delay it.
 # Lines of --requests may have these fields in process, too.

@@ -33,7 +33,7 @@ class Sample:
     must_fill: bool = False  # the answer must have exactly that many (ignore_eos)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    cached_by: str = ""  # where the server says that: "usage" or "timings"; "": nowhere
+    cached_by: str = ""  # where the server reported them: "usage" or "timings"; "": nowhere
     completion_tokens: int | None = None  # as the server counted them; None: it sent no usage
     trace_id: str = ""
     is_traced: bool = False  # its `traceparent` has the sampled flag

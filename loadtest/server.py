@@ -17,8 +17,9 @@ ASK_SECONDS = 30.0  # time limit of requests that are not part of the load
 
 
 def addressed(http: HttpOptions) -> HttpOptions:
-    """Return the options with a server's address, without /v1, and with the key of the environment. Raises StartupError
-    if there is no address, and no server runs on this machine."""
+    """Return the options with the URL without /v1, and with the API key. By default, the URL is that of the server that
+    started last on this machine, and the key is OPENAI_API_KEY. Raises StartupError if there is no URL and no server.
+    """
     url = (http.url or servers.newest().url).rstrip("/").removesuffix("/v1")
     return replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
 

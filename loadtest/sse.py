@@ -13,7 +13,7 @@ class EventSplitter:
     """A parser for one response. `feed` takes the reads in order and returns the data of each event they complete."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # a line without its end
+        self._rest = bytearray()  # an incomplete line
         self._data: list[bytes] = []  # the data lines of an event that is not complete
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -38,7 +38,7 @@ Options = TypeVar("Options")
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
 _SLO = re.compile(r"(ttft|tpot):(?=.*[1-9])\d+(\.\d+)?(s|ms|us)")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # the end of the name of one file of several
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # the end of the name of one file of a sharded model
 _IN_HUB_CACHE = re.compile(r"/models--([^/]+)/snapshots/[^/]+$")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 

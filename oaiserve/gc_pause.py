@@ -49,6 +49,6 @@ gc.callbacks.append(_note)
 
 
 def thread_work_ns() -> int:
-    """Return this thread's CPU time without collections. A limit of CPU time should not count them: they run in any
-    thread, and a full one, which looks at all objects of the process, may take longer than what is limited."""
+    """Return this thread's CPU time without garbage collections. A limit on CPU time should not count them: any thread
+    may have to run one, and a full one, which visits all objects of the process, may take longer than the limit."""
     return thread_time_ns() - _collections.total_ns

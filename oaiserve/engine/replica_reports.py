@@ -15,7 +15,7 @@ from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.wire.report import HeldPrefixes, ReplicaReport
 
-# For this long, all routers get the same report, so that its means are over more than a moment.
+# All routers get the same report for this long, so that its averages cover at least this much time.
 LEAST_NS = 500_000_000
 MOST_PROMPTS_KEPT = 4096  # prompts whose prefix keys wait for a report
 

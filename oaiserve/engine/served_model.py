@@ -1,4 +1,4 @@
-"""The served model of an engine, ready to compute: the one value from the start to `Engine`."""
+"""`ServedModel`: a loaded model, ready to compute. It is all that the start passes to `Engine`."""
 
 from __future__ import annotations
 

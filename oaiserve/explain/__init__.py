@@ -1,1 +1,1 @@
-"""Causes of durations: the cost of steps, the causes of a request's time, and the differences of two times."""
+"""Explanations of durations: the cost of steps, the causes of a request's time, and why two times differ."""

@@ -273,8 +273,8 @@ def divided(amount: int, weights: Mapping[_Key, int]) -> dict[_Key, int]:
 
 
 def _by_owner(work: Mapping[ClientWork, Work], own: ClientWork) -> dict[tuple[Whose, str | None], Work]:
-    """Return the work of a request's own client, of each client with a name, up to MOST_NAMED, of the rest of these,
-    and of those without a name."""
+    """Return the work by owner: the request's own client, each of the MOST_NAMED named clients with the most work, the
+    other named clients together, and the clients without a name together."""
     others = {client: one for client, one in work.items() if client is not own}
     named = [client for client in others if client.name is not None]
     if len(named) > MOST_NAMED:

@@ -36,7 +36,7 @@ SECOND = 100.0  # weight of a second of steps, relative to the first guess
 # changes more slowly; for it, only steps count that tell something about this number.
 SPEED_SECONDS = 1.0
 NUMBER_SECONDS = 3.0
-LEAST_SHARE = 0.01  # share of a usual step: a number below it may change as much as one that reaches it
+LEAST_SHARE = 0.01  # costs below this share of a usual step may change as fast as a cost of this share
 HUBER = 0.7  # errors over this multiple of the usual one count less
 LEAST_ERROR = 0.01  # least usual error; no machine is more exact
 # Largest fall of a step's cost from one row to two, as a share of the cost of one. Attention of a single sequence

@@ -99,7 +99,7 @@ class Cause(StrEnum):
     ALONE = "alone"  # time that its own tokens would have taken without other requests
     NEIGHBOUR_DECODES = "neighbour_decodes"  # time that other requests' decodes added to its steps
     NEIGHBOUR_PROMPTS = "neighbour_prompts"  # time that other requests' prompts added
-    PREEMPTION = "preemption"  # It was preempted and waited, or was computed again.
+    PREEMPTION = "preemption"  # The request was preempted: it waited, or its tokens were computed again.
     NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
     OWN_MEDIA = "own_media"  # those of its later prompts were
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars

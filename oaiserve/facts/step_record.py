@@ -37,5 +37,5 @@ class StepRecord:
     idle_ns: int  # time before the step while there was work: host work, and waits for a core
     num_sequences: int
     num_tokens: int  # computed tokens
-    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # times since the results of the previous step
+    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # host time since the previous step's results
     cost_error: float | None = None  # error of its expected time, as a share of its own; None: no time was expected

@@ -25,7 +25,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _hints = get_type_hints(RequestRecord)
 _RECORD_FIELDS = tuple(each.name for each in fields(RequestRecord) if each.name not in ("trace", "turn"))
-# The fields of a record but those with numbers beyond 64 bits or functions.
+# The fields of a record, except for those that contain functions or numbers of more than 64 bits.
 _RecordFields = msgspec.defstruct("_RecordFields", [(name, _hints[name]) for name in _RECORD_FIELDS])
 
 
@@ -191,7 +191,7 @@ class Sent(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    """The part was sent, as far as the client reads."""
+    """The front process has written the part to the client's connection and has room for the next one."""
 
     number: int
 

@@ -43,7 +43,7 @@ class SocketLink:
     a second thread, so that no sender waits."""
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytes], Any], name: str, runtime: Runtime) -> None:
-        """`decode` is of the messages that come."""
+        """`decode` parses the messages received."""
         self._socket = sock
         self._decode = decode
         self._frames = Frames()

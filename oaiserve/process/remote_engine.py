@@ -422,7 +422,7 @@ class RemoteEngine:
         if replica.is_up and not self._is_alone:
             try:
                 replica.ask(lambda number: AskReport(number, replica.name)).add_done_callback(self._learn)
-            except Unavailable:  # It has just ended.
+            except Unavailable:  # The process has just ended.
                 return
 
     def _learn(self, asked: Future[Any]) -> None:
@@ -482,7 +482,7 @@ class RemoteEngine:
         self._fail_unloaded()
 
     def _refuse(self, answer: OpenAnswer) -> None:
-        """Refuse a request that has ended as many processes as one may, and its prompts from now on."""
+        """Fail a request that has ended MOST_DEATHS engine processes, and refuse its prompts from now on."""
         log.error("The request %s has ended %d engine processes", answer.request.request_id, MOST_DEATHS)
         self._quarantine.add(answer.request)
         self._fail_one(answer, refusal())

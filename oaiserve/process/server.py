@@ -170,7 +170,7 @@ class EngineServer:
             self._link.send(step)
 
     def _beat(self) -> When:
-        """Send what changes slowly, once a second. Energy is measured as often."""
+        """Measure energy and send the slowly changing numbers, both once a second."""
         if self._has_ended:
             return ENDED
         now_ns = self._runtime.clock_ns()

@@ -349,7 +349,7 @@ METRICS: tuple[Metric, ...] = (
     *(found for found in tuple(globals().values()) if isinstance(found, Metric)),
     *ENGINE.values(),
 )
-# Only vLLM's names show these.
+# These metrics have no names of oaiserve's own; they are exported only under vLLM's names.
 COMPUTED_TOKENS = histogram("", (), "Prompt tokens that were not cached, per ended request.", _REQUEST, "tokens")
 PROMPT_SOURCES = Metric("", "counter", "Prompt tokens, computed or cached.", "", ("source", "model"))
 HTTP_REQUESTS = Metric("", "counter", "Ended requests by route.", "", ("handler", "method", "status"))

@@ -32,7 +32,7 @@ class _Place:
         self._groups: list[tuple[Callable[[Any], Any] | None, list[str], Callable[[Any], tuple[Any, ...]]]] = []
         for when, group in groups.items():
             paths = [path for path, _, _ in group]
-            # With one path more than names, the result is a tuple even for a single row.
+            # The first path is given twice, because attrgetter returns a tuple only for several paths.
             getter = attrgetter(*paths, paths[0])
             self._groups.append((attrgetter(when) if when else None, [name for _, name, _ in group], getter))
 

@@ -165,7 +165,8 @@ def _encode(value: Any) -> bytes:
 
 
 def prompt_of_text(text: bytes, salt: bytes = b"", conversation_bytes: int | None = None) -> Prompt:
-    """Return a router's knowledge of a prompt with this text. Prompts with different salts have no key in common.
+    """Return the keys and the estimated length by which a router routes a prompt with this text. Prompts with different
+    salts have no key in common.
 
     The first `conversation_bytes` (None: all) are the same in all turns of its conversation."""
     chain = blake2b(blake2b(salt).digest(), digest_size=8)

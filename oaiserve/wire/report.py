@@ -118,7 +118,7 @@ class Report(msgspec.Struct):
         own = {name: getattr(report, name) for name in cls.__struct_fields__ if hasattr(report, name)}
         short_aliases = tuple(name for name in aliases if len(name) <= MOST_NAME_CHARACTERS)
         own |= {"keys": report.keys.tobytes(), "models": models, "aliases": short_aliases}
-        # Estimates have no bound of their own, and one that routers refuse would take the rest of the report with it.
+        # Estimates are unbounded, and routers would reject the whole report because of one that is too large.
         own["step_seconds"] = min(MOST_SECONDS, report.step_seconds)
         return cls(**own, is_ready=is_ready, is_hung=is_hung)
 

@@ -36,9 +36,9 @@ class Rates:
     def compare(
         self, account: EngineAccount, time: StepCost | None, cores: StepCost | None, work: Work, step_tokens: int
     ) -> None:
-        """Note in the account the time of the engine and of cores that the request would have taken without others.
+        """Record the expected engine time and core time of the request if it had been alone on the server.
 
-        Its whole prompt has been computed. A time is left out while it is not known what such steps take of it.
+        Its whole prompt has been computed. A time is not recorded while the cost of such steps is unknown.
         """
         if time is not None and (alone_ns := time.alone_ns(work, step_tokens)) is not None:
             account.alone_ns = alone_ns + account.media.encode_ns

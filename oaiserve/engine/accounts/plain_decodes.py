@@ -41,11 +41,11 @@ class _Sums:
 class _Member:
     offset: int  # the tokens of its context without the number of steps
     num_cached: int
-    before: tuple[float, float, float, float]  # the sums before it came: the four amounts of its shares
+    before: tuple[float, float, float, float]  # its four sums at the moment it joined; its shares are what was added
 
 
 class PlainDecodes:
-    """The requests that took part in the last step in this way, with the sums of steps."""
+    """The requests that computed one token of their only sequence in the last step, and the sums over steps."""
 
     def __init__(self) -> None:
         self._members: dict[RequestCauses, _Member] = {}

@@ -79,8 +79,9 @@ class RequestNotes:
             account.others_ns[phase] = others_ns
 
     def others_so_far(self, causes_ns: Mapping[Cause, int], now_ns: int) -> list[OthersTime]:
-        """Return whose requests the request's current phase went to so far: what it waited for in the queue, or what is
-        in these causes of a later phase. Any thread may ask, so they may be a step old."""
+        """Return how much of the request's current phase so far is due to each client's requests. In the queue, that is
+        the time it waited for them; in a later phase, the time that neighbours caused according to `causes_ns`. Any
+        thread may call this, so the times may be one step old."""
         steps = self._steps
         before = self._work_before
         if steps is None or self._causes is None or before is None:
@@ -258,10 +259,10 @@ class StepAccount:
         self._cores_ns = cores_ns
         self._divided_ns = host.since_ns  # until when the time is divided
         self._carried_ns = 0  # part of this that belongs to the next step
-        self._host_before_ns = host.spent_ns.copy()  # when the last step ended
+        self._host_before_ns = host.spent_ns.copy()  # `spent_ns` when the last step ended
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
-        self._num_masked_before = 0  # when the last step ended
+        self._num_masked_before = 0  # `num_masked_draws` when the last step ended
         self.work_since_ns = 0  # the end of the last time without work
         self._last_ended_ns = 0
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of

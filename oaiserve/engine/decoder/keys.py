@@ -56,7 +56,7 @@ _UNLISTED = {
     *("moe_router_activation_func", "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config"),
     "tie_embedding",
 }
-# Tensors show how many experts there are, and rows of the embedding of layers, if layers have inputs of their own.
+# Counts that the shapes of tensors show, too: of experts, and of rows in the embedding that is an input of each layer.
 _COUNTED = frozenset(
     {"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts", "vocab_size_per_layer_input"}
 )

@@ -169,7 +169,7 @@ def _state_shapes(mixer: Mixer, dtype: torch.dtype) -> LayerStateShapes:
 
 
 def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
-    """Return a matrix whose rows are sorted by head, each with groups of these sizes, sorted by group instead."""
+    """Sort the rows of a matrix by group. They are sorted by head, and each head's rows are in groups of `sizes`."""
     if len(matrix.weight) != heads * sum(sizes):
         raise NotKnown(f"its projections have {len(matrix.weight)} rows for {heads} heads of {sum(sizes)}")
     parts = torch.arange(len(matrix.weight)).unflatten(0, (heads, -1)).split(sizes, dim=1)

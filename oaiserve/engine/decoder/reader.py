@@ -50,7 +50,7 @@ class Tensors(Protocol):
         return tensor.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
-        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
+        """Return any tensor unrounded: in the model's dtype if it is stored in that dtype, else in float32."""
         tensor = self.stored(path)
         if tensor.dtype == self.dtype:
             return tensor
@@ -75,7 +75,7 @@ class NormKind:
             raise NotKnown(f"the epsilon of its norms is {self.epsilon}")
 
 
-# The norms of a family whose norms have no weights, which files thus don't show.
+# The norms to add for a family whose norms have no weights: its files have no tensors that would show them.
 WEIGHTLESS = ("attention_norm", "mlp_norm", "final_norm")
 
 

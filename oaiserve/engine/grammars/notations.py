@@ -144,7 +144,7 @@ def _translated_schema(schema: PreparedSchema, *, in_one_line: bool, is_lenient:
 def _schema_grammars(
     schema: PreparedSchema, options: Mapping[str, Any], name: str = "", *, is_lenient: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the grammars of a schema, of which the first one has the name. Raises Refused."""
+    """Return the grammars of a schema. The first one gets the name. Raises Refused."""
     grammars: list[dict[str, Any]] = []
     if is_lenient or schema.has_large_numbers:
         all_options = {**_JSON_OPTIONS, **options}
@@ -186,8 +186,8 @@ def _subschemas(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
 
 
 def _tried(document: dict[str, Any]) -> str:
-    """Return a schema as a grammar that is only compiled to see whether it can be. llguidance crashes on some large
-    numbers, such as -2^63, so they are smaller."""
+    """Return a schema as a grammar that is compiled only to test whether it compiles. Large numbers are replaced by
+    smaller ones, because llguidance crashes on some of them, such as -2^63."""
     return _schema_grammar(with_small_numbers(document))
 
 

@@ -52,7 +52,7 @@ def take_up(
     output = opened.outputs[sequence]
     prompt = opened.prompts[sequence.index // opened.request.params.n]
     pieces = [piece.token_ids for piece in opened.request.sent if piece.choice == sequence.index]
-    # Where a client asked for log-probabilities of the prompt, their number says how long the prompt is.
+    # The number of the prompt's log-probabilities shows the length of the prompt, so add placeholders for them.
     if pieces and prompt.logprobs is not None and not prompt.sent:
         for token_id in prompt.token_ids[1:]:
             add_logprobs(prompt.logprobs, table, Logprobs(token_id, 0.0, [], []))

@@ -91,7 +91,8 @@ class StepTime:
         return self._cost_now() is not None
 
     def begin(self, step: Step, others: Step | None = None) -> None:
-        """Begin with a step that has its decodes, or, at a known cost, with background work in addition to `others`."""
+        """Begin to fill a step, which has its decodes already. If `others` are given and the cost is known, the step is
+        background work that runs together with `others`, and its decodes are yet to come."""
         self._pay()
         self._short_ns = inf
         self._is_shorter = False

@@ -61,8 +61,9 @@ def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
     one is not committed. Where the tokens are those of the chunk's draft, they have been computed already. Chunks of a
     sequence are committed in their order, and none after the sequence was removed. If another number of tokens came
     than was reserved, the sequence continues from those that are known.
-    Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted
-    sequence.
+
+    Return True if the sequence was removed because it would reach its maximum length, but is shorter after all. Then it
+    waits again, like a preempted sequence.
     """
     sequence, start, num_tokens, max_draws, draft, draw = chunk
     known = sequence.token_ids

@@ -190,7 +190,8 @@ class Scheduler:
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence, and those that a grammar forces after them.
 
-        Return True if it had left for its length and turns out to be shorter: then it waits again.
+        Return True if the sequence was removed because it would reach its maximum length, but is shorter after all: it
+        waits again.
         """
         lane = self.background if chunk.sequence.is_background else self.foreground  # `of`, inlined
         return commit(lane, chunk, token_ids)

@@ -38,7 +38,7 @@ from oaiserve.engine.sequences.step import Chunk, Step
 # them, and the client has already waited for it.
 GENERATED_WEIGHT = 2
 
-MOST_ABSENT = 1024  # clients to remember because they are ahead, although they neither wait nor run
+MOST_ABSENT = 1024  # clients without open sequences to remember because they had more service than the others
 
 _service = attrgetter("service")
 

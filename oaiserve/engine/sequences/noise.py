@@ -21,8 +21,8 @@ _MASK64 = (1 << 64) - 1
 # probability 1/2 (Wellons, "Hash Function Prospector").
 FACTOR_1 = 0x7FEB352D
 FACTOR_2 = 0x846CA68B
-# Number of bits of the noise. The rarest noise is 53 ln 2 = 36.7, which decides about ids of a probability of 1e-16.
-# With 24 bits it would be 17, and the ids below 1e-7 would be drawn too rarely, which are many in a large vocabulary.
+# Random bits in the noise of an id. With 52, the largest noise is 53 ln 2 = 36.7, enough to draw ids with a probability
+# of 1e-16. With 24 it would be 17, and ids below 1e-7 would be drawn too rarely. Large vocabularies have many of these.
 NOISE_BITS = 52
 
 

@@ -85,8 +85,8 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
 
 
 def read_checkpoint(source: ModelSource, name: str) -> TransformersCheckpoint:
-    """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
-    a model that transformers' code does not compute."""
+    """Read a model's configuration. For a multimodal model, it is that of its text model. Raises StartupError if
+    transformers' code can't compute the model."""
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         text = text_config(config)

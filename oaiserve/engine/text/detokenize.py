@@ -269,7 +269,7 @@ class StopStrings:
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
         self.include_in_output = include_in_output
-        self._by_first: defaultdict[str, list[str]] = defaultdict(list)  # character
+        self._by_first: defaultdict[str, list[str]] = defaultdict(list)  # stop strings by their first character
         for stop in stops:
             self._by_first[stop[0]].append(stop)
         self._longest = max(map(len, stops), default=1)

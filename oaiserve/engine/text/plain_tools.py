@@ -59,8 +59,7 @@ def _plain(schema: object, types_in: SchemaTypes, depth: int) -> dict[str, Any]:
 
 
 def _with_alternatives(schema: dict[str, Any], name: str, types_in: SchemaTypes) -> dict[str, Any]:
-    """Return a schema without the alternative that a value is null, and with the other one in its place if it is the
-    only one."""
+    """Return a schema without the alternative null. If a single alternative remains, merge it into the schema."""
     others = [each for each in schema[name] if types_in.of(each) != ("null",)]
     if len(others) == 1 and isinstance(others[0], Mapping):
         return {**others[0], **{key: value for key, value in schema.items() if key != name}}

@@ -155,7 +155,7 @@ def markup(value: Any) -> TemplateMarkup:
 
 
 def escaped(value: Any) -> TemplateMarkup:
-    """Return the text of a value, in which the signs of HTML are escaped unless it is markup."""
+    """Return the text of a value, with HTML's special characters escaped unless the value is markup."""
     if hasattr(value, "__html__"):
         return markup(value.__html__())
     text: str = TemplateText(plain(value), value._bounds) if isinstance(value, TemplateText) else str(value)

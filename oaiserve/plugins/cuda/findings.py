@@ -1,4 +1,4 @@
-"""What starts on the GPUs of this machine have found, in sentences for `oaiserve doctor`."""
+"""Reports for `oaiserve doctor` what earlier starts found out about this machine's GPUs, in sentences."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class _Object:
         self._depth = 0
         self._in_string = False
         self._last = ""  # end of the text, where a quote may have begun
-        self._num_searched = 0  # characters of it that were searched
+        self._num_searched = 0  # characters of `_last` that were searched already
 
     def push(self, piece: str) -> bool:
         text = self._last + piece

@@ -147,8 +147,8 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
 async def all_of_anthropic(
     watch: Watch, target: bytes, headers: Headers, noun: str, *, has_next_page: bool
 ) -> Response:
-    """Answer as `all_kept` does, in the form of Anthropic's API. A replica refuses a wrong query. Raises InvalidRequest
-    if no item has the id at the edge of the page."""
+    """Answer as `all_kept` does, in the form of Anthropic's API. A replica rejects invalid query parameters. Raises
+    InvalidRequest if no item has the id that the page begins or ends at."""
     path, _, text = target.partition(b"?")
     query = QueryParams(text.decode(errors="replace"))
     fields: Query = {name: query.getlist(name) for name in query}

@@ -23,10 +23,10 @@ CONNECT_SECONDS = 2.0
 # A peer whose machine doesn't respond counts as gone after eleven seconds, or after ten with unacknowledged data.
 KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 MOST_IDLE = 64  # connections that are kept for further requests
-MOST_HEAD_BYTES = 64 * 1024  # the head of an answer, with all interim ones before it, or its trailers
+MOST_HEAD_BYTES = 64 * 1024  # limit for an answer's head with all interim (1xx) heads before it, and for its trailers
 MOST_HEADERS = 128
 HEAD_SECONDS = 10.0  # from the first byte of a head to its end
-MOST_GATHERED_BYTES = 256 * 1024  # part of an answer that waits for its reader
+MOST_GATHERED_BYTES = 256 * 1024  # reading pauses while more bytes of an answer than this wait for the client
 # Parts of streams above this size take turns, at this rate for each replica. Marks cost CPU time. A replica that
 # sends them endlessly must not hold up the event loop for the other replicas.
 LARGE_PART_BYTES = 64 * 1024
@@ -176,7 +176,7 @@ class Upstream:
         self.connections: set[ReplicaConnection] = set()
         self._is_closed = False
         self._num_abandons = 0
-        self.turns = asyncio.Lock()  # Large parts of its streams take turns.
+        self.turns = asyncio.Lock()  # held by the stream whose large part is being processed
 
     async def ask(
         self,

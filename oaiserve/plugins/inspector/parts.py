@@ -85,7 +85,7 @@ def _of_tools(tokenizer: Any, prompt: ChatPrompt, text: str) -> tuple[int, int]:
         return 0, 0
     try:
         without, _ = tokenizer.rendered(replace(prompt, tools=()))
-    except APIError:  # The template needs them for the calls in the history.
+    except APIError:  # The template can't render the calls in the history without their tools.
         return 0, 0
     start, num_same_end = num_same_at_ends(text, without)
     return start, len(text) - num_same_end

@@ -32,7 +32,7 @@ from oaiserve.routes.serving import Serving, serving_of
 
 PAGE_TOKENS = 32_768  # most tokens of a list in one answer
 PIECE_TOKENS = 4096  # tokens whose texts are made in one turn
-SHOWN_CHANGE = 200  # most tokens of a removed part that are shown
+SHOWN_CHANGE = 200  # tokens shown of a removed part, at most
 
 
 class Tokens(msgspec.Struct):
@@ -72,8 +72,8 @@ class ShownAnswer(Tokens, kw_only=True):
 
 
 class ShownChange(msgspec.Struct):
-    """A part of the prompt that differs from the earlier one: `added_tokens` from `start` on took the place of
-    `removed_tokens`, of which `removed` has the first."""
+    """A part of the prompt that differs from the earlier prompt: `added_tokens` tokens from `start` on replaced
+    `removed_tokens` tokens, the first of which are in `removed`."""
 
     start: int
     added_tokens: int

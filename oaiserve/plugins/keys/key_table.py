@@ -93,7 +93,7 @@ class StoredKey(Key):
     limits: Limits = NO_LIMITS
     priority: int | None = None  # default priority of its requests, and the best one that they may ask for
     models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all
-    begin: Callable[[StoredKey], KeyUse] | None = field(default=None, repr=False, compare=False)  # makes its uses
+    begin: Callable[[StoredKey], KeyUse] | None = field(default=None, repr=False, compare=False)  # makes a new KeyUse
 
     def check_model(self, *names: str) -> None:
         if self.models and not {*names} & {*self.models}:

@@ -40,7 +40,7 @@ from oaiserve.routes.intake.parameters import integer
 Message = dict[str, Any]
 Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
-_TEXTS = ("text", "document", "search_result")  # types of blocks whose text is all that they say
+_TEXTS = ("text", "document", "search_result")  # types of blocks that lose nothing when they become plain text
 MIN_BUDGET = 1024  # Anthropic's
 
 

@@ -57,7 +57,7 @@ class SummaryShape(ResponsesShape):
             return
         messages = (item for item in self._output.items if isinstance(item, OutputMessage))
         summary = "".join(part.text for message in messages for part in message.content).strip()
-        self._is_cut = False  # A summary that is cut is only a shorter one.
+        self._is_cut = False  # A truncated summary is just a shorter summary.
         item = CompactionItem(item_id("cmp", self._head.id.removeprefix("resp_"), "0"), encrypted(summary))
         self._items = [item] if summary else []
         for event in ("added", "done") if summary else ():
@@ -118,7 +118,7 @@ def is_in(body: ResponsesBody) -> bool:
 
 
 def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
-    """Return such a request as one for a summary, which is not random and has no log-probabilities."""
+    """Return a request that ends with the trigger as a request for a summary: greedy, and without log-probabilities."""
     plain = {"input": intake.body.input[:-1], "include": None, "top_logprobs": None}
     return intake.with_body(msgspec.structs.replace(intake.body, **plain, **_OF_SUMMARY))
 

@@ -121,7 +121,7 @@ class Resumption:
                     run.is_cancelled.set()
 
     def _given_up(self, one: Abandoned) -> str:
-        """Return why a response is not made again, or ""."""
+        """Return why an abandoned response is not generated again, or "" if it will be."""
         if self._runtime.unix_ns() / 1e9 > one.expires_at:
             return "The server ended before this response was complete, and the time for its completion is over."
         if one.num_deaths >= MOST_DEATHS:

@@ -93,7 +93,7 @@ def routes(path: str, ask: AskReplicas) -> list[Route]:
 def joined(parts: Sequence[Part]) -> list[list[Part]]:
     """Return the parts of each run, the earliest first, and the run with the latest turn first. Requests that name no
     run, and that no other continues, are left out."""
-    first_of: dict[str, int] = {}  # the part that has an id or a digest
+    first_of: dict[str, int] = {}  # the index of the first part with each run id or digest
     leaders = list(range(len(parts)))  # parts with the same leader are of one run
 
     def leader(number: int) -> int:

@@ -107,8 +107,8 @@ def kept_runs(request: Request) -> KeptRuns:
 
 
 def _first_words(request: Request) -> Mapping[str, str]:
-    """Return what the user of this request may see of the first words of conversations, by the ids of their requests.
-    The inspector has them, if there is one."""
+    """Return the first words of the conversations that the client of this request may see, keyed by request id. Without
+    an inspector, there are none."""
     ask: Callable[[Request], Mapping[str, str]] | None = getattr(request.app.state, "first_words", None)
     return {} if ask is None else ask(request)
 

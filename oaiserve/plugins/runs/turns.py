@@ -49,7 +49,7 @@ class KeptTurn(msgspec.Struct, kw_only=True):
     cached_tokens: Number
     read_again_tokens: Number
     read_again_reason: Text | None
-    read_again_ns: Number = 0  # time that this took
+    read_again_ns: Number = 0  # time to compute these tokens again
     read_again_explanation: Sentence | None = None  # cause and cost, as on the request's page; None: too little
     written_tokens: Number
     completion_tokens: Number
@@ -124,7 +124,7 @@ class RunRow(msgspec.Struct, kw_only=True):
 
     run_id: str
     is_named: bool
-    is_live: bool  # a request of it is open, or its tools may run
+    is_live: bool  # one of its requests is open, or its tools may be running
     model: str
     client: str | None
     started_unix_ns: int
@@ -138,7 +138,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     read_again_tokens: int
-    read_again_ns: int = 0  # time that this took
+    read_again_ns: int = 0  # time to compute these tokens again
     written_tokens: int
     completion_tokens: int
     tool_result_tokens: int  # in the prompts, like the next

@@ -26,7 +26,7 @@ class Shape(Protocol):
     """
 
     @property
-    def activity_seconds(self) -> float: ...  # longest time without an event that clients count
+    def activity_seconds(self) -> float: ...  # longest time without an event that clients count as activity
 
     @property
     def is_numbered(self) -> bool: ...  # True if events have numbers

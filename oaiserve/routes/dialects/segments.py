@@ -89,8 +89,8 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
 def opening_tags(text: str, opening: str, *, is_open: bool = False) -> tuple[int, bool]:
     """Return the length of the opening tags at the beginning of a text, and whether more text can't change it.
 
-    Models sometimes repeat the tag, or the token that it begins or ends with, as in "<|channel><|channel>thought". If
-    it `is_open`, the text may follow a tag.
+    Models sometimes repeat the tag, or the token that it begins or ends with, as in "<|channel><|channel>thought". With
+    `is_open`, an opening tag may have come directly before the text.
     """
     first = match[0] if (match := _FIRST_TOKEN.match(opening)) else opening
     last = match[0] if (match := _LAST_TOKEN.search(opening)) else opening

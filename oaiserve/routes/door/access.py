@@ -137,8 +137,8 @@ def key_in(headers: Headers) -> bytes:
 
 
 def names_clients(request: Request, keys: Keyring | None) -> bool:
-    """Return whether the answer on a path that needs no key may name clients: to a key with the right to watch, or on
-    a server without keys."""
+    """Return whether the answer on a path that needs no key may name clients. It may if the request has a key with the
+    right to watch, or if the server has no keys."""
     if keys is None:
         return True
     key = request.state.key or keys.find(key_in(request.headers))

@@ -13,7 +13,8 @@ FAMILIES: dict[str, Family] = {}
 
 
 def add_families(families: Iterable[Family]) -> None:
-    """Add families. Raises ValueError for one that there is already, or whose settings are not known."""
+    """Register families. Raises ValueError if another family has the same type, or if the settings of a type are
+    unknown."""
     for family in families:
         if FAMILIES.get(family.type, family) != family:
             raise ValueError(f"there is a family '{family.type}' already")

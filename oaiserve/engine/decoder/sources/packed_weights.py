@@ -73,7 +73,7 @@ class PackedWeights(TensorFiles):
         return {name for name in biases if not self.tensor(name).any()}
 
     def has_blocks(self) -> bool:
-        """Tell integers, which quantization blocks can hold, from floats of 8 bits."""
+        """Return whether any packed weight has integers, which fit into quantization blocks. 8-bit floats don't."""
         return any(self.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def shape(self, name: str) -> tuple[int, ...]:

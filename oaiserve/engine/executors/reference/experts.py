@@ -28,8 +28,8 @@ def mlp_output(mlp: MLP, x: Tensor, products: Products) -> Tensor:
 def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Products) -> Tensor:
     """Return the output float32 [T, width] of a mixture of experts.
 
-    `x` is the normed hidden state. Where the components have norms of their own, the router and the experts read the
-    hidden state through these.
+    `x` is the normed hidden state. If the router and the experts have norms of their own, each applies its norm to
+    `hidden` instead.
     """
     norms = mixture.norms
     router = mixture.router

@@ -18,7 +18,7 @@ from oaiserve.engine.grammars.refusal import Refused
 MOST_LINKED_DEPTH = 500  # schemas nested through references, each of which llguidance enters once, on the stack
 MOST_COMBINED = 5_000  # schemas that are joined with others by "allOf" or "$ref", and so are copied
 MOST_OPTIONS = 2_000  # alternatives of unions that are joined, each with each: a fifth of a millisecond for each
-MOST_LOOKS = 300_000  # looks at schemas to find those that refer to themselves: many must wait until others are known
+MOST_LOOKS = 300_000  # visits of schemas in the search for recursive ones; chains of references take repeated visits
 MOST_FORCED = 2**14  # characters that an answer must have at some place: they are computed in one go
 
 

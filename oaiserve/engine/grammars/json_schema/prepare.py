@@ -485,7 +485,7 @@ class _Preparation:
             )
         return anchored
 
-    # References.
+    # The targets of "$ref"
 
     def _reference(self, value: Any, where: str, depth: int, is_alone: bool, is_joined: bool) -> str:
         target, place = self._document.find(checked_string(value, where), where)

@@ -21,7 +21,7 @@ from oaiserve.engine.sequences.step import Chunk, Masks
 logger = logging.getLogger(__name__)
 
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
-RowIds = list[tuple[int, np.ndarray]]  # rows of the logits, with ids, int64, that are edited there
+RowIds = list[tuple[int, np.ndarray]]  # (row of the logits, int64 ids to edit in that row) pairs
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 
 # For each byte of a mask: the limits of its eight logits, infinity or -infinity.

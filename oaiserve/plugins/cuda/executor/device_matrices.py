@@ -286,7 +286,8 @@ def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Ten
     return linear(rounded.flatten(1), matrix.expand(torch.float32), None if bias is None else bias.float())
 
 
-# Multiplies rows with a matrix, and adds a bias, in some ways. The same rows may be there rounded already.
+# A function that multiplies rows with a matrix and adds a bias, as ProductWays says. Rounded has the same rows, if they
+# are rounded already.
 Multiply = Callable[[Tensor, PackedMatrix, Tensor | None, ProductWays, Rounded | None], Tensor]
 
 

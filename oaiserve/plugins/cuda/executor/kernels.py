@@ -36,8 +36,8 @@ class PlainLatentAttention:
     ) -> Tensor:
         """Write latent vectors [T, rank] and rotated shared numbers [T, shared] into the cache.
 
-        Return queries [T, heads, rank + shared], whose last numbers are the rotated ones of `query` [T, heads, own +
-        shared]. The first numbers mean nothing.
+        Return queries [T, heads, rank + shared]. Their last `shared` numbers are those of `query` [T, heads, own +
+        shared], rotated. Their first `rank` numbers are uninitialised.
         """
         key, turned = (
             rotated(rotary, numbers.float(), 0, self._batch).to(query.dtype)
@@ -60,7 +60,7 @@ class Kernels(NamedTuple):
     operations: ModuleType = layer_operations  # or `triton_layers`
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = plain_product  # with matrices in quantized blocks
-    ways: ProductWays = UNMEASURED  # `multiply` takes these.
+    ways: ProductWays = UNMEASURED  # passed to `multiply`
     recurrence: Recurrence = recurrence
     sampling: ModuleType | None = None  # `triton_sampling`; None: on the host
     adapters: TritonAdapters | None = None  # None: in plain torch

@@ -45,7 +45,7 @@ class JoiningPlacing(Placing):
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, in_float8: bool = False) -> None:
-        """With `in_float8`, joined and stacked matrices that are in no blocks become floats of eight bits."""
+        """With `in_float8`, joined and stacked matrices are rounded to 8-bit floats unless they are in blocks."""
         super().__init__(dtype, device)
         self._in_float8 = in_float8
         self._weights: dict[int, Tensor | PackedMatrix] = {}

@@ -580,7 +580,7 @@ def decode_kernel(
     key,
     value,
     out,  # [B, heads, VALUE_DIM]
-    partial,  # float32 [places, heads, VALUE_DIM], the results of items of sequences that have several
+    partial,  # float32 [places, heads, VALUE_DIM]: the partial results of sequences that are split into several items
     log_weights,  # float32 [places, heads], the log2 of the sum of weights of each of these
     keys,
     values,

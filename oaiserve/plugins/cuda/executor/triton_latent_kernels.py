@@ -28,7 +28,7 @@ def latent_write_kernel(
     latent,  # [T, RANK]
     shared,  # [T, SHARED]
     slots,
-    decode_slots,  # int64 [num_decodes]: next to prompts of a captured step, those of the first tokens
+    decode_slots,  # int64 [num_decodes]: slots of the first tokens, which are decodes, in a captured step with prompts
     cache,
     positions,
     cosines,  # float32 [positions, ROTARY_DIM / 2]

@@ -65,7 +65,7 @@ def add_and_norm_kernel(
     second_stride,
     codes,  # The norm, rounded to floats of eight bits.
     scales,
-    num_stored,  # scales of a group
+    num_stored,  # number of scales stored for each group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
     NUM_ADDED: tl.constexpr,
     HAS_OUT_NORM: tl.constexpr,
@@ -133,7 +133,7 @@ def activate_kernel(
     limit,
     codes,  # The result, rounded to floats of eight bits.
     scales,
-    num_stored,  # scales of a group
+    num_stored,  # number of scales stored for each group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
     ACTIVATION: tl.constexpr,  # "clamped": (up + 1) * gate * sigmoid(alpha * gate), of gates and ups up to the limit
     IS_GATED: tl.constexpr,  # gates come first, then ups

@@ -324,7 +324,7 @@ def round_rows_kernel(
     scales,
     columns,
     x_stride,
-    num_stored,  # scales of a group
+    num_stored,  # number of scales stored for each group
     GROUP: tl.constexpr,  # columns that share a scale
     TILE: tl.constexpr,
 ):

@@ -190,7 +190,7 @@ def _four(codes, ASM: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scale_of(stored, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the scales float32 of groups, or those of `of_4_bits` for "mxfp4" in bfloat16."""
+    """Return the scales of groups in float32, or in bfloat16 to match what `of_4_bits` returns for "mxfp4" in it."""
     if KIND != "mxfp4":
         return stored.to(tl.float32)
     elif _is_plain(KIND, DTYPE):

@@ -34,7 +34,7 @@ class Probed(Struct, frozen=True):
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED
-    # Seconds of one product with a matrix of each shape, by the way and the number of rows
+    # Seconds that multiplying with one matrix of each shape takes, keyed by the way to multiply and the number of rows
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     trial_seconds: float = 0.0  # how long it took to choose ways and features, with the kernels that were compiled
     about: str = ""  # the model and the device, as people call them

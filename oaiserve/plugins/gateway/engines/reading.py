@@ -71,7 +71,7 @@ class Event(msgspec.Struct):
     eval_duration: Any = None
 
 
-# One of these is in an event of a stream that says more, or less, than a text.
+# A stream's event that has anything besides text, or an empty text, contains one of these.
 _NOTED = (
     *(b'usage":{', b'usage": {', b'"timings"', b'"error"', b'_reason":"', b'_reason": "', b'"prompt_progress"'),
     *(b'"meta_info"', b'":""', b'": ""', b"{}"),

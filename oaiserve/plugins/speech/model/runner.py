@@ -54,7 +54,8 @@ class SpeechRunner:
             if prompt[start + 1] not in self._decoder.languages:
                 prompt.insert(start + 1, self._language_of(sequence))
             language_id = prompt[start + 1]
-        # The draws after a text that fails are the same each time, unless the client wants other ones.
+        # When a failed text is decoded again at a higher temperature, the draws are reproducible, unless the client set
+        # a temperature or a seed.
         seed = 0 if params.temperature == 0.0 and params.seed is None else sequence.draw_key % 2**63
         vectors = sequence.encoded[0].vectors
         has_times = params.pooled_as == "token_times"

@@ -65,8 +65,8 @@ def _by_key_head(settings: Settings) -> Order:
 
 
 def _grouped(settings: Settings, width: int = 1) -> Order:
-    """Return `width` numbers of each value head in an order in which those of a key head are neighbours. In a file, the
-    first values of all key heads come first."""
+    """Return the order that puts the value heads of each key head next to each other. Each has `width` numbers. A GGUF
+    file stores the first value head of every key head, then the second one of every key head, and so on."""
     keys = settings["linear_num_key_heads"]
     values = settings["linear_num_value_heads"]
     return np.arange(values * width).reshape(values // keys, keys, width).swapaxes(0, 1).reshape(-1)
