@@ -18,7 +18,7 @@ LAG_PERIOD_SECONDS = 0.01
 VERDICTS = ("valid", "suspect", "invalid")  # from the best to the worst
 SHARED_ALLOWANCE = 4.0  # factor on the limits of delays if client and server share cores
 USUAL_ON_SHARED_CORES = "this is usual if client and server share cores"
-LATE_SENDS = 0  # the places of the rules about delays
+LATE_SENDS = 0  # indices of the rules about delays
 LOOP_LAG = 2
 
 

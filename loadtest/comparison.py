@@ -17,7 +17,7 @@ from oaiserve.errors import StartupError
 Report = dict[str, Any]  # or a part of one
 
 SCHEMA = "oaiserve-loadtest/1"
-CHANCE = {"load_average", "seed"}  # differ between any two runs
+CHANCE = {"load_average", "seed"}  # values that differ between any two runs
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
     *("total_tokens_per_second", "goodput_per_second"),

@@ -8,7 +8,7 @@ from loadtest.accounts import Account, AccountsDifference, MeanChange, differenc
 from loadtest.errors import UsageError
 
 MOST_NAMED = 4  # causes in the paragraph
-LEAST_SHARE = 0.05  # A cause is named from this share of the change of the duration.
+LEAST_SHARE = 0.05  # A cause is not named if it is below this share of the duration's change.
 
 
 def compared(a: Path, b: Path) -> AccountsDifference:

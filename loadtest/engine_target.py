@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.request import Event, Prompt, Request, Terminal
 
 SHOW_NS = 500_000_000  # interval at which progress is shown
-BURST_SWITCH_SECONDS = 0.005  # as Python itself has it
+BURST_SWITCH_SECONDS = 0.005  # Python's default
 LEAST_QUIET_NS = 20_000_000  # This long before a submit, no progress is shown, which could delay it.
 # Lines of --requests may have these fields in process, too.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p"}
@@ -269,7 +269,7 @@ class Answers:
         self._terminal = TERMINAL
         self._failed = Failed
         self.progress = Progress()
-        self.ends: deque[int] = deque()  # when requests ended, of which nobody has taken note yet
+        self.ends: deque[int] = deque()  # end times of requests that the sender has not read yet
 
     def deliver(self, events: list[Event]) -> None:
         """Take all events of a step, on the engine thread."""

@@ -26,7 +26,7 @@ class Trial:
     num_good: int
     num_judged: int
     oversaturated: bool = False
-    problem: str = ""  # why it says nothing about the rate, and the search has to end
+    problem: str = ""  # why the trial says nothing about the rate, so that the search must end
     num_failed: int = 0
     missed: Mapping[str, int] = field(default_factory=dict)  # answers that missed a limit, by its metric
     p95: Mapping[str, float] = field(default_factory=dict)  # seconds, of the metrics with a limit
@@ -50,7 +50,8 @@ class Plan:
         return self.requests_of_trial(rate) * self.turns
 
     def most_misses(self, rate: float) -> int:
-        """Return the most misses in all trials of a rate with which it may still hold; -1 if it can never hold."""
+        """Return how many misses all trials of a rate may have together if the rate is to hold; -1 if it can never
+        hold."""
         return most_misses(self.judged_in_trial(rate) * self.most_trials, self.attainment)
 
     def seconds_at(self, rate: float) -> float:
@@ -95,7 +96,7 @@ def least_requests(attainment: float) -> int:
 
 
 def most_misses(num_requests: int, attainment: float) -> int:
-    """Return the most misses among `num_requests` with which a rate holds; -1 if these are too few for any rate."""
+    """Return how many of `num_requests` may miss if a rate is to hold; -1 if these are too few for any rate."""
     holds = (wilson_interval(num_requests - misses, num_requests)[0] >= attainment for misses in itertools.count())
     return sum(itertools.takewhile(bool, holds)) - 1
 

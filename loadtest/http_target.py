@@ -92,7 +92,7 @@ class HttpOptions:
         for header in self.header:
             if _HEADER.fullmatch(header) is None:
                 raise UsageError(f"--header is '{header}', but must be like 'name: value', in ASCII.")
-        if self.api_key and not is_header_value(self.api_key):  # The message must not contain it.
+        if self.api_key and not is_header_value(self.api_key):  # The message must not contain the key.
             raise UsageError("--api-key, or OPENAI_API_KEY, must be printable ASCII without spaces.")
         try:
             extra = json.loads(self.extra_body or "{}")

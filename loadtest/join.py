@@ -36,7 +36,8 @@ class Dialect:
 
     @property
     def signs(self) -> set[str]:
-        """The metrics that show such a server. A gateway before some has others, and so no times to compare."""
+        """The metrics by which such a server is recognized. A gateway in front of some has others, and so no times to
+        compare."""
         return {self.gauges.running, f"{self.duration}_count"}
 
 

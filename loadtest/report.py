@@ -11,7 +11,7 @@ from loadtest.engine_summary import render_engine
 from loadtest.measure import LEAST_STEADY, distribution
 from loadtest.tables import Rows, interval, ms, number, table, times_rows
 
-_SEVERAL_TOKENS = 1.05  # tokens of an event on average, from which on its gaps are not those of tokens
+_SEVERAL_TOKENS = 1.05  # With more tokens per event than this on average, gaps are between events, not tokens.
 TIMES = {
     "send_lag": "Send lag",
     "ttft": "TTFT",
@@ -238,7 +238,7 @@ def point_title(point: dict[str, Any]) -> str:
 
 
 def others(point: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what other clients had of the server in each run in which there were some."""
+    """Return how much other clients used the server, for each run with other clients."""
     return [found for run in point["runs"] if (found := run.get("server", {}).get("others"))]
 
 

@@ -20,7 +20,7 @@ class Sample:
     event_choices: list[int] = field(default_factory=list)  # the choice of each event; empty if there is only one
     first_tokens: int | None = None  # tokens of the first events of all choices, if they are known
     num_characters: int = 0  # characters of all events; 0 if some are not known
-    first_characters: int = 0  # those of the first events of all choices
+    first_characters: int = 0  # characters of the first events of all choices
     end_ns: int = 0  # arrival of the whole answer, or of the error
     status: int | None = None
     error: str | None = None  # the kind of the error; None: there was none

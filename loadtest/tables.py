@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Rows = list[list[str]]  # the first one is the head
+Rows = list[list[str]]  # the first row is the header
 
 
 def table(rows: Rows) -> str:

@@ -24,7 +24,7 @@ ENGINE_FLAGS = _flags(EngineRun)
 HTTP_FLAGS = _flags(HttpOptions) - {"--model"}
 HTTP_FLAGS |= {"--warmup", "--calibrate", "--turns", "--abandon-share", "--slow-share"}
 RANDOM_PROMPT_FLAGS = {"--input-len", "--random-form", "--prefix-len", "--prefix-groups"}
-# What takes the place of flags of the other target.
+# What to use instead of a flag of the other target
 IN_PROCESS = {
     "--warmup": "use --warmup-runs",
     "--stream": "use --mode offline for whole answers",

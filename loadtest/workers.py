@@ -141,7 +141,7 @@ def _work(pipe: Connection, number: int, of: int) -> None:
             os.set_blocking(pipe.fileno(), True)  # uvloop had made it non-blocking
 
     while (job := pipe.recv()) is not None:
-        if job == STOP:  # It has ended the last run, or came after its end.
+        if job == STOP:  # STOP has ended the last run, or has come after its end.
             continue
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:

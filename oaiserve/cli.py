@@ -87,10 +87,10 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     obey_signals_as_first_process()
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # A model may write what the encoding of a terminal lacks.
+        sys.stdout.reconfigure(errors="replace")  # A model may write characters that the terminal's encoding lacks.
     try:
         os.getcwd()
-    except FileNotFoundError:  # Libraries of torch end the process without it, and don't say why.
+    except FileNotFoundError:  # Without a current folder, libraries of torch end the process and don't say why.
         print("oaiserve: The current folder has been removed. Change to another one.", file=sys.stderr)
         return 2
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -380,11 +380,11 @@ def _read_config_file(
         return
     path = Path(argument.tokens[-1].value)
     for key, value in settings_in(path).items():
-        if value == []:  # It would be ignored.
+        if value == []:  # An empty list would be ignored.
             raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
-        for key in ("plugins", *tables):  # These are read elsewhere.
+        for key in ("plugins", *tables):  # Other code reads these settings.
             source.config.pop(key, None)
     for key, value in source.config.items():
         if key.replace("_", "-") == "default-params" and isinstance(value, dict):

@@ -487,7 +487,7 @@ class EngineOptions:
             request_timeout_seconds=0,
             tokenize_workers=0,
         )
-        most = 178_956_970  # beyond which Pillow reads nothing
+        most = 178_956_970  # Pillow refuses larger images
         pixels = self.max_image_pixels
         check(0 < pixels <= most, "--max-image-pixels", pixels, f"at least 1 and at most {most}")
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:

@@ -52,7 +52,7 @@ class APIError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def body(self, path: str = "", **ids: str) -> dict[str, Any]:
-        """Return `{"error": {...}}` with all keys, as the route of this path has it; `code` is a string or None.
+        """Return `{"error": {...}}` with all keys, in the form of the route at this path; `code` is a string or None.
 
         OpenAI's errors have no ids. `request_id` and `trace_id` are in the body for users who keep the error but not
         the headers. A message may quote half of a surrogate pair, which JSON in UTF-8 cannot have.

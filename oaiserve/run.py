@@ -88,7 +88,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
         places = apart(config.server, config.engine.device)
     title = f"Loading {config.model_name}"
-    # An engine process says itself what it does.
+    # An engine process reports its own progress.
     with nullcontext() if places else Doing(title, lambda: times.current, logger.info, has_bar=ready is None):
         engine = _engine(config, times, plugins, places)
         with times.part("server"):

@@ -77,12 +77,12 @@ class Worker(Protocol[Item]):
         ...
 
     def take(self) -> Item:
-        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, and after the last one
-        anybody."""
+        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, and after the last turn any
+        code."""
         ...
 
     def clear(self) -> None:
-        """Forget what is in the inbox: the turn of a worker that items only wake up. Otherwise as `take`."""
+        """Drop all items in the inbox, in the turn of a worker that items only wake up. Otherwise as `take`."""
         ...
 
     def num_waiting(self) -> int:

@@ -87,7 +87,7 @@ def text_of(ask: Ask) -> str:
 
 
 def answer_of(text: str) -> str:
-    """Return the text of an answer, in the form in which the next prompt has it."""
+    """Return the text of an answer in the form in which the next prompt contains it."""
     return f"assistant\n{text}"
 
 

@@ -24,7 +24,7 @@ Shape = Literal["grows", "clock", "tools", "picture", "summary", "gives-up", "re
 
 # A client gives up after this share of the time that reading the prompt takes, unless the seconds are set.
 SHARE_BEFORE_GIVING_UP = 2 / 3
-LEAST_WITH_TOOLS = 0.5  # share of the tokens expected with tools; with fewer, the model's template has not written them
+LEAST_WITH_TOOLS = 0.5  # share of the tokens expected with tools; with fewer, the chat template has left out the tools
 NO_TOOLS = "its template writes no tools"
 
 
@@ -69,7 +69,7 @@ class Turn:
 
     @property
     def beyond_seconds(self) -> float | None:
-        """Return the part of the time to the first token for what was read again beyond what had to be."""
+        """Return the part of the time to the first token that went to tokens which were read again without need."""
         if self.again_beyond is None or self.cached is None:
             return None
         return self.first_token_seconds * self.again_beyond / max(1, self.prompt - self.cached)
@@ -175,7 +175,7 @@ class _Client:
         if sample.error is not None:
             self.result.error = f"{sample.error} {sample.error_message}".strip()
             return None
-        if sample.is_abandoned:  # It has had the first events, so the whole prompt was read.
+        if sample.is_abandoned:  # The client got the first events, so the whole prompt was read.
             self._note_read(ask, text, "", self._tokens_of(text), 0)
             return ""
         if not sample.prompt_tokens:
@@ -209,7 +209,8 @@ class _Client:
         self.read.texts.append(ReadText(part, "", num_read, 0))
 
     def _tokens_of(self, text: str) -> int:
-        """Return an estimate of a prompt's tokens: those of the last one, and more for what it is longer."""
+        """Estimate a prompt's tokens: the tokens of the previous prompt, plus those of the text by which this one is
+        longer."""
         last = self.read.texts[-1] if self.read.texts else ReadText("", "", 0, 0)
         longer = len(text) - len(last.prompt) - len(last.answer)
         return round(last.num_tokens + longer * self.server.tokens_per_character)

@@ -27,11 +27,11 @@ from oaiserve.checkpoints.safetensors_header import read_header
 
 MOST_RANK = 256
 _MOST_NAME = 500  # characters of a tensor's name
-_MOST_HEADER_BYTES = 2**24  # One for each of 18,432 experts has 6 MiB; a larger one would hold the interpreter's lock.
+_MOST_HEADER_BYTES = 2**24  # 18,432 experts need 6 MiB. Parsing a larger header would hold the GIL for long.
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-# Other changes of the computation than LoRA's, by their setting.
+# Settings that change the computation in another way than LoRA, and what they mean
 _NOT_SUPPORTED = {
     "use_dora": "it is a DoRA adapter",
     "use_qalora": "it is a QALoRA adapter",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _MOST_POSITIONS = 2**24  # Some models allocate a table with a row for each position.
-_MOST_COUNT = 2**14  # maximum counts, such as of experts: Doge's configuration has as many
+_MOST_COUNT = 2**14  # maximum of counts, such as the number of experts: Doge's configuration has this many
 _MOST_LABELS = 2**17  # The library makes a name for each label.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
@@ -27,7 +27,7 @@ _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS = ("num_attention_heads", "head_count", "n_head")
 _HEAD_WIDTH = ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
-# How files begin that are no models, in lower case, and what such a file is
+# How files begin that are no models, in lower case, with what such a file is
 _OTHER_CONTENTS = (
     (
         b"version https://git-lfs.github.com/spec/",

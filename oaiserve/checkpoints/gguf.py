@@ -33,8 +33,8 @@ _BLOCKS = {
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
 _ARCHITECTURE = "general.architecture"
-_TOKENIZER = "tokenizer."  # begins the names of the tokenizer's metadata
-BLOCK_COUNT = ".block_count"  # ends the name of the number of a model's layers
+_TOKENIZER = "tokenizer."  # prefix of the names of the tokenizer's metadata
+BLOCK_COUNT = ".block_count"  # suffix of the setting with the number of layers
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # matches the end of a shard's name
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
@@ -257,7 +257,7 @@ def read_head(path: Path) -> GgufHead:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
             tensors[tensor.name] = tensor._replace(shard=shard)
-    if tensors:  # A file of a vocabulary alone also has the sizes of its model.
+    if tensors:  # A file with only a vocabulary also states the sizes of its model.
         check_numbers(_sizes(values), len(tensors), sum(file.stat().st_size for file in paths))
     return GgufHead(tuple(paths), values, tensors, first.long_values)
 

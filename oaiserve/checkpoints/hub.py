@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
-_LAYERS_FOR_TOKENS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # BGE-M3 has such.
+_LAYERS_FOR_TOKENS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # BGE-M3 has these files.
 # Files whose names begin with these change a model's answers. Others at the root are licences or for other programs.
 _CONFIGURATIONS = (
     *("config", "generation_config", "tokenizer.json", "tokenizer_config", "special_tokens_map", "added_tokens"),

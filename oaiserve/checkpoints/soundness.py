@@ -20,8 +20,8 @@ from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
-_VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
+_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # beginnings of the names of tokenizer files
+_VOCABULARIES = (".model", ".tiktoken")  # endings of the names of vocabulary files
 _NO_MODELS = {  # types of GGUF files
     "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
     "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",

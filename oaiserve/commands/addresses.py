@@ -30,7 +30,7 @@ def _ipv4() -> list[IPv4Address]:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             answer = fcntl.ioctl(sock, _SIOCGIFCONF, struct.pack("iP", size, place))
-    except OSError:  # Another system, or a sandbox without it
+    except OSError:  # another system, or a sandbox without this call
         return []
     (num_bytes, _) = struct.unpack("iP", answer)
     return [IPv4Address(address) for _, address in _INTERFACE.iter_unpack(buffer.tobytes()[:num_bytes])]

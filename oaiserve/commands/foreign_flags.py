@@ -8,7 +8,7 @@ _SAMPLING = "--default-params"
 _REPLICAS = "oaiserve route, in front of several servers: one server is one process"
 _PARALLEL = "oaiserve route or Ray, which serve several copies: a model is on one device"
 
-# Without those that cannot be misread, and those that have the same name.
+# Flags of other servers, with ours. Flags with the same name here are left out, and so are those that can't be misread.
 OUR_FLAGS = {
     "--alias": "--served-model-name",
     "--allowed-origins": "--cors-origin",
@@ -73,7 +73,7 @@ OUR_FLAGS = {
     "--workers": _REPLICAS,
 }
 
-# What llama.cpp's server has for short
+# Short flags of llama.cpp's server
 SHORT = {
     "-a": "--alias",
     "-c": "--ctx-size",

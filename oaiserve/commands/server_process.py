@@ -106,7 +106,7 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Found, Cal
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     try:
-        with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
+        with open(int(arguments[2]), "rb", closefd=False) as file:  # The file is read again if the server restarts.
             file.seek(0)
             modules, path = pickle.load(file)  # No other process can write this file, which has no name.
             found = find(modules, {} if path is None else tables_in(settings_in(path)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from oaiserve.errors import Overloaded
 from oaiserve.http.shared_limit import SharedLimit
 
-# Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
+# Limit for all bodies whose work waits or is under way. A parsed body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_MEDIA_BYTES = 256 * 2**20  # limit for bodies that are mostly images, which are not parsed
 
@@ -23,7 +23,7 @@ class Admission:
         self.body_bytes = SharedLimit(MAX_MEDIA_BYTES if has_media else MAX_BODY_BYTES)
 
     def take(self, client: str, num_sequences: int, num_bytes: int) -> None:
-        """Take the room of a waiting request. Raises Overloaded if there is none for this client."""
+        """Count a waiting request. Raises Overloaded if there is no room for it, in all or for this client."""
         if not self.waiting.take(client, num_sequences):
             raise self._overloaded(
                 f"{self.waiting.total} sequences are waiting already, this request has {num_sequences}, and the "

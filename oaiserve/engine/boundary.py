@@ -106,7 +106,7 @@ class AnyEngine(Protocol):
     def num_restarts(self) -> int: ...
     @property
     def replicas(self) -> Sequence[ReplicaState]:
-        """The engines of which this one consists; none if it is one."""
+        """The engines that this one consists of; empty if it is a single engine."""
         ...
 
     @property

@@ -126,7 +126,7 @@ class Encoder:
         num_media = num_found = 0
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
             vectors = medium.encoded or self._vectors.get(medium.key)
-            if medium.key in missing:  # The prompts have it several times, and one is encoded.
+            if medium.key in missing:  # A medium that occurs several times in the prompts is encoded once.
                 drop_inputs(medium)
             elif vectors is None:
                 missing[medium.key] = medium
@@ -154,7 +154,7 @@ class Encoder:
         return num_found
 
     def turn(self, *, is_alone: bool) -> Iterator[Ready]:
-        """Work on media, and yield the requests of which further prompts are ready, and those that fail.
+        """Work on media. Yield the requests that have further prompts ready, and those that failed.
 
         While others run, the work gets a share of the time since the last turn.
         """
@@ -190,7 +190,7 @@ class Encoder:
         return self._waiting.first()
 
     def _work(self, first: Encoding) -> list[Ready]:
-        """Work on one piece. Return the requests that fail by it."""
+        """Work on one piece. Return the requests that it failed."""
         if self._under_way is None:
             self._medium = next(iter(first.missing.values()))
             self._under_way = self._tower.pieces(self._medium)
@@ -224,7 +224,7 @@ class Encoder:
         return []
 
     def _leave(self, encoding: Encoding) -> None:
-        """Forget a request. What is under way for it alone is dropped."""
+        """Forget a request. Work under way for this request alone is dropped."""
         self._waiting.remove(encoding, encoding.tokenized.request.client)
         self._numbers.num_encoding -= 1
         for key, medium in encoding.missing.items():

@@ -211,7 +211,8 @@ class Engine:
         return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
-        """Let no further request name an adapter. It is freed when the last open one with it ends. Raises NotFound."""
+        """Accept no further requests for an adapter. It is freed when the last open request with it ends. Raises
+        NotFound."""
         adapter = self.adapters.unload(name)
         self._loop.post(DropAdapter(adapter.number))
         return adapter

@@ -31,7 +31,7 @@ class EngineParts:
     overlap: bool  # launch a step before the results of the step before are on the host
     has_drafts: bool
     drafts: Drafts | None
-    energy: Energy  # Something must read it once a second.
+    energy: Energy  # must be read once a second
     rates: Rates
     machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
     users: MachineUsers | None  # says who used the machine meanwhile

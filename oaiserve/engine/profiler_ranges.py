@@ -48,7 +48,7 @@ class PhaseRanges:
             match event:
                 case TokenizeStarted():
                     self.enter(request_id, "tokenize")
-                case Tokenized() if event.token_ids and request_id in self._started:  # else it has ended
+                case Tokenized() if event.token_ids and request_id in self._started:  # otherwise the request has ended
                     self.enter(request_id, "encode_media" if any(event.media) else "queue")
                 case Tokenized() | TokenizeFailed():
                     self.leave(request_id)

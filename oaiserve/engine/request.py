@@ -141,7 +141,7 @@ class Reasoning:
 
     closing: str
     opening: str = ""  # the answer may begin with it; "": the answer begins within the reasoning
-    budget: int | None = None  # most tokens; then its end is forced
+    budget: int | None = None  # maximum tokens of the reasoning; then its end is forced
 
 
 # What a model that pools returns for a text: one vector, the weight of each of its tokens, or a vector of each token.
@@ -155,7 +155,7 @@ class SamplingParams:
 
     n: int = 1  # choices per prompt
     max_tokens: int | None = None  # None or more: the rest of the context
-    min_tokens: int = 0  # before that many, end-of-sequence and stop tokens are masked
+    min_tokens: int = 0  # until the answer has this many, end-of-sequence and stop tokens are masked
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: off
@@ -203,11 +203,11 @@ class Request:
     # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
     draw_seed: int | None = None
     received_ns: int | None = None  # when the caller received it; None: at submission
-    # What routers know of its only prompt, as read from its body. None: it has several, or no router needs it.
+    # What a router would read from the body about the only prompt. None: there are several, or no router needs it.
     routing: RoutedPrompt | None = None
     session: str = ""  # the requests of one session are kept together by routers; "": it has none
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
-    is_background: bool = False  # uses what nobody else needs, without the server's timeouts
+    is_background: bool = False  # uses only capacity that no other request needs, without the server's timeouts
     background_wait_ns: int | None = None  # how long it stays background work; None: forever
     reports_progress: bool = False  # whether to report the progress of prompts until the first token
     # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.

@@ -180,7 +180,7 @@ class TokenizeStage:
         return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
-        """Return the token ids of a prompt, those instead of its images included, as work for `run`. Raises as
+        """Return the token ids of a prompt, including those in place of its images, as work for `run`. Raises as
         `Tokenizer.encode_in_pieces`."""
         prepared = yield from self._prepare(prompt, "", only_text=True)
         return (yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, self._expand(prompt, prepared)))
@@ -220,7 +220,7 @@ class TokenizeStage:
         if params.grammar is not None:
             grammar = self._compile_grammar(params.grammar, request.client)
             self._post(GrammarCompiled(request, grammar, self._clock()))
-            yield None  # it may have taken long
+            yield None  # because this may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         media: list[PromptMedia | None] = []

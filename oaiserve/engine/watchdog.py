@@ -50,8 +50,8 @@ class Watchdog:
         self._least_seconds = least_seconds
         self._exits = exits
         self._each_second = each_second
-        self._seen_ns = 0  # start of the part that the last look saw
-        self._num_seen = 0  # looks in a row that saw it
+        self._seen_ns = 0  # when the phase began that the last look saw
+        self._num_seen = 0  # consecutive looks that saw this phase
         self._clock_ns = runtime.clock_ns
         self._worker: Worker[None] = runtime.worker("watchdog", self._turn)
         self._is_over = False

@@ -49,7 +49,7 @@ class ClientWork:
     name: str | None  # name of the client's key, which may be shown
     num_opened: int = 0  # requests so far
     num_open: int = 0
-    last_step: int = 0  # the last one that had work for it
+    last_step: int = 0  # number of the last step with work for it
     prompt_tokens: int = 0
     decodes: int = 0
     prompts_ns: float = 0.0
@@ -97,7 +97,7 @@ class WorkByClient:
 
     def __init__(self) -> None:
         self._clients: dict[str, ClientWork] = {}
-        self._gone: dict[ClientWork, None] = {}  # those without open requests, the first one longest ago
+        self._gone: dict[ClientWork, None] = {}  # clients without open requests, the longest idle one first
         self.lone: ClientWork | None = None  # the only client with open requests
         self._number = 0  # number of steps so far
         self._last_step = StepWork({}, {}, 0.0, 0.0)
@@ -159,7 +159,7 @@ class WorkByClient:
         self._add(StepWork(prompt_tokens, decodes, prompts_ns / num_tokens, decodes_ns / num_rows))
 
     def decodes_ended(self, clients: list[ClientWork | None], decodes_ns: float) -> None:
-        """Add a step in which each of its chunks, which are these clients', is one row of decodes."""
+        """Add a step whose chunks, each of which is one row of decodes, belong to these clients."""
         self._add(StepWork({}, Counter(clients), 0.0, decodes_ns / len(clients)))
 
     def _add(self, step: StepWork) -> None:

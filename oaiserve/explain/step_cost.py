@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
     least_rows: int
     most_rows: int
-    prompt_tokens: int = 0  # the most of each in a step
+    prompt_tokens: int = 0  # maximum in one step, like the next two
     prompt_context: int = 0
     decode_context: int = 0
 

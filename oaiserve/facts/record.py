@@ -101,7 +101,7 @@ class Cause(StrEnum):
     NEIGHBOUR_PROMPTS = "neighbour_prompts"  # time that other requests' prompts added
     PREEMPTION = "preemption"  # The request was preempted: it waited, or its tokens were computed again.
     NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
-    OWN_MEDIA = "own_media"  # those of its later prompts were
+    OWN_MEDIA = "own_media"  # its own images and sounds, of later prompts, were encoded between its steps
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # time between steps, and after the last one
     MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
@@ -124,7 +124,7 @@ class Whose(StrEnum):
     OTHER_CLIENT = "other_client"
 
 
-# Among the users of the machine, next to processes
+# Listed among the users of the machine, along with processes
 SLOW_CLOCK = "a lower clock frequency of the cores"
 
 

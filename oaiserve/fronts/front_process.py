@@ -73,12 +73,12 @@ class MainProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._files: dict[int, asyncio.Future[bytes | None]] = {}
         self._numbers = count(FIRST_OF_FILES)
-        self._received: Callable[[Any], None] = lambda message: None  # the engine's, like the next
+        self._received: Callable[[Any], None] = lambda message: None  # handler of the engine's messages
         self._closed: Callable[[], None] = lambda: None
         self._link = SocketLink(sock, decoder(ToFront), "main", runtime)
         self._link.start(self._take, self._end)
 
-    # As an engine process, and as its link.
+    # The interface of an engine process, and of its link
 
     @property
     def link(self) -> MainProcess:
@@ -106,7 +106,7 @@ class MainProcess:
     def ended(self) -> str:
         return "with the server"
 
-    # What comes, on the thread that reads.
+    # Received messages, on the thread that reads
 
     def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

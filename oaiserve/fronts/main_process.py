@@ -50,7 +50,7 @@ from oaiserve.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 SECOND_TICKS = 10
-END_SECONDS = 10.0  # for a front process to send what it has, after it has cut its connections off
+END_SECONDS = 10.0  # time limit for a front process to send its last messages after it has cut off its clients
 
 
 def check(config: Config, plugins: Sequence[Plugin], *, is_child: bool) -> None:
@@ -92,7 +92,7 @@ class FrontProcess(LinkedProcess):
         self.link.send(begin)
         self.link.start(self._received, self._closed)
 
-    # What comes, on the thread that reads.
+    # Received messages, on the thread that reads
 
     def _received(self, message: Any) -> None:
         match message:
@@ -116,7 +116,7 @@ class FrontProcess(LinkedProcess):
         self._served.closed()
         self._on_loop(self._server.note_end, self)
 
-    # On the event loop.
+    # Called on the event loop
 
     def _on_loop(self, function: Any, argument: object) -> None:
         with suppress(RuntimeError):  # The loop is closed, because this process ends.
@@ -170,7 +170,7 @@ class FrontsServer(Server):
         self._settings = config
         self._gone: FrontGone | None = None
         self._num_signals = 0
-        self._num_drains = 0  # how often the front processes were told to drain
+        self._num_drains = 0  # how often the front processes were asked to drain
         self._fronts: list[FrontProcess] = []
         self._sockets: list[socket.socket] = []
         self._told: Facts | None = None
@@ -212,7 +212,7 @@ class FrontsServer(Server):
         self.tell_facts()
 
     def tell_facts(self) -> None:
-        """Let all front processes know what has changed."""
+        """Send the changed facts to all front processes."""
         facts = Facts(self.engine.adapters.served, self.engine.is_reporting)
         if facts != self._told:
             self._told = facts

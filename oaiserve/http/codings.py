@@ -21,13 +21,13 @@ from starlette.responses import Response
 from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 CODINGS = ("zstd", "gzip", "deflate")
-MOST_CODINGS = 3  # most codings of one body
-MOST_MEMBERS = 10_000  # most members of gzip or zstd in one body, because each needs a new decoder
+MOST_CODINGS = 3  # maximum codings of one body
+MOST_MEMBERS = 10_000  # maximum members of gzip or zstd in one body, because each needs a new decoder
 PIECE_BYTES = 2**16  # bytes that are decoded in one turn
 _INPUT_BYTES = 2**14  # bytes that a decoder gets at once
 _LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn, because even an empty one takes time.
 _WINDOW_LOG = 23  # zstd's limit for HTTP in RFC 9659
-WINDOW_BYTES = 2**_WINDOW_LOG  # the most memory that a decoder holds
+WINDOW_BYTES = 2**_WINDOW_LOG  # maximum memory that a decoder holds
 _GZIP_LEVEL = 4
 
 

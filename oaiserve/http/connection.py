@@ -383,7 +383,7 @@ class Connection(HttpToolsProtocol):
             self._say_last_words()
 
     def _give_up_body(self) -> None:
-        """Take the request, whose body is broken, away from the app, so that only one of us answers it."""
+        """Take the request, whose body is broken, away from the app, so that it is answered only once."""
         cycle = self.cycle
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()

@@ -168,7 +168,8 @@ class _Traffic:
         self._num_bytes = 0
 
     def count(self, num_bytes: int) -> None:
-        """Count what has been read. Raises NotFetched if most of it isn't content, since parsing takes CPU time."""
+        """Count the bytes that were read. Raises NotFetched if most of them aren't content, since parsing takes CPU
+        time."""
         self._num_bytes += num_bytes
         if self._num_bytes - self.num_content_bytes > MOST_OVERHEAD_BYTES + READ_BYTES:
             raise NotFetched(f"its host sends more than {MOST_OVERHEAD_BYTES} bytes that are not part of it")

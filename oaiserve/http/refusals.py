@@ -18,7 +18,7 @@ RECORDED_NS = 1_000_000  # additional CPU time for a request that has a record a
 STORED_NS = 150_000  # additional CPU time for an upload that is stored
 STORED_BYTE_NS = 2.0  # additional CPU time for each of its bytes, in the event loop and the store
 UNREAD_NS = 0.2  # CPU time to discard a byte of a body that was refused unread
-MOST_CLIENTS = 10_000  # most accounts; then the client with the oldest charge is dropped
+MOST_CLIENTS = 10_000  # maximum accounts; beyond it, the client with the oldest charge is dropped
 
 
 class Refusals:

@@ -48,7 +48,7 @@ from oaiserve.wire.report import ReplicaReport
 _PROMPT_KINDS = {kind.__name__: kind for kind in get_args(Prompt)}
 _REQUEST_FIELDS = tuple(each.name for each in fields(Request) if each.name != "prompts")
 _hints = get_type_hints(Request)
-# The fields of a request but its prompts, of which each has a kind of its own.
+# The fields of a request except its prompts, each of which has a kind of its own.
 _RequestFields = msgspec.defstruct("_RequestFields", [(name, _hints[name]) for name in _REQUEST_FIELDS])
 
 
@@ -62,7 +62,7 @@ def _named(prompt: Prompt) -> tuple[str, Prompt]:
 
 
 def _prompt(named: tuple[str, Any]) -> Prompt:
-    """Return such a prompt again. Raises msgspec.MsgspecError."""
+    """Return a prompt from its kind and its encoded form. Raises msgspec.MsgspecError."""
     kind, form = named
     prompt: Prompt = convert(form, _PROMPT_KINDS[kind])
     return prompt
@@ -95,7 +95,7 @@ class Submit(msgspec.Struct, tag=True):
         return cls(named, tuple(map(_named, request.prompts)), submitted_ns)
 
     def request(self) -> Request:
-        """Return the request. Raises msgspec.MsgspecError for prompts that are none."""
+        """Return the request. Raises msgspec.MsgspecError for invalid prompts."""
         prompts = tuple(map(_prompt, self.prompts))
         return Request(prompts=prompts, **{name: getattr(self.fields, name) for name in _REQUEST_FIELDS})
 

@@ -51,9 +51,9 @@ class OpenAnswer:
     is_aborted: bool = False  # The abort has been sent to that process.
     has_begun: bool = False  # It has entered a step of that process.
     has_progressed: bool = False  # That process has added to its answer.
-    num_deaths: int = 0  # engine processes in a row that have ended between these two
+    num_deaths: int = 0  # engine processes in a row that have ended after it had begun and before it progressed
     times: RequestTimes | None = None  # the stamps of its first token, by the process that has computed it
-    restart_ns: int = 0  # time without a process that went on with it
+    restart_ns: int = 0  # total time without a process that continued it
     _ended_ns: int | None = None  # when its process ended, until the next one has gone on with it
     _tokens: dict[int, list[int]] = field(default_factory=dict)  # passed on, by choice
     _num_sent: dict[int, int] = field(default_factory=dict)  # pieces of `request.sent` passed on, by choice

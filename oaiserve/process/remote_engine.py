@@ -96,12 +96,12 @@ class RemoteEngine:
         self._options = options
         self._lock = Lock()  # guards the attributes up to the empty line
         self._open: dict[str, OpenAnswer] = {}
-        # Those of the engine are its own. These are for requests that wait until another process is there.
+        # The engine has time limits of its own. These are for requests that wait until another process is there.
         bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)
         self._limits = TimeLimits(bounds, self._open.__contains__)
         self._quarantine = Quarantine()
-        self._unloaded: list[OpenAnswer] = []  # could not be sent, because their adapter was unloaded
-        self._waiting: list[Future[None]] = []  # of questions that wait for an engine process
+        self._unloaded: list[OpenAnswer] = []  # requests that could not be sent, because their adapter was unloaded
+        self._waiting: list[Future[None]] = []  # futures of questions that wait for an engine process
 
         self._is_draining = False
         self._is_stopping = False
@@ -149,7 +149,7 @@ class RemoteEngine:
             replica.room = PassedRoom(self.admission)
         self._workers = TurnWorkers(options.tokenize_workers, "front", has_long=True, runtime=runtime)
 
-    # What routes see of it.
+    # The interface for routes
 
     @property
     def failure(self) -> BaseException | None:
@@ -210,7 +210,7 @@ class RemoteEngine:
         return next((cost for each in self._replicas.values() if (cost := each.health.step_cost) is not None), None)
 
     def snapshot(self) -> EngineNumbers:
-        """Return the engines' numbers after their last messages. The CPU time of this process is nobody's."""
+        """Return the engines' numbers after their last messages. The CPU time of this process belongs to no request."""
         numbers = [*map(self._now, self._replicas.values())]
         now = numbers[0] if self._is_alone else added(numbers)
         front_ns = self.cores_ns()
@@ -365,7 +365,7 @@ class RemoteEngine:
             replica.join(max(0.0, (last_ns - self._clock_ns()) / 1e9))
         self._workers.stop()
 
-    # What comes from the processes.
+    # Messages from the processes
 
     def began(self, replica: Replica, request_ids: Iterable[str]) -> None:
         for answer in filter(None, map(self._open.get, request_ids)):
@@ -460,8 +460,8 @@ class RemoteEngine:
         self._move([answer for answer in answers if answer.request.request_id in self._open], replica)
 
     def _move(self, answers: Iterable[OpenAnswer], replica: Replica) -> None:
-        """Let requests of a replica without a process go on on others, if there are any. Those that may have ended the
-        process wait for the next one, in which nobody else is."""
+        """Move requests of a replica without a process to other replicas, if there are any. Those that may have ended
+        the process wait for the next one, and have it to themselves."""
         with self._lock:
             for answer in answers:
                 if answer.num_deaths and replica.failure is None:

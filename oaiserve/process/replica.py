@@ -89,7 +89,7 @@ class Replica:
         self._watchdog_seconds = watchdog_seconds
         self._load_timeout_seconds = load_timeout_seconds
         self._runtime = runtime
-        self._lock = lock  # the front's, of what follows, up to the empty line
+        self._lock = lock  # the front's lock, which guards the attributes up to the empty line
         self.is_up = False  # The process has reported that it is ready, and it has not ended.
         self.adapter_numbers: dict[int, int] = {}  # those of the process, by those of requests
         self.suspects = Suspects()
@@ -182,7 +182,7 @@ class Replica:
             self._keeper.join()
         self.process.ended()
 
-    # What comes from the process.
+    # Messages from the process
 
     def _begin(self, process: EngineProcess) -> None:
         process.link.start(partial(self._received, process), partial(self._closed, process))

@@ -23,7 +23,7 @@ class ReplicaChoice:
         self._router.learn(report, self._clock_ns())
 
     def choose(self, request: Request, replicas: Iterable[str]) -> Decision:
-        """Choose one of the replicas that are there at the moment, of which there is at least one."""
+        """Choose one of the replicas that are there at the moment. There must be at least one."""
         now_ns = self._clock_ns()
         self._router.update_replicas(replicas, now_ns)
         prompt = request.routing

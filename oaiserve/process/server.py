@@ -151,7 +151,7 @@ class EngineServer:
                 self._questions.answer(number, lambda: Answer(number, adapter=self._engine.unload_adapter(name)))
 
     def front_ended(self) -> None:
-        """Stop at once, because nobody is there any more."""
+        """Stop at once, because the front process is gone."""
         self._on_stop(0.0)
 
     def _deliver(self, events: list[Event]) -> None:

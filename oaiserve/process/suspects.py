@@ -21,7 +21,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._waiting: deque[OpenAnswer] = deque()
-        self._current: OpenAnswer | None = None  # the one that the process has
+        self._current: OpenAnswer | None = None  # the suspect that the process has now
 
     def __bool__(self) -> bool:
         """Return whether some wait."""

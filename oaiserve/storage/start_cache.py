@@ -53,7 +53,7 @@ def of_record(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a record: what it says about which files of a model."""
+    """What a record is about: a kind of fact, and the files of a model from which it follows."""
 
     kind: str
     model: Path  # a folder, or a file

@@ -58,8 +58,8 @@ class Measured:
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
-    # Returns the newest by id, newest first, or only that with an id. The other argument is the wall clock minus the
-    # monotonic clock.
+    # Returns the newest open requests by id, newest first, or only the one with a given id. The other argument is the
+    # wall clock minus the monotonic clock.
     open_requests: OpenRequests = no_open_requests
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
     targets: Targets = field(default_factory=Targets)  # objectives by which requests are judged

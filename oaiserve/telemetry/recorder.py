@@ -60,8 +60,8 @@ class Recorder:
         self._tick_ns = int(tick_seconds * 1e9)
         self._runtime = runtime
         self._clock_ns = runtime.clock_ns
-        # The worker's inbox only wakes it up, and only if it waits for the first record of a batch: the other records
-        # must not, and neither must any during a rest. A future in the queue is done in its turn.
+        # An item in the worker's inbox only wakes it up. Only the first record of a batch does that, and no record does
+        # during a rest. A future in the queue is done in its turn.
         self._queue: deque[RequestRecord | Future[None]] = deque()
         self._waits_for_first = False
         self._batch_at_ns: int | None = None  # deadline of the first record of the current batch

@@ -30,7 +30,7 @@ TOKENS_PER_REQUEST = 1024
 # A shorter part of a prompt doesn't determine the replica. Otherwise all prompts that begin alike would go to the same
 # few.
 LEAST_PART = 1 / 4
-SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
+SILENT_NS = 10_000_000_000  # a replica without a report for this long is used only if all are silent
 FADING_NS = 2_000_000_000  # The weight of a sent request in the load estimate falls to 1/e in this time.
 NEWS = 1 / 2  # weight of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20

@@ -1,4 +1,4 @@
-"""The cost of a request: its shares, with what they come to in bytes, joules and money. Engine thread only, stdlib."""
+"""The cost of a request: its shares, also in bytes, joules and money. Engine thread only, stdlib."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 RAPL = Path("/sys/class/powercap")
-LEAST_NS = 900_000_000  # between two readings
+LEAST_NS = 900_000_000  # minimum time between two readings
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ class Energy:
         self._num_cores = num_cores
         self._clock_ns = clock_ns
         self._read_ns: int | None = None
-        self.joules = 0.0  # since the first reading
+        self.joules = 0.0  # energy used since the first reading
         # Last measured watts of a core, and of the GPUs; any thread may read them.
         self._watts: tuple[float, float] | None = None
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from oaiserve.system_cgroups import cgroups
 
 TASKS = Path("/proc/self/task")
-LOOK_NS = 1_000_000_000  # after which threads are looked at again
-FIND_NS = 5_000_000_000  # after which the threads are listed again
-MOST_VAIN = 20  # looks in a row that find no working thread, until the next one waits for LOOK_NS, too
-ENOUGH_NS = 5_000_000  # the least work between two looks that says how many threads share it
-WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
+LOOK_NS = 1_000_000_000  # time after which the threads are checked again
+FIND_NS = 5_000_000_000  # time after which the threads are listed again
+MOST_VAIN = 20  # After this many checks without a working thread, the next one waits for LOOK_NS, too.
+ENOUGH_NS = 5_000_000  # least work between two checks that shows how many threads share it
+WORKING = 0.25  # A thread works if it ran for this share of the time of the busiest thread.
 
 
 class MachineTime:
@@ -45,8 +45,8 @@ class MachineTime:
         # moment in which the calling one works or waits for a core, `parallelism` of them do.
         self.num_threads = 1
         self.parallelism = 1.0
-        self._num_vain = 0  # the last looks that found no working thread of native code
-        self._looked_own = (0, 0)  # the calling thread's time on a core, and its delay, at the last look
+        self._num_vain = 0  # latest checks in a row that found no working thread of native code
+        self._looked_own = (0, 0)  # the calling thread's time on a core, and its delay, at the last check
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
         self._looked_ns = self._found_ns = -2 * FIND_NS

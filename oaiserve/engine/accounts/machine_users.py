@@ -24,7 +24,7 @@ MOST_LOOKS = 300  # looks that are stored
 MOST_USERS = 3  # users that are named
 LEAST_SHARE = 0.05  # Users of a smaller share of a core are not named.
 
-# What uses cores besides the processes that can be seen
+# Users of cores other than the processes that can be seen
 HIDDEN = "processes that have ended, or are outside of this container"
 HOST = "the host of this virtual machine"
 LIMIT = "the CPU limit of this container"

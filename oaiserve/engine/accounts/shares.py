@@ -13,13 +13,14 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 
 
 class Meter:
-    """An amount that grows, divided among requests and nobody in integers that add up to it."""
+    """A growing amount, divided into integers that add up to it: shares of requests, and a rest that belongs to no
+    request."""
 
     def __init__(self, total: int) -> None:
         self.total = self.nobody = total
-        self.given = 0  # to requests that have ended
-        self.of_step = 0  # the last step's part
-        self._rest = 0.0  # below 1: what rounding has left
+        self.given = 0  # total that ended requests have got
+        self.of_step = 0  # what the last step has added
+        self._rest = 0.0  # rounding error carried to the next request, below 1
 
     def step_ended(self, idle: int, of_step: int) -> None:
         self.total += idle + of_step
@@ -31,7 +32,7 @@ class Meter:
         return self.total - self.nobody - self.given
 
     def drop(self, share: float) -> None:
-        """Let nobody have the share of a request that had ended."""
+        """Count the share of a request that had ended as belonging to no request."""
         self.nobody += min(self._left, round(share))
 
     def give(self, share: float, *, is_last: bool) -> int:
@@ -55,7 +56,7 @@ class Shares:
         self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
 
     def encoded(self, own: RequestCauses | None, core_ns: int, machine_ns: int) -> None:
-        """Charge the encoding of an image or a sound to its request, or to nobody if that has ended."""
+        """Charge the encoding of an image or a sound to its request, or to no request if that has ended."""
         for meter, amount in ((self.cores, core_ns), (self.time, machine_ns)):
             meter.total += amount
             meter.nobody += amount if own is None else 0
@@ -64,7 +65,7 @@ class Shares:
             own.machine_ns += machine_ns
 
     def step_ended(self) -> None:
-        """Let nobody have what a step has computed for requests that ended while it was under way."""
+        """Count what a step computed for requests that ended meanwhile as belonging to no request."""
         for own in self._closed:
             self.cores.drop(own.core_ns)
             self.time.drop(own.machine_ns)

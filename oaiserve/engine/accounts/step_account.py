@@ -25,7 +25,8 @@ from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
 _MASKS = HostPart.MASKS
-# From this share of a request's time in steps on, the account asks who used the machine, or slowed it.
+# If the machine took at least this share of a request's time in steps, the account looks up who used or slowed the
+# machine.
 MACHINE_SHARE = 0.1
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
@@ -39,8 +40,8 @@ class RequestNotes:
     _account: EngineAccount
     _steps: StepCauses | None  # all steps, where their time is divided into causes
     _causes: RequestCauses | None  # its own
-    _first_token_step: int | None = None  # the number of steps so far
-    _before: EngineNumbers | None = None  # when its first step began
+    _first_token_step: int | None = None  # number of the step that drew its first token
+    _before: EngineNumbers | None = None  # the engine's numbers when its first step began
     _encoded_ns: int = 0  # time to encode others' images and sounds between the last step and its first one
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
     # The work for each client, and its own tokens, rows and time of media, when its current phase began
@@ -105,7 +106,8 @@ class RequestNotes:
         causes_ns: Mapping[Cause, int] | None,
         waited_ns: int,
     ) -> list[OthersTime]:
-        """Divide the time since then among clients: that of a phase with these causes, or else that of the queue."""
+        """Divide the time since `before` among clients: the time of a phase with these causes, or without them that of
+        the queue."""
         if causes_ns is not None and Cause.NOT_KNOWN_YET in causes_ns and Cause.ALONE not in causes_ns:
             waited_ns = causes_ns[Cause.NOT_KNOWN_YET]
         elif causes_ns is not None:
@@ -265,7 +267,7 @@ class StepAccount:
         self._num_masked_before = 0  # `num_masked_draws` when the last step ended
         self.work_since_ns = 0  # the end of the last time without work
         self._last_ended_ns = 0
-        self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
+        self._num_begun_tokens = 0  # uncomputed tokens of the prompts that the last step computed in part
 
     @property
     def is_first_step(self) -> bool:
@@ -273,7 +275,7 @@ class StepAccount:
         return self.work_since_ns > self._last_ended_ns
 
     def work_began(self, now_ns: int) -> None:
-        """Note the end of a time without work, which is nobody's."""
+        """Record the end of a time without work, which belongs to no request."""
         self.work_since_ns = now_ns
         if self._causes is not None:
             shares = self._causes.shares

@@ -82,8 +82,8 @@ class StepCauses:
         self.users = users
         self._machine = machine
         self._num_looks = num_looks
-        self._num_looked = 0  # looks so far, at the last question to the machine
-        self._is_watched = True  # The watchdog looked before that as it should.
+        self._num_looked = 0  # the watchdog's looks when the machine was last queried
+        self._is_watched = True  # The watchdog looked as often as it should before that.
         self._fit = fit
         self.shares = shares
         self.decodes = PlainDecodes()
@@ -93,14 +93,14 @@ class StepCauses:
         self.had_prompts = False  # the last step
         # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
-        self._unknown_ns = 0  # the rest of steps whose time was not known
+        self._unknown_ns = 0  # the remaining time of steps whose cost was unknown
         self._media_ns = 0  # time of images and sounds, between steps
         self.encoded_ns = 0  # part of it since the last step
         self._late_ns = 0  # time that steps began late because of the machine
         self._still_ns = self._still_before_ns = 0  # time of steps, and before steps, in which the process stood still
-        self._asked_ns = 0  # the time of the last question to the machine
+        self._asked_ns = 0  # when the machine was last queried
         self._cost: StepCost | None = None  # The last step was divided by this cost.
-        self._knows_few = False  # whether it covers a request in a step with others
+        self._knows_few = False  # whether the cost covers a single request among others in a step
         self._slowdown = 1.0  # time of the last steps, by the time that they would have taken on a quiet machine
         self._slowed: tuple[StepCost, StepCost] | None = None  # a cost, and what steps took at it
         # By this cost: time of a token drawn alone, per token of context, and the extra per cached token of context.
@@ -320,8 +320,8 @@ class StepCauses:
         weight = 1.0
         is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
         if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
-            # The question is a system call, for which the thread gives up Python's lock. Beside a busy event loop it
-            # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
+            # Querying the machine is a system call, which releases the GIL. Next to a busy event loop, the thread gets
+            # the GIL back late, so it isn't queried after most steps. Their delays are read and dropped later.
             delay_ns = machine.delay_ns()
             num_looks = self._num_looks()
             self._is_watched = num_looks - self._num_looked > (ended_ns - self._asked_ns) / 2e9

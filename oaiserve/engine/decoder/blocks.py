@@ -61,8 +61,8 @@ _Q8_Z = 1008
 _Q4_128 = 1104
 _WITH_ZEROS = (_Q4_Z, _Q8_Z, _Q4_128)
 _LONG = 128
-_EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
-_CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
+_EXPANDED_AT_ONCE = 2**18  # float32 numbers that fit into the L2 cache
+_CONVERTED_AT_ONCE = 2**15  # torch converts more with two threads, which then wait for each other
 # `of_integers` refuses a scale whose relative error in 16 bits is larger than this.
 _SCALE_ERROR = 2.0**-10
 
@@ -73,12 +73,12 @@ class Blocks:
 
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
     kind: int  # the number of the format
-    rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
+    rows: NDArray[np.int64]  # [n], the rows of the file in the order of the matrix
     file: mmap.mmap | None = None  # the mapped file
     offset: int = 0  # byte offset of the data in the file
     # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
     scales: NDArray[np.uint8] | None = None
-    columns: NDArray[np.int32] | None = None  # [k], which column of the matrix each one of the data is; None: the same
+    columns: NDArray[np.int32] | None = None  # [k], the matrix's column for each column of the data; None: the same
     part: str | None = None  # the name of the file if the model is in several
 
     def __len__(self) -> int:

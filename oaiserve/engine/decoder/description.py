@@ -121,7 +121,7 @@ class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices, in the order of their outputs
     cache_of: int | None = None  # index of the layer whose keys and values it uses; None: this layer
     values_of_keys: bool = False  # values are the keys before norm and rotation, without separate rows
-    gate: Matrix | None = None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
+    gate: Matrix | None = None  # [numbers that `out` reads, width]; the sigmoid of its product multiplies these numbers
     out: Matrix
     heads: int
     shape: KVShape
@@ -355,7 +355,7 @@ class AltUp:
     router: Matrix  # [states, width]
     predictions: Matrix  # [states * states, states]
     corrections: Matrix  # [states, states]
-    scale: Tensor | None  # float32 [width], of the active state that the gate of the layer's inputs reads
+    scale: Tensor | None  # float32 [width], scales the active state that the gate of the layer's inputs reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +410,7 @@ class Decoder:
     # Vectors in the places of tokens: their factor, and the token whose other inputs these tokens get.
     vector_scale: float = 1.0
     padding_id: int = 0
-    num_deep: int = 0  # first layers to whose outputs vectors are added
+    num_deep: int = 0  # number of layers, from the first on, whose outputs get vectors added
     hidden_states: HiddenStates | None = None  # None: each token has one hidden state
 
     def adaptable(self) -> dict[str, tuple[int, int]]:

@@ -36,10 +36,10 @@ class Mixture:
     adds_best_two: bool = False
     renormalizes: bool = True
     scale: float = 1.0
-    is_float32: bool = False  # the router with its biases, whatever the dtype of the model
+    is_float32: bool = False  # The router and its biases are in float32, whatever the model's dtype.
     has_float32_bias: bool = False  # The bias affects only the choice of experts.
     is_router_adaptable: bool = False
-    has_shared: bool = False  # an MLP for all tokens
+    has_shared: bool = False  # A shared MLP computes all tokens.
     has_shared_gate: bool = False
     has_gates: bool = True  # False: an expert has no gate, and activates its up projection
     is_in_turns: bool = False  # Gate and up are one matrix, whose rows alternate.
@@ -84,7 +84,7 @@ class Facts:
     first_position: int = 0  # row of the embedded positions for the first token
     qkv_parts: int = 0  # parts of each key head, which sort the rows of `qkv`; 0: sorted by queries, keys and values
     has_attention_gates: bool = False  # The gates are rows of `q`: each head's gate follows its query.
-    with_mixer: frozenset[int] = frozenset()  # the numbers of layers
+    with_mixer: frozenset[int] = frozenset()  # numbers of the layers with a mixer
     without_attention: frozenset[int] = frozenset()
     without_mlp: frozenset[int] = frozenset()
     is_parallel: bool = False  # attention and MLP read the same hidden state
@@ -146,7 +146,8 @@ def windows_of_all(settings: Settings) -> tuple[int | None, ...]:
 
 
 def windows_by_type(settings: Settings, *others: str) -> tuple[int | None, ...]:
-    """Return the windows of layers, of which some have one by their types. `others` are types without attention.
+    """Return the attention window of each layer, or None for layers of full attention. `others` are types without
+    attention.
 
     Raises NotKnown for a layer of any other type.
     """

@@ -29,7 +29,7 @@ MAX_TAPS = 8  # must match src/states.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # activations of convolutions, by their names in settings
 # The keys of heads, numbers of a head, groups of B and C, and numbers of a state.
 MAMBA_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
-_TAPS = ("linear_conv_kernel_dim", "conv_L_cache", "conv_kernel", "mamba_d_conv")  # the keys of their number
+_TAPS = ("linear_conv_kernel_dim", "conv_L_cache", "conv_kernel", "mamba_d_conv")  # settings with the number of taps
 
 
 def delta_net(

@@ -18,7 +18,7 @@ class Tensors(Protocol):
 
     dtype: torch.dtype  # type of matrices that are not quantized
     bias_dtype: torch.dtype  # type of the biases of matrices: float32 in files that may be quantized
-    has_norms_as_computed: bool  # also where other files have them minus 1; and so the speeds of states
+    has_norms_as_computed: bool  # norm weights and speeds of states are stored as used: not minus 1, not as logarithms
     names: Names  # names of modules on the hub
 
     def has(self, path: str) -> bool: ...

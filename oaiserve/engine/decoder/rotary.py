@@ -192,7 +192,7 @@ def _alpha(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _dynamic(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return those of sequences that are not longer than `max_position_embeddings`."""
+    """Return the frequencies for sequences that are not longer than `max_position_embeddings`."""
     dim = _rotated(rope, head_dim)
     factor = _number(rope, "factor")
     length = settings[_LENGTH]
@@ -201,7 +201,8 @@ def _dynamic(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, f
 
 
 def _proportional(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return Gemma 4's, of the first pairs of a head. The others count for the wavelengths, but aren't rotated."""
+    """Return the frequencies of Gemma 4, for the first pairs of a head. The others count for the wavelengths, but
+    aren't rotated."""
     pairs = int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
     return 1.0 / _wavelengths(_number(rope, "rope_theta"), head_dim)[:pairs] / rope.get("factor", 1.0), 1.0
 
@@ -221,7 +222,7 @@ def _llama3(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _longrope(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return those of sequences that are not longer than the original length."""
+    """Return the frequencies for sequences that are not longer than the original length."""
     original = _number(rope, _ORIGINAL)
     factor = _factor(settings, rope)
     scale = rope.get("attention_factor")

@@ -293,7 +293,7 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
 def _rope_by_layer_type(
     stated: Values | None, scaling: Values | None, values: Values, row: Mapping[str, Any]
 ) -> Values:
-    """Return those of Gemma 3 and OLMo 3, whose older files have a scaling that is for full layers alone."""
+    """Return the rotary settings of Gemma 3 and OLMo 3, whose older files have a scaling for full layers alone."""
     rope = stated or {}
     for kind in (SLIDING, FULL):
         if rope.get(kind) is None:

@@ -10,7 +10,7 @@ import torch
 
 from oaiserve.config import KVCacheDtype
 
-KEY_GROUP = 32  # the most numbers of a key in eight bits that share a scale
+KEY_GROUP = 32  # At most this many numbers of an 8-bit key share a scale.
 _SCALE_BYTES = 4
 
 
@@ -22,9 +22,9 @@ class KVShape:
     key_dim: int
     value_dim: int
     is_int8: bool = False  # False: stored in the model's dtype, or with scales
-    # Of keys and of values that a GPU keeps as floats of eight bits: what these are multiplied by when they are read.
+    # The factors by which a GPU multiplies keys and values in 8-bit floats when it reads them
     scales: tuple[float, float] | None = None
-    latent_dim: int = 0  # the numbers that are kept instead of keys and values, which all heads make of them; 0: none
+    latent_dim: int = 0  # numbers cached in place of keys and values, which all heads compute from them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         if self.latent_dim:

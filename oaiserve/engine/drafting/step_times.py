@@ -23,7 +23,7 @@ class StepTimes:
 
     SPEED_WEIGHT = 0.2  # weight of the newest step in the speed of the machine
     ASSUMED_STEPS = 4  # The assumed ratio weighs as much as this many measured steps.
-    MOST_STEPS = 128  # over which a mean is taken, about
+    MOST_STEPS = 128  # approximate number of steps that a mean covers
     MOST_GROWTH = 2  # cap of measured / expected time of one step; anything above has other causes
 
     def __init__(self) -> None:

@@ -115,7 +115,8 @@ class FallbackExecutor:
         return torch.cat([*draws, *predictions])
 
     def _texts(self, batch: Batch) -> Tensor:
-        """Return the ids [T] of a batch; with media, embeddings [T, hidden size], of which some are replaced."""
+        """Return the ids [T] of a batch, or with media the embeddings [T, hidden size], some of which the media's
+        vectors replace."""
         if (media := batch.media) is None:
             return batch.input_ids
         ids = batch.input_ids.index_fill(0, media.rows, 0)  # Ids of images may be outside the vocabulary.

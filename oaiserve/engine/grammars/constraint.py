@@ -37,7 +37,7 @@ class Constraint:
     ) -> None:
         """`stop_ids` end the choice: the end-of-sequence ids unless these are ignored, and the request's own."""
         self._matcher = matcher
-        self._thinking = thinking  # None once it is over
+        self._thinking = thinking  # None once the reasoning is over
         self._eos_token_ids = eos_token_ids
         self._stop_ids = stop_ids
         self._ignores_eos = params.ignore_eos

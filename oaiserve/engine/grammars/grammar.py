@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
 MOST_SEARCH_NS = 200_000_000  # limit for locating an error
-# Tokens of a text before the answer between two looks at the time, and their usual time: a token takes about 1 us.
+# Tokens of a text before the answer between two checks of the time, and their usual time: a token takes about 1 us.
 BEGUN_TOGETHER = 8
 BEGUN_NS = 40_000
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
@@ -274,8 +274,8 @@ class Matcher:
     def __init__(self, original: _Original, tokens: Tokens, excess: Excess) -> None:
         self._original = original
         self._excess = excess
-        self._unpaid_ns = 0  # time of everything but masks; the next one pays it
-        self.mask_ns = 0  # the CPU time of the last one
+        self._unpaid_ns = 0  # time of everything except masks, which the next mask is charged with
+        self.mask_ns = 0  # CPU time of the last mask
         self._matcher = original.matcher.deep_copy()
         self._may_break_lines = original.in_one_line is not None
         self._last_byte = b""
@@ -329,7 +329,7 @@ class Matcher:
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
         if self._may_break_lines and self._tokens.line_breaks.may_follow(self._matcher, forced_ids):
-            forced_ids = forced_ids[:-1]  # Models join the last one with what follows, as in '":' and '{\n'.
+            forced_ids = forced_ids[:-1]  # Models join the last token with the text after it, as in '":' and '{\n'.
         # Only the beginning of a long text has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]

@@ -22,7 +22,7 @@ class Bounds:
     max_model_len: int  # tokens of prompt and answer together
     queue_timeout_seconds: float = 0  # time limit in the queue; 0: no limit
     request_timeout_seconds: float = 0  # time limit of the whole request; 0: no limit
-    # Of answers whose requests set no limit; None: no limit but the context.
+    # Limit of answers whose requests set none. None: only the context limits them.
     default_max_tokens: int | None = None
     default_max_length: int | None = None  # maximum length including the prompt, where that is lower
 

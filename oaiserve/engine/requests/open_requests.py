@@ -323,7 +323,7 @@ class OpenRequests:
         """Stop counting choices of a request as waiting. Its tokens wait until the first of them enters a step."""
         opened.num_waiting -= num_choices
         if opened.request.is_background:
-            return  # it has taken no room of others
+            return  # The request took no room from others.
         self.num_left_waiting += num_choices
         self._waiting.give_back(opened.request.client, num_choices)
         self.num_waiting_tokens -= opened.waiting_tokens

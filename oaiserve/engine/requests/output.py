@@ -59,7 +59,7 @@ class ChoiceOutput:
         self._end_ids = self._eos_token_ids | sequence.stop_ids
         self._loop_watch = None if params.loop_rule is None else LoopWatch(params.loop_rule)
         self._num_constrained = 0  # first tokens, up to the last one that a grammar constrains
-        # Nothing but its ids and its length ends it, and its chunks have no numbers for each token.
+        # Only its ids and its length can end it, and its chunks have no numbers for single tokens.
         self._is_plain = not (
             stops.stops
             or params.text_lengths
@@ -84,7 +84,7 @@ class ChoiceOutput:
         self.num_tokens += 1
         self._token_ids.append(token_id)
         if self._logprobs is not None:
-            # A forced token is not drawn, so it has none.
+            # A forced token is not drawn, so it has no log-probability.
             add_logprobs(self._logprobs, self._table, logprobs or Logprobs(token_id, nan, [], []))
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._has_end_token = True

@@ -10,7 +10,7 @@ from oaiserve.engine.requests.open_request import OpenRequest
 from oaiserve.engine.sequences.sequence import Sequence
 
 LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
-PROGRESS_NS = 1_000_000_000  # between two reports of a request
+PROGRESS_NS = 1_000_000_000  # interval between two reports of a request
 
 
 def begin_progress(outbox: Outbox, opened: OpenRequest, sequence: Sequence, now_ns: int) -> None:

@@ -25,7 +25,7 @@ class Limit(StrEnum):
 
 
 class Deadlines:
-    """The deadlines of requests. Some of these may have ended before theirs, and are forgotten now and then."""
+    """The deadlines of requests. Those of requests that ended before them are removed now and then."""
 
     def __init__(self, is_open: Callable[[str], bool]) -> None:
         self._is_open = is_open
@@ -84,7 +84,7 @@ class TimeLimits:
                 self.deadlines.add(int(at_ns), request.request_id, limit)
 
     def overdue(self, opened: Limited, limit: Limit, retry_after_seconds: int) -> APIError | None:
-        """Return the error of a request at one of its limits, or None if it has kept it."""
+        """Return the error of a request that has exceeded one of its limits, or None if it hasn't."""
         times = opened.times
         match limit:
             case Limit.QUEUE if times.scheduled is None:

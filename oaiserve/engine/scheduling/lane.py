@@ -50,7 +50,8 @@ class Lane:
         # CPU time of grammar masks, in nanoseconds, that clients still have to wait for, by their names.
         self.mask_debts: dict[str, float] = {}
         self.num_steps = 0
-        # The tokens of the last prompt that was short next to others, and until which step these leave steps shorter
+        # The tokens of the last prompt that was short compared with others, and the step until which it makes steps
+        # shorter
         self.short_tokens = 0
         self.shorter_until = 0
         # The limits of the step being scheduled.

@@ -288,7 +288,7 @@ class Order:
         )
 
     def paid_for_masks(self, lane: Lane) -> float:
-        """Return the nanoseconds of masks that the step being scheduled pays for: `inf` if nobody else has waited."""
+        """Return the nanoseconds of masks that the step being scheduled pays for: `inf` if no other client waited."""
         if lane.step_time is None or not (lane.beside is not None or lane.waiting.has_several_clients):
             return inf
         others = (one for one in lane.running if one.num_uncomputed == 1 and one.client.name not in lane.mask_debts)

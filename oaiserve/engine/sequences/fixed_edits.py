@@ -15,7 +15,7 @@ class TokenCounts:
     """The distinct `ids` of a prompt and its answer, and how many `times` each was generated, in arrays for NumPy."""
 
     def __init__(self, prompt: list[int]) -> None:
-        # Places of the prompt's ids, which copies share, and of others.
+        # The places of the prompt's ids, which copies of this object share, and the places of other ids
         self._of_prompt = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
         self._others: dict[int, int] = {}
         self.ids = array("q", self._of_prompt)

@@ -14,7 +14,8 @@ def is_too_short(chunk: Chunk) -> bool:
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> np.ndarray:
-    """Return the ids of ends before min_tokens, of which a mask takes care itself, and those completing a bad word."""
+    """Return the banned ids: those that would complete a bad word, and end tokens before min_tokens, unless the mask of
+    a grammar excludes these."""
     sequence = chunk.sequence
     banned: list[int] = []
     for *beginning, last in sequence.bad_words:

@@ -30,9 +30,9 @@ class Lookup:
         self.chances = [*self._common]  # chances of this sequence, by the length of the match
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
-        self._draft: list[int] = []  # the last one
-        self._match = 0  # tokens before it that are the same as before its position
-        self._num_seen = 0  # tokens of the text at that time
+        self._draft: list[int] = []  # the last draft
+        self._match = 0  # length of the match that the last draft continues
+        self._num_seen = 0  # tokens of the text when it was drafted
 
     def draft(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
         """Return at most `most` tokens, and for each the probability that all up to it come true."""

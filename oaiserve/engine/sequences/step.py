@@ -28,7 +28,7 @@ class Draw(Enum):
     """
 
     AT_LAUNCH = 1  # drawn together with the forward pass
-    LATE = 2  # after the commit of the step before: of its ids, or of a grammar's mask, the host edits the logits
+    LATE = 2  # drawn after the previous step's commit: the host edits the logits by its ids or by a mask
     SUPERSEDED = 3  # the draw is dropped; keys and values count
     VOID = 4  # nothing of the chunk counts
 
@@ -127,7 +127,7 @@ class Step:
     state_copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # sequences that waited before this step
     preempted: list[Sequence] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)  # noted at the launch
+    left: list[Left] = field(default_factory=list)  # sequences that left when the step was launched
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +175,7 @@ class StepResult(NamedTuple):
     chunks: list[ChunkResult]
     # The device's own times, where it has a clock.
     device_ns: int | None = None  # time for which the device was busy with the step
-    device_gap_ns: int | None = None  # between the end of the step before, whenever that was, and this step
+    device_gap_ns: int | None = None  # from the end of the previous step, whenever that was, to the start of this one
 
 
 class Runner(Protocol):

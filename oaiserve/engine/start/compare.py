@@ -11,7 +11,7 @@ from torch import Tensor
 # Two ways to compute logits may differ by this much, relative to their norm. A wrong computation differs by more, and
 # different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
-HALF_TOLERANCE = 0.1  # bfloat16 and float16
+HALF_TOLERANCE = 0.1  # tolerance for bfloat16 and float16
 # Neighbouring 8-bit floats are 6 to 12 % apart, so a difference in the last bit of bfloat16 can change a key by that
 # much. Noise of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_TOLERANCE = 0.3

@@ -170,7 +170,7 @@ def _settings(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _load_by_transformers(
     checkpoint: TransformersCheckpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Let transformers load a model as it reads it, and say what it found."""
+    """Let transformers load a model in its own way. Return the model, and what transformers reports about the load."""
     arguments = OF_WEIGHTS | {"attn_implementation": attention}
     if checkpoint.is_wrapped:
         arguments |= {"key_mapping": KEYS, "config": checkpoint.config}

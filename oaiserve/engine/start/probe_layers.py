@@ -227,7 +227,7 @@ class ProbeLayers:
         )
 
     def _fading_by_row(self) -> DeltaNet:
-        """Return a delta net as Kimi Linear has it."""
+        """Return a delta net like Kimi Linear's."""
         net = self._delta_net()
         keys = net.key_heads * net.key_dim
         values = net.value_heads * net.value_dim

@@ -58,8 +58,8 @@ _OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "kv_offload", "prefix_cac
 
 
 def without_generation(options: EngineOptions) -> EngineOptions:
-    """Return the options of a model for vectors or scores. It has no use for these if they are those of all models of
-    its server."""
+    """Return the options for a model of vectors or scores: without the options for generation that are set for all
+    models of its server."""
     defaults = EngineOptions()
     return replace(options, **{name: getattr(defaults, name) for name in _OF_GENERATION & options.inherited})
 

@@ -42,7 +42,8 @@ class FillTokens:
         return [*start, *sides[0], *sides[1], *before_middle]
 
     def prefix_of(self, token_ids: Sequence[int]) -> slice:
-        """Return where the prefix is in such a prompt. Its suffix has none of the control tokens, since it is text."""
+        """Return where the prefix is in a fill-in-the-middle prompt. Its suffix has none of the control tokens, since
+        it is text."""
         before_prefix, before_suffix, *before_middle = self.ids
         if self.suffix_first:
             return slice(token_ids.index(before_prefix) + 1, len(token_ids) - len(before_middle))

@@ -206,7 +206,7 @@ class PlainEncoding:
         self._dropped = {*map(plain.token_to_id, (*unused, MARK))}
         self._written_id = plain.token_to_id(_WRITTEN)
         self._control = {text: (token_id, added[token_id]) for text, token_id in control_ids.items()}
-        self.control_ids = frozenset(control_ids.values()) - self._ids.keys()  # The others are not of the model.
+        self.control_ids = frozenset(control_ids.values()) - self._ids.keys()  # The others don't belong to the model.
         self._texts = texts
 
     def forms(self, text: str) -> tuple[list[int], Iterator[str]]:

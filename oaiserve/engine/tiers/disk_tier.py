@@ -61,7 +61,7 @@ class BlocksRead(NamedTuple):
 
 class _ToWrite(NamedTuple):
     block: int
-    allocation: int  # the block's count of allocations: with another one, its content is another
+    allocation: int  # the block's allocation count; if it has changed, so has the block's content
     block_hash: BlockHash
     parent: BlockHash | None
 

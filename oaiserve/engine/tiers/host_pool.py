@@ -86,7 +86,7 @@ class HostPool:
         # Blocks published before the last flush were written by steps that had been launched by then, so that saving
         # them does not wait for a later step.
         self._launched = copies.launched()
-        self._fresh: set[int] = set()  # blocks published since then
+        self._fresh: set[int] = set()  # blocks published since the last flush
         self._restoring: dict[BlockHash, Restoring] = {}  # Each of their hashes is a key.
         self._waiter: Worker[tuple[Restoring, Done] | None] = runtime.worker("restore blocks", self._wait)
         self._num_saved = self._num_restored = self._num_hits = 0

@@ -94,7 +94,7 @@ class AdapterTable:
         return adapter
 
     def unload(self, name: str) -> ServedAdapter:
-        """Take away the name of an adapter, and return the adapter: open requests still have it. Raises NotFound."""
+        """Remove the name of an adapter, and return the adapter, which open requests still use. Raises NotFound."""
         with self._lock:
             adapter = self._by_name.get(name)
             if adapter is None:

@@ -18,8 +18,8 @@ class LoopRule:
 
     max_pattern_size: int  # longest period, in tokens
     min_pattern_size: int = 1  # shortest period
-    min_count: int = 2  # least times that the period is there, 2 or more
-    min_length: int = 0  # least tokens that all these times have together
+    min_count: int = 2  # minimum repetitions of the period, 2 or more
+    min_length: int = 0  # minimum tokens of all repetitions together
 
     def least_length(self, period: int) -> int:
         """Return the least tokens of a loop of this period."""

@@ -23,9 +23,9 @@ class Pooling:
     # None: it was not trained for smaller sizes.
     dimensions: tuple[int, ...] | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)  # keyed by name: prefixes of a client's text
-    default_prompt: str = ""  # the text of the one that is used if a request names none
+    default_prompt: str = ""  # text of the prompt that is used if a request names none
     has_token_weights: bool = False  # whether it can weigh the tokens of a text, as for a search by words
-    token_size: int | None = None  # size of the vectors of tokens; None: it makes none
+    token_size: int | None = None  # size of the vectors of tokens; None: the model makes none
     # The text that a reranker reads for a pair, with {query} and {document} in it. "": it reads the two texts.
     pair_template: str = ""
 

@@ -72,7 +72,7 @@ class Reuse:
     change: Change | None = None  # why it didn't reuse all of the earlier prompt; None: it did
     num_missed: int = 0  # tokens that would have been cached if it had
     compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
-    age_ns: int = 0  # time since that
+    age_ns: int = 0  # time since the compared request
     num_common: int = 0  # tokens at the beginning that both have in common
     lost: LostPrefix | None = None
     at_ns: int = 0  # when its prompt was read

@@ -66,7 +66,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
         raise StartupError(f"'{requests}' has requests for {', '.join(sorted(endpoints))}: make a file for each.")
     digest = sha256(content).hexdigest()
     with ExitStack() as stack:
-        _append(answers, [])  # before work begins whose answers find no place
+        _append(answers, [])  # Fails now, before any work, if the answers can't be written.
         bar = stack.enter_context(Progress(desc="Requests", total=len(lines), initial=len(done), unit=""))
         begun: list[str] | None = None  # batches of this file that an earlier run began
         while left := [line for name, line in lines.items() if name not in done]:

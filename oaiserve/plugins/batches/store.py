@@ -112,7 +112,7 @@ class BatchStore(Store):
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def _check_room(self, owner: str, num_bytes: int, param: str = "file") -> None:
-        """Raise InvalidRequest if there is no room for `num_bytes` more, which are those of `param`."""
+        """Raise InvalidRequest, about `param`, if there is no room for `num_bytes` more."""
         taken = self._taken()
         if not self._has_room(taken, owner, num_bytes):
             raise InvalidRequest(
@@ -528,7 +528,7 @@ class BatchStore(Store):
 
 
 async def _parts(read: Callable[[int], Awaitable[tuple[bytes, int | None]]]) -> AsyncIterator[bytes]:
-    """Yield parts. `read` takes the place after which a part begins, and returns it with the next such place, or
+    """Yield parts. `read` takes the place after which a part begins, and returns the part with the next such place, or
     None."""
     after: int | None = 0
     while after is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_TRIES = 3  # most replicas that get the same request
+MOST_TRIES = 3  # maximum replicas that get the same request
 MOVES_ON = (429, 503)  # statuses of refusals after which another replica may accept the request
 ROUTE_HEADER = DECISION_HEADER.encode()
 

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_HOPS = 4  # most gateways that a request may pass
-MOST_LISTS = 4  # most requests for lists that are answered at the same time
+MOST_HOPS = 4  # maximum gateways that a request may pass
+MOST_LISTS = 4  # maximum requests for lists that are answered at the same time
 _OF_ALL = {REQUESTS_PATH: all_requests, CLIENTS_PATH: all_clients}  # answers from all replicas, for pages
 _LISTS = (FILES_PATH, "/v1/batches")
 _MESSAGE_BATCHES = f"{ANTHROPIC_PATH}/batches"

@@ -72,7 +72,7 @@ class Relay:
         if is_stream and not may_go_on and request.method == "POST":
             self._warn_of_unmarked(begun.upstream)
         signs: asyncio.Task[None] | None = None  # sends signs of life in the pause of a stream that was cut off
-        num_sent = -1  # pieces at the last cut, and cuts since there was a further piece
+        num_sent = -1  # pieces sent at the last cut; `num_cuts` counts the cuts since a further piece was sent
         num_cuts = 0
         give_up_ns = 0
         # These replicas have cut off the stream. If none can continue it, the stream is to blame, not the replicas.

@@ -23,8 +23,8 @@ from oaiserve.telemetry.samples import HISTOGRAMS, MOST_SAMPLES
 from oaiserve.wire.report import Count, Load, Seconds
 
 MOST_BYTES = 2**20  # size of a replica's samples
-ASK_SECONDS = 2.0  # for a replica's answer
-IDLE_NS = 5_000_000_000  # without a viewer, after which the past minutes are requested again
+ASK_SECONDS = 2.0  # time limit for a replica's answer
+IDLE_NS = 5_000_000_000  # after this time without a viewer, the past minutes are requested again
 MOST_BUCKETS = 1000
 
 _Bucket = tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_BUCKETS)], Count]

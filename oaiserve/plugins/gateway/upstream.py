@@ -215,8 +215,8 @@ class Upstream:
         most_bytes: int = MOST_REPORT_BYTES,
         seconds: float | None = None,
     ) -> tuple[int, bytes]:
-        """Get a path within a time limit, and return status and body. Raises NoAnswer, of which TooLong is for a body
-        of more than `most_bytes`."""
+        """Get a path within a time limit, and return status and body. Raises NoAnswer: TooLong for a body of more than
+        `most_bytes`."""
         answer: UpstreamAnswer | None = None
         content = bytearray()
         try:

@@ -73,7 +73,7 @@ class KeptRequest:
         return max(self.num_read, self.num_text_tokens) + self.num_written
 
     def take(self, event: Event) -> None:
-        """Keep what an event says of a prompt or an answer."""
+        """Store what an event adds to a prompt or an answer."""
         if isinstance(event, TokenChunk):
             choice = self.choices.setdefault(event.index, KeptChoice())
             choice.token_ids.extend(event.token_ids)

@@ -30,7 +30,7 @@ from oaiserve.routes.intake.turns import in_turns
 from oaiserve.routes.operation import Operation, Parameter, read_query
 from oaiserve.routes.serving import Serving, serving_of
 
-PAGE_TOKENS = 32_768  # most tokens of a list in one answer
+PAGE_TOKENS = 32_768  # maximum tokens of a list in one answer
 PIECE_TOKENS = 4096  # tokens whose texts are made in one turn
 SHOWN_CHANGE = 200  # tokens shown of a removed part, at most
 

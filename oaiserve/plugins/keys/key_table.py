@@ -163,7 +163,7 @@ class KeyTable:
         return version
 
     def valid(self, begin: Callable[[StoredKey], KeyUse] | None = None) -> dict[bytes, StoredKey]:
-        """Return the valid keys by digest, whose uses `begin` makes. Raises StartupError for an unreadable table."""
+        """Return the valid keys by digest. `begin` makes their uses. Raises StartupError for an unreadable table."""
         columns = f"name, digest, role, number, share, priority, models, {', '.join(Limits._fields)}"
         query = f"SELECT {columns} FROM keys LEFT JOIN shares ON key = number WHERE revoked IS NULL"
         found = {}
@@ -200,7 +200,8 @@ class KeyTable:
             return [{**row, "models": json.loads(row["models"])} for row in rows]
 
     def add(self, name: str, values: Mapping[str, Any]) -> str:
-        """Make a key with these values of its columns, and return it: nothing else has it. Raises StartupError."""
+        """Create a key with these values of its columns, and return it. The table stores only its digest. Raises
+        StartupError."""
         if not is_name(name):
             raise StartupError(f"'{name}' cannot be the name of a key: {NAME_RULE}.")
         key = f"sk-{token_urlsafe(32)}"

@@ -16,7 +16,7 @@ class Option(NamedTuple):
 
     ours: str = ""
     reason: str = ""
-    harmless: tuple[Any, ...] = ()  # values that wish for nothing
+    harmless: tuple[Any, ...] = ()  # values that change nothing
 
 
 OPTIONS: Mapping[str, Option] = {

@@ -59,8 +59,8 @@ def no_conversation(name: str) -> str:
 def with_turn(
     conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int
 ) -> tuple[StoredResponse, list[Item]]:
-    """Return the conversation with the items of a response, of which `num_given` are input, and these items as it has
-    them.
+    """Return the conversation with the items of a response, `num_given` of which are input, and these items as the
+    conversation has them.
 
     If another server that ended early has added the items of this response, they are replaced.
     """

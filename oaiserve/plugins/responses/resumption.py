@@ -29,7 +29,7 @@ from oaiserve.wire.continuation import IDS_HEADER
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # interval of checks of a store that other processes use, too
-MOST_RETRY_SECONDS = 60.0  # after a refusal for the moment
+MOST_RETRY_SECONDS = 60.0  # longest pause after a temporary refusal
 MOST_DEATHS = 3  # processes that may end without notice while they make the same response
 MOST_BYTES = 32 * 2**20  # bytes of requests that are sent at once, unless there is only one
 

@@ -18,7 +18,7 @@ from oaiserve.plugins.runs.programs import program_of
 from oaiserve.telemetry.record_facts import phase_row
 from oaiserve.telemetry.reuse_explanation import read_again
 
-SILENCE_SECONDS = 600  # after which a run is counted as ended
+SILENCE_SECONDS = 600  # A run without requests for this long counts as ended.
 TOOLS_SECONDS = 120  # how long tools of the last turn are assumed to be running
 NUM_DEAREST = 3
 MAX_TURNS = 1000  # maximum turns of a run
@@ -141,7 +141,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     read_again_ns: int = 0  # time to compute these tokens again
     written_tokens: int
     completion_tokens: int
-    tool_result_tokens: int  # in the prompts, like the next
+    tool_result_tokens: int  # tokens of tool results in the prompts
     replicas: list[int]
     program: str = ""  # the name of the client's program; "" if it is unknown
     first_words: str = ""  # first words of its user; only with --inspect, for the server's owner

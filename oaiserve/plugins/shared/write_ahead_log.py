@@ -32,7 +32,7 @@ def damage(path: Path, connection: sqlite3.Connection) -> str | None:
         return None
     if not frames.is_log:
         return f"its log, '{log}', is damaged from the beginning, so nothing of it can be read"
-    # The numbers are whether another process is in the way, frames that SQLite has found sound, and those copied.
+    # The numbers: whether another process is in the way, the frames that SQLite has found valid, and the frames copied.
     _, num_sound, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     if _read(log) != frames:  # another process writes to it
         return None

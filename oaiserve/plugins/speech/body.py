@@ -22,12 +22,12 @@ _NO_SPEAKERS = "the model does not tell speakers apart"
 
 
 class Field(NamedTuple):
-    """A field of a form: what it means, or why it is refused or left out. One of these alone is given."""
+    """A field of a form: what it means, or why it is refused or left out. Exactly one of these is set."""
 
     meaning: str = ""
     refused: str = ""
     left_out: str = ""
-    harmless: tuple[str, ...] = ()  # values that wish for nothing
+    harmless: tuple[str, ...] = ()  # values that change nothing
     allowed: tuple[str, ...] | None = None
 
 

@@ -205,7 +205,7 @@ def _cue(text: str) -> str:
 
 
 def clock(seconds: float, point: str = ".") -> str:
-    """Return a time as subtitles have it, such as 00:01:02.500."""
+    """Return a time in the form of subtitles, such as 00:01:02.500."""
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"

@@ -47,14 +47,14 @@ from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import KIND_HEADER
 from oaiserve.wire.routing_decision import held_elsewhere
 
-PIECE_BYTES = 64 * 1024  # most bytes that are passed to the connection at once, and so most that wait in it
+PIECE_BYTES = 64 * 1024  # maximum bytes passed to the connection at once, and so the most that wait in it
 
 # Tokens that count against the limits of a key until the request has ended: of a prompt, and of an answer without
 # max_tokens.
 BYTES_PER_TOKEN = 4
 OPEN_ANSWER_TOKENS = 1024
 
-SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two, while a prompt is computed
+SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two signs of life while a prompt is computed
 
 
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
@@ -353,7 +353,8 @@ class Answer:
     def _explain_reuse(self, done: PromptDone) -> None:
         exchange = self.exchange
         ids = (exchange.response_id or exchange.unique_id, exchange.request_id, exchange.client)
-        # A router doesn't tell the prompts of API keys apart, which must not learn of each other's.
+        # A router doesn't distinguish the prompts of different API keys, and these must not find out about each other's
+        # prompts.
         is_shared = not exchange.owner or self.serving.config.shares_prefix_cache
         held = held_elsewhere(exchange.routing) if is_shared else 0.0
         exchange.prompt_reuse.read(done, *ids, self.serving.recent_prompts, exchange.clock_ns(), held)

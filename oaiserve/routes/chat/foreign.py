@@ -22,7 +22,7 @@ _NAMES_OF_FILES = ("title", "filename", "context")
 _DATA_URL = re.compile(r"data:[^,]{0,200}?;base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_\r\n-]{256,}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f]")
-# The first is what the model reads instead of something missing, the second what a user reads who asks about it.
+# The model reads the first text in place of something missing. A user who asks about it reads the second.
 LEFT_OUT = " left out]"
 NOT_READ = "this server reads text, images and sounds, no video and no other files"
 _MEDIA = {

@@ -94,7 +94,7 @@ class CallParser(ABC):
         self._tools = tools
         self._only_one = only_one
         self._text = ""  # text that no step has taken yet
-        self._num_read = 0  # characters up to the end of `_text`, or of the text behind a value's beginning
+        self._num_read = 0  # characters up to the end of `_text`, or of the text after a value's beginning
         self._step: Step = self._in_text
         self._is_blank = True  # only whitespace has come since the beginning, or since the last call
         self._tag = ""  # tag at the start of the call

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-# Stand for the index of a call in its answer, for the name of an argument, and for its type unless that is a string.
+# These stand for the index of a call in its answer, for the name of an argument, and for its type unless it is a
+# string.
 NUMBER = "{number}"
 KEY = "{key}"
 TYPE = "{type}"

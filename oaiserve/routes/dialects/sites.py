@@ -47,7 +47,7 @@ class Site:
         head = " ".join(self._lark(self.head, special_ids))
         calls = [f"{words[name]} {head} {rule}" for name, rule in arguments.items()]
         tail = " ".join(self._lark(self.tail, special_ids))
-        # Any other name, as soon as its end has come.
+        # Any other name, as soon as it has ended
         if self.is_spaced:
             ended = f"[{self.name}]*[[{stop}]&&\\S]|[{self.name}]+[{stop}]"
         else:

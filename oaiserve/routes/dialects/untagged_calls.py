@@ -48,7 +48,7 @@ class _Keys(JsonScanner):
         super().__init__()
         self._missing = set(required)
         self._may_follow = False  # The next string is a key of the object.
-        self._is_key = False  # The string is one.
+        self._is_key = False  # The current string is a key.
         self._key = ""  # text of the key so far
 
     def push(self, piece: str) -> bool:

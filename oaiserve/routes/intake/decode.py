@@ -183,7 +183,7 @@ def _grant_wishes(kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw],
 
 
 def _at(value: Any, steps: Iterable[str]) -> list[Any]:
-    """Return the values at a place, of which there are several if it is in the entries of a list."""
+    """Return the values at a place: several if it is within the entries of a list."""
     values = [value]
     for step in steps:
         if step == "[]":

@@ -19,7 +19,7 @@ class How(Enum):
 class Wish(NamedTuple):
     path: str  # The name of a parameter, or of a field within one. [] stands for the entries of a list.
     how: How
-    harmless: tuple[Any, ...] = ()  # Values that wish for nothing. None always does.
+    harmless: tuple[Any, ...] = ()  # Values that change nothing. None always does so.
     hint: str = ""  # To refuse: what to do instead. To tell: why it is left out.
     is_typed: bool = False  # Types of bodies have the field, but nothing acts on it.
 

@@ -22,7 +22,7 @@ _UNUSED = re.compile(
 class HubTensors(Tensors):
     """Reads the tensors of a decoder, and keeps track of those that were read."""
 
-    has_norms_as_computed = False  # norms whose weights a family stores minus 1 are stored so
+    has_norms_as_computed = False  # Norm weights that a family stores minus 1 are stored so here.
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class Integers(NamedTuple):
     scales: Tensor  # [n, groups]
     zeros: Tensor | None  # uint8 [n, groups]; None: half of the range
     bits: int
-    columns: Tensor | None = None  # [k], which column of the matrix each one of the codes is; None: the same
+    columns: Tensor | None = None  # [k], the matrix's column for each column of codes; None: the same
 
     def expand(self) -> Tensor:
         """Return the weights in float32."""

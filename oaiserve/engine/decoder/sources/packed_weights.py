@@ -67,7 +67,7 @@ class PackedWeights(TensorFiles):
         return others | self._found_by.keys()
 
     def zero_biases(self) -> set[str]:
-        """Return those that AutoAWQ adds to every matrix."""
+        """Return the biases of zeros that AutoAWQ adds to every matrix."""
         found_by = self._found_by.keys()
         biases = {bias for name in found_by if (bias := f"{name.removesuffix('.weight')}.bias") in self}
         return {name for name in biases if not self.tensor(name).any()}

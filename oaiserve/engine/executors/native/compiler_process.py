@@ -50,7 +50,7 @@ def main(command: Sequence[str]) -> int:
         sys.stdin.read()
         input_ended.set()
         with suppress(ProcessLookupError):
-            os.killpg(compiler.pid, signal.SIGTERM)  # upon which it removes its temporary files
+            os.killpg(compiler.pid, signal.SIGTERM)  # The compiler then removes its temporary files.
 
     Thread(target=end_with_input, daemon=True).start()
     code = compiler.wait()

@@ -22,7 +22,7 @@ from oaiserve.engine.executors.native.kv_layout import LANES
 
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-NONE = -1  # no site, at which adapters add to a product, no buffer, or no numbers of a row
+NONE = -1  # stands for no adapter site, no buffer, or no numbers of a row
 
 MOST_EXPERTS = 1024  # experts of a layer, as in src/experts.h
 

@@ -37,7 +37,7 @@ _TILE_DATA = 18
 
 @cache  # cached, so that the log explains a missing library only once
 def find(kind: str) -> Path | None:
-    """Return the library of this kind for this CPU, or None. Why one of the wheel's cannot be used is logged."""
+    """Return the library of this kind for this CPU, or None. Log why a library of the wheel cannot be used."""
     if not FOLDER.is_dir():
         return None
     variant = fitting(platform.machine(), usable_features())

@@ -18,7 +18,7 @@ from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 from oaiserve.system_memory import available_bytes
 
 _HUGE_PAGE_BYTES = 2**21
-_PIECE_BYTES = 2**25  # taken between two looks at whether it is still wanted
+_PIECE_BYTES = 2**25  # bytes to take between two checks of whether the memory is still wanted
 
 
 class ReservedMemory:

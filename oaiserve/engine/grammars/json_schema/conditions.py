@@ -15,8 +15,8 @@ from oaiserve.engine.grammars.json_schema.terms import TYPES, is_number, is_of, 
 
 MOST_DEPENDENCIES = 8  # Each dependency of a schema doubles its alternatives.
 MOST_EXCLUDED = 8  # numbers that a negation excludes, each of which is between two alternatives
-MOST_CHARACTERS = 200  # Those of excluded texts: the pattern for all others has about their square.
-MOST_DEPTH = 20  # schemas within each other that are negated
+MOST_CHARACTERS = 200  # characters of excluded texts; the pattern for all other texts has about the square of this
+MOST_DEPTH = 20  # nesting depth of negated schemas
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 # Keywords by which other schemas evaluate properties or items, too.
 _EVALUATING = {

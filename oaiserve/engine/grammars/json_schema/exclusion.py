@@ -11,7 +11,7 @@ from oaiserve.engine.grammars.refusal import Refused
 
 MOST_COMPARED = 20_000  # pairs of schemas
 MOST_JOINED = 8000  # alternatives to other schemas: a schema with more has too many schemas anyway
-MOST_DEPTH = 5  # unions and properties within each other
+MOST_DEPTH = 5  # nesting depth of unions and properties
 
 
 @dataclass(slots=True)

@@ -154,7 +154,8 @@ class SchemaLimits:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions that remain if those whose references are all done are done, one after another."""
+        """Return the definitions that never get done. `is_done` decides this for a definition, given the names of the
+        done ones."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
@@ -191,8 +192,8 @@ class SchemaLimits:
                 raise Refused(f"the schema at {place} joins unions that come to more than {MOST_OPTIONS} combinations")
 
     def _num_options(self, prepared: Any) -> int:
-        """Return the number of alternatives of a schema, where each one of a union is joined with each one of
-        another."""
+        """Return the number of alternatives of a schema. Joined unions are multiplied: each alternative of one is
+        joined with each of another."""
         if not isinstance(prepared, dict):
             return 1
         num = len(prepared.get("enum", (None,)))

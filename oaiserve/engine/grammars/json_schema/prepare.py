@@ -47,7 +47,7 @@ from oaiserve.gc_pause import paused_for
 MOST_BYTES = 2**18
 MOST_SCHEMAS = 8_000  # maximum schemas in a document
 MOST_PROPERTIES = 1_000  # properties of an object
-MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
+MOST_DEPTH = 50  # nesting depth of schemas; llguidance's JSON reader stops at 61
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; finding a common match takes exponential time
 MOST_MATCH_NS = 20_000_000  # CPU time for finding which names match patterns
 MOST_ITEMS = 10_000  # items of an array with bounds; all such arrays together may have ten times as many

@@ -18,7 +18,7 @@ MOST_SEARCH_NS = 300_000_000  # CPU time for finding what to leave out
 
 # Keywords that are left out only if no other one suffices, the first ones before the others.
 _LATER = ("allOf", "anyOf", "$ref", "enum", "const", "items", "required", "properties")
-# Keywords of clients that become others when a schema is prepared.
+# Keywords of clients that are replaced by others when a schema is prepared
 _ORIGINS = {
     "anyOf": "oneOf",
     "pattern": "format",

@@ -30,7 +30,7 @@ from oaiserve.engine.grammars.refusal import Refused
 MOST_NAMES = 60  # properties of an object: a rule has 64 bits
 MOST_RULES = 600  # rules of objects, and JSON Schemas: the lexemes of all of them share one lexer
 MOST_CHARACTERS = 2**20  # maximum characters of all JSON Schemas; each counts as often as it is referenced
-MOST_LOOKS = 50_000  # looks at schemas that state large numbers
+MOST_LOOKS = 50_000  # visits of schemas in the search for large numbers
 MOST_PATTERNS = 8  # maximum patterns of an object, each of which excludes the others
 _JOINING = {"$ref", "anyOf", "allOf", "enum", "const"}
 _OF_CONTAINERS = {
@@ -155,7 +155,7 @@ class _Rules:
         return _either(values)
 
     def _with_large(self, schema: dict[str, Any]) -> str:
-        """Return the expression of a schema that states large numbers, or values with such in them."""
+        """Return the expression of a schema that states large numbers, or values that contain them."""
         values = [self._constant(value) for value in self._large_values(schema) if self._holds(schema, value)]
 
         def remains(value: Any) -> bool:
@@ -329,7 +329,7 @@ class _Rules:
         return rule
 
     def _has(self, required: Sequence[int]) -> str:
-        """Return the condition that all required properties are there, which have these bits."""
+        """Return the condition that all required properties, which have these bits, are present."""
         return f"bit_set({required[-1]})" if self._in_order else f"is_ones([0:{len(required)}])"
 
     def _may_follow(self, bit: int, num_names: int, required: Sequence[int]) -> str:

@@ -159,7 +159,8 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     group = columns // matrix.scales.shape[1]
     if group % UNIT_COLUMNS:
         return None
-    # A tile has whole groups, or a part of one. Of other groups, each part has the scale.
+    # A tile has whole groups, or a part of one group. Groups that don't fit this are split, and each part gets the
+    # group's scale.
     repeats = 1 if group == columns else group // math.gcd(group, TILE_COLUMNS) if group % TILE_COLUMNS else 1
     scales = matrix.scales.T.repeat_interleave(repeats, 0).contiguous()
     if isinstance(matrix, Floats):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_PROMPTS = 64  # most prompts in a replayed step; drafts count as prompts
+MOST_PROMPTS = 64  # maximum prompts in a replayed step; drafts count as prompts
 MOST_TOKENS = 2048  # Larger steps keep the device busy for longer than the host takes to launch their operations.
 _FEW_ROWS = 64
 
@@ -12,7 +12,7 @@ _FEW_ROWS = 64
 class Size(NamedTuple):
     """The size of a step that is captured."""
 
-    rows: int  # most sequences that compute one token each
+    rows: int  # maximum sequences that compute one token each
     tokens: int = 0  # all tokens of a step that also computes several tokens of other sequences; 0 if there are none
 
     @property

@@ -26,7 +26,7 @@ from oaiserve.plugins.cuda.executor.triton_attention_kernels import (
     write_kernel,
 )
 
-LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves
+LEAST_ITEM_TOKENS = 512  # combining smaller items takes longer than it saves
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 COMBINED_AT_A_TIME = 16  # items
@@ -35,7 +35,7 @@ WRITE_NUMBERS = 4096  # the queries' or keys' numbers that a program norms and r
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
 LARGE_SM_BYTES = 160 << 10  # shared memory of a multiprocessor that holds several of the decode kernel's larger tiles
-RESERVED_BYTES = 1024  # shared memory of the multiprocessor that each program takes beside its own
+RESERVED_BYTES = 1024  # shared memory that a multiprocessor reserves for each program, besides the program's own
 LEAST_TOKENS = 16  # tokens of a tile, at least: tensor cores multiply no fewer
 
 
@@ -116,7 +116,7 @@ def _has(scoring: Scoring) -> dict[str, bool]:
 
 @functools.cache
 def programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
-    """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
+    """Return how many programs of the decode kernel fit into an SM, as a test that compiles the kernel confirms."""
     by_registers = 3
     if group > 16 or sum(dims) * itemsize // cache_itemsize > 512:
         by_registers = 2
@@ -139,7 +139,7 @@ class Plan(NamedTuple):
     items: torch.Tensor  # int32 [most, 5]
     num_items: torch.Tensor  # int32 [1]
     num_done: torch.Tensor  # int32 [most, kv_heads], zeros, which each layer leaves as it finds them
-    num_places: int  # the most items of tiles with several parts
+    num_places: int  # maximum items of tiles with several parts
     alignment: int  # The tokens of a part are a multiple of this.
 
 
@@ -245,7 +245,7 @@ def decode_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card
 def prefill_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, longest_query: int, card: Card) -> Tile:
     """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
     least_rows = max(16, triton.next_power_of_2(group))
-    # To convert keys and values of eight bits takes registers, which Hopper's own tiles do not leave.
+    # Converting 8-bit keys and values takes registers, which Hopper's own tiles do not leave.
     is_hopper = card.is_hopper and cache_itemsize == itemsize
     tile = _preferred_prefill_tile(sum(dims), itemsize, longest_query * group <= 64, is_hopper)
     rows = max(tile.rows, least_rows)
@@ -288,8 +288,8 @@ def _fitting(tile: Tile, least_rows: int, dims: Dims, itemsize: int, card: Card)
 
 
 def shared_bytes(tile: Tile, dims: Dims, itemsize: int, card: Card, cache_itemsize: int | None = None) -> int:
-    """Return the shared memory of an attention kernel, as a test that compiles it has it: queries, the stages of keys
-    and values, and weights, unless each warp keeps those of its rows in registers."""
+    """Return the shared memory of an attention kernel, which a test that compiles it has confirmed: queries, the stages
+    of keys and values, and weights, unless each warp keeps those of its rows in registers."""
     is_whole_group = card.is_hopper and tile.rows >= 64 and itemsize == 2  # four warps multiply as one
     stages = tile.num_stages if is_whole_group else tile.num_stages - 1
     queries = tile.rows * dims.key * itemsize

@@ -252,7 +252,7 @@ def _attend(
     state,  # (weighted values [ROWS, TILE_VALUE_DIM], sum of weights [ROWS], highest score [ROWS]), all float32
     query,  # [ROWS, TILE_KEY_DIM]
     position,  # [ROWS]: the index of each row's token in its sequence; None: every row sees all of the range
-    seen,  # [ROWS]: that of the last token that it sees
+    seen,  # [ROWS]: the index of the last token that each row sees
     first,
     last,  # the range is tokens first..last-1 of the sequence
     keys,  # the keys of this head
@@ -336,7 +336,7 @@ def plan_kernel(
     seq_lens,
     items,  # int32 [num_items, 5]: the sequence, its tile, the part of the keys, the number of parts, and its place
     num_items,  # int32 [1]
-    num_done,  # int32 [num_items, KV_HEADS]: of the parts of a tile, at its first one, how many have been computed
+    num_done,  # int32 [num_items, KV_HEADS]: for the first part of a tile, how many of its parts are computed
     first_sequence,
     num_sequences,
     num_wanted,
@@ -425,7 +425,7 @@ def _store_part(
     place,  # where the result of this part belongs
     part,
     parts,
-    stride,  # from the place of a part to that of the next one
+    stride,  # distance between the places of two successive parts
     DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
 ):
@@ -470,8 +470,8 @@ def _store_part(
 def prefill_kernel(
     query,
     out,
-    partial,  # float32 [places, KV_HEADS, TILE_ROWS, VALUE_DIM], the results of parts of tiles that have several
-    log_weights,  # float32 [places, KV_HEADS, TILE_ROWS], the log2 of the sum of weights of each of these
+    partial,  # float32 [places, KV_HEADS, TILE_ROWS, VALUE_DIM]: the results of parts, if a tile has several
+    log_weights,  # float32 [places, KV_HEADS, TILE_ROWS]: log2 of the sum of weights of each of these results
     keys,
     values,
     items,  # as in the plan
@@ -543,7 +543,7 @@ def prefill_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
-    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
+    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # Every part except the last has whole tiles.
     first, last = _part_of(first, last, part, parts, ITEM_ALIGNMENT)
     if WINDOW == 0:
         # Keys that every row sees need no mask, and these are most of a long context.
@@ -581,7 +581,7 @@ def decode_kernel(
     value,
     out,  # [B, heads, VALUE_DIM]
     partial,  # float32 [places, heads, VALUE_DIM]: the partial results of sequences that are split into several items
-    log_weights,  # float32 [places, heads], the log2 of the sum of weights of each of these
+    log_weights,  # float32 [places, heads]: log2 of the sum of weights of each of these results
     keys,
     values,
     items,  # as in the plan

@@ -80,8 +80,8 @@ def latent_write_kernel(
 def latent_kernel(
     query,  # [T, HEADS, RANK + SHARED]
     out,  # [T, HEADS, RANK]
-    partial,  # float32 [places, HEAD_TILES, TILE_ROWS, RANK], the results of parts of tiles that have several
-    log_weights,  # float32 [places, HEAD_TILES, TILE_ROWS], the log2 of the sum of weights of each of these
+    partial,  # float32 [places, HEAD_TILES, TILE_ROWS, RANK]: the results of parts, if a tile has several
+    log_weights,  # float32 [places, HEAD_TILES, TILE_ROWS]: log2 of the sum of weights of each of these results
     cache,
     items,  # as in the plan, which has tiles of heads for its key heads
     num_items,
@@ -139,7 +139,7 @@ def latent_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
-    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # A part but the last has whole tiles.
+    tl.static_assert(ITEM_ALIGNMENT % TILE_N == 0)  # Every part except the last has whole tiles.
     first, last = _part_of(first, last, part, parts, ITEM_ALIGNMENT)
 
     acc, total, highest = _first_state(query, head, is_row, TILE_ROWS, TILE_RANK, False)

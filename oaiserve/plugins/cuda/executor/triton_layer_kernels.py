@@ -30,8 +30,8 @@ def _of_norm(weight, bias, column, is_inside, HAS_NORM: tl.constexpr, HAS_BIAS: 
 @triton.jit
 def _store_rounded(
     numbers,
-    codes,  # of the row and its columns
-    scales,  # of the row
+    codes,  # the row's codes, from the first of these columns on
+    scales,  # the row's scales
     first_group,
     num_stored,
     columns,
@@ -63,7 +63,7 @@ def add_and_norm_kernel(
     hidden_stride,
     first_stride,
     second_stride,
-    codes,  # The norm, rounded to floats of eight bits.
+    codes,  # the norm, rounded to 8-bit floats
     scales,
     num_stored,  # number of scales stored for each group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded
@@ -131,7 +131,7 @@ def activate_kernel(
     stride,
     alpha,
     limit,
-    codes,  # The result, rounded to floats of eight bits.
+    codes,  # the result, rounded to 8-bit floats
     scales,
     num_stored,  # number of scales stored for each group
     ROUNDED_GROUP: tl.constexpr,  # numbers that share a scale; 0 if nothing is rounded

@@ -116,7 +116,7 @@ def _problem(
 
 
 def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step]]:
-    """Yield steps: what they are, the step before them, and they."""
+    """Yield steps to compare: the name of each, the step that runs before it, and the step itself."""
     spec = own.spec
     block_size = own.options.block_size
     most = None if own.states is None else own.states.last

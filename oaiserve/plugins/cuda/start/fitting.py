@@ -1,5 +1,5 @@
-"""Starts without a kernel that does not compile for a GPU, or needs more of it than there is: plain torch computes its
-part."""
+"""Starts without the kernels that do not compile for a GPU, or need more of it than it has: plain torch computes their
+parts."""
 
 from __future__ import annotations
 

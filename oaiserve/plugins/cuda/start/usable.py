@@ -63,7 +63,7 @@ class Usable:
         return found
 
     def started(self, start: Callable[[Probed], T]) -> T:
-        """Start with what was found. A kernel that does not fit is off, also for later starts."""
+        """Start with what a probe found. A kernel that does not fit is turned off, also for later starts."""
         result, found = fitting(self.found, start)
         if found is not self.found:
             self.found = found

@@ -21,9 +21,9 @@ from oaiserve.wire.router import NoReplica
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two questions to an engine
-IDENTIFY_LOOKS = 60  # questions after which an engine is asked again what it is
-MOST_IN_BACKGROUND = 2  # lines of batches that are at the engines at a time, since these don't know them as such
+LOOK_SECONDS = 1.0  # interval between two requests for an engine's state
+IDENTIFY_LOOKS = 60  # after this many of them, an engine's kind is determined again
+MOST_IN_BACKGROUND = 2  # batch lines that engines have at a time, because engines can't tell them from other requests
 
 
 class Fleet:
@@ -110,7 +110,7 @@ class Fleet:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self, engine: ForeignEngine, number: int) -> None:
-        """Ask an engine whether it is there, and now and then what it is. Raises NoAnswer."""
+        """Check whether an engine responds, and now and then of what kind it is. Raises NoAnswer."""
         before = engine.identity
         if not engine.is_up or not before.has_metrics:
             await engine.get(HEALTH)

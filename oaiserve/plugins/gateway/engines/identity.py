@@ -44,7 +44,7 @@ class Identity(NamedTuple):
 
 
 async def identify(get: Get) -> Identity:
-    """Ask an engine what it is."""
+    """Find out which engine this is, and its models."""
 
     async def ask(path: str, *names: str) -> Any:
         """Return a value of the object that the engine sends for a path, or None."""

@@ -37,11 +37,11 @@ class NamedModel(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Passed(Presence):
-    """It stands in the request's account where the stream of an engine of ours would be."""
+    """A request passed to a foreign engine. In its account, it takes the place of a stream of our own engine."""
 
     account: PassedAccount = field(default_factory=PassedAccount)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
-    tokens: int = 0  # those of its prompt, by the size of its body, until the engine tells them
+    tokens: int = 0  # tokens of its prompt, estimated from the size of its body until the engine reports them
     prompt: PromptReader | None = None
     ended = True  # for the list of open requests: no engine of ours lists it
 

@@ -31,7 +31,7 @@ class Presence:
     client: str  # the name of its key, or its address if it has none
     name: str | None  # name of the client's key, which operators may see
     times: PassedTimes = field(default_factory=PassedTimes)
-    left_ns: int = 0  # when it was no longer there
+    left_ns: int = 0  # when the request ended
 
 
 class Behind(NamedTuple):
@@ -39,7 +39,7 @@ class Behind(NamedTuple):
 
     whose: Whose
     name: str | None
-    num_prompts: int  # those that had come before, and had no byte of their answer
+    num_prompts: int  # requests that had arrived before and had no byte of their answer yet
     num_answers: int  # requests whose answer was being written
     prompts_ns: int
     answers_ns: int

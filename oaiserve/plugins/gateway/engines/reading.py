@@ -199,7 +199,7 @@ class Reading:
         self.is_stream = self.is_events or content_type.startswith(LINES)
         if not self.is_stream and not content_type.startswith(JSON):
             self.unread = f"its type is {content_type.decode('latin-1')[:40] or 'missing'}"
-        self._parts: list[bytes] = []  # those that are read later, several at once, and when they came
+        self._parts: list[bytes] = []  # parts to read later, several at once; the next list has their times of arrival
         self._times_ns: list[int] = []
         self._rest = bytearray()  # the event, or the answer, that has not ended
         self._tail = b""  # the last four bytes, whether they can be read or not

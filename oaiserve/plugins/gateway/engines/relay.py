@@ -84,7 +84,7 @@ class EngineRelay:
     is_sampled: Callable[[TraceContext], bool]
     has_tracing: bool
     clock_ns: Callable[[], int]
-    recent_prompts: RecentPrompts  # those that later ones are compared with
+    recent_prompts: RecentPrompts  # prompts that later ones are compared with
 
     async def route(self, request: Request) -> ASGIApp:
         """Answer a request that has an account."""
@@ -181,7 +181,7 @@ class EngineRelay:
                 unused.callback(begun.give_up)
                 if begun.answer.status not in MOVES_ON or len(tried) == len(self.fleet.engines):
                     break
-                engine.presences.drop(passed)  # It has refused, and another one is asked.
+                engine.presences.drop(passed)  # This engine has refused the request, so another one gets it.
             if begun is None:
                 raise Unavailable("No engine can be reached. Please try again later.", retry_after_seconds=5)
             begun.engine.presences.enter(passed)

@@ -37,7 +37,7 @@ from oaiserve.wire.report import ROUTER_HEADER
 # Paths whose query names the model, and those whose routes don't know this part of the query.
 _WITHOUT_MODEL = (*INSIDE, *ADAPTER_PATHS)
 _BY_QUERY = (*_WITHOUT_MODEL, "/tokenizer_info")
-# Paths of objects that belong to no model. What is being made is known only where it is made.
+# Paths of objects that belong to no model. While an object is being made, only the process that makes it knows it.
 _OF_ANY = ("/v1/responses/resp_", "/v1/conversations", "/debug/requests/")
 _OF_BODY = (b"content-length", b"content-encoding")
 

@@ -14,7 +14,7 @@ LABEL = "served_model"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _OF_PROCESS = ("process_", "python_")  # beginnings of the names of metrics of this process, which all models share
 
-# Numbers of the store, which all models share. Those of any model are those of all.
+# Numbers of the store. All models share it, so these are the same for each model.
 _OF_STORE = ("oaiserve_stored_responses ", "oaiserve_stored_response_bytes ")  # beginnings of lines
 
 

@@ -21,7 +21,7 @@ from oaiserve.plugins.gateway.several.loaded import LoadedModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-LEAST_PAUSE_SECONDS = 1.0  # after a failed load, before the next one
+LEAST_PAUSE_SECONDS = 1.0  # shortest pause between a failed load and the next one
 MOST_PAUSE_SECONDS = 60.0
 NEXT_SECONDS = 30.0  # At a start of the server, the next model doesn't wait longer for the one before.
 STABLE_SECONDS = 60.0  # A model whose engine has failed after a longer time is loaded again without a pause.

@@ -70,7 +70,7 @@ class Form:
 
 
 def kinds_of(config: Any) -> list[MediaKind]:
-    """Return the kinds of media for which a model has a tower, and of which the texts of its family are known."""
+    """Return the kinds of media for which a model has a tower, and for which its family's texts are known."""
     has_images = config.model_type in IMAGES and getattr(config, "vision_config", None) is not None
     has_sounds = config.model_type in SOUNDS and getattr(config, "audio_config", None) is not None
     return [*(["image"] if has_images else []), *(["audio"] if has_sounds else [])]  # type: ignore[list-item]

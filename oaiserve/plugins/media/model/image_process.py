@@ -21,7 +21,7 @@ from oaiserve.plugins.shared.decoding_process import limit, yield_to_the_model
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LOW_DETAIL_PIXELS = 512  # pixels of the longer side
-LARGER_JPEG = 4  # A photo may have this many times the most pixels: it is decoded at a fraction of its size.
+LARGER_JPEG = 4  # A JPEG may have this many times the maximum pixels: it is decoded at a fraction of its size.
 STRIP_ROWS = 64  # put on white, or written, at once
 # A large image takes half a second here. Files made for it, such as a JPEG with a megabyte of markers, take any time.
 LEAST_CPU_SECONDS = 1

@@ -153,7 +153,7 @@ def _internvl(metadata: Metadata, _: int) -> _Parts:
     return _Parts(vision, wrapper, {"size": _square(size), **tiles}, {"image_seq_length": number})
 
 
-# What is left of the text model.
+# A minimal text model, because only the tower is used
 _TEXT: Fields = {
     "vocab_size": 8, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False,
     "num_attention_heads": 1, "num_key_value_heads": 1,

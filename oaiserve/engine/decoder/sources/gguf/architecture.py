@@ -19,7 +19,7 @@ MakeOrder = Callable[[Settings], Order]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """All mappings are by roles, such as `q`."""
+    """An architecture of GGUF files. The keys of all mappings are roles, such as `q`."""
 
     name: str  # the name in GGUF files
     type: str  # transformers' name of the family, unless the fields name another one
@@ -32,7 +32,7 @@ class Architecture:
     make: Mapping[str, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
     rows: Mapping[str, MakeOrder] = field(default_factory=dict)  # the rows of the file in their order on the hub
     columns: Mapping[str, MakeOrder] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()  # tensors
+    unused: tuple[str, ...] = ()  # tensors that are not used
 
 
 def neighbours_as_halves(heads: int, head_dim: int) -> Order:

@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 class Metadata:
-    """The metadata of a file, by their names without that of the architecture, and its tensors."""
+    """The metadata of a file, by names without the architecture's prefix, and the file's tensors."""
 
     def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
         known = prefix_of_sizes(values)

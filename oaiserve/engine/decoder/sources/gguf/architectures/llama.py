@@ -23,7 +23,7 @@ def _mistral3(metadata: Metadata) -> Fields:
         return fields | {"model_type": "llama"}
     scaled = rope(metadata, metadata.head_dim) | {"llama_4_scaling_beta": beta}
     if all_dim := metadata.get("rope.scaling.yarn_log_multiplier"):
-        scaled |= {"mscale": 1.0, "mscale_all_dim": all_dim}  # llama.cpp, too, takes the first of them for 1
+        scaled |= {"mscale": 1.0, "mscale_all_dim": all_dim}  # llama.cpp takes the first of them as 1, too
     return fields | {"rope_parameters": scaled}
 
 
