@@ -66,7 +66,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         model=None if ready is None else config.model_name,
         address_of=lambda request_id: page_of_request(app.state.pages, url, request_id),
     )
-    faulthandler.enable(STDERR)  # Otherwise crashes in native code, or by a truncated mapped file, would log nothing.
+    faulthandler.enable(STDERR)  # Otherwise crashes in native code, or from a truncated mapped file, would log nothing.
     if ready is None:
         warn_of_exposed_keys(config)
     with times.part("plug-ins"):

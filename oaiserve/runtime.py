@@ -77,8 +77,8 @@ class Worker(Protocol[Item]):
         ...
 
     def take(self) -> Item:
-        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, and after the last turn any
-        code."""
+        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, but after the last turn any
+        thread may."""
         ...
 
     def clear(self) -> None:

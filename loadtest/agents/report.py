@@ -10,7 +10,7 @@ from typing import Any
 from loadtest.agents.runs import ShapeRun, Turn
 from loadtest.tables import Rows, table
 
-LEAST_SHARE = 0.01  # The sentence names a shape if at least this share of the prompts has it.
+LEAST_SHARE = 0.01  # The sentence names a shape if this share of its prompt tokens was read again without need.
 NOT_REPORTED = "not reported"
 HEAD = ["shape", "prompts", "cached", "new", "again, had to", "again, beyond", "its time", "to first tokens", "kept"]
 

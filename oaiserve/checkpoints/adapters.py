@@ -27,7 +27,7 @@ from oaiserve.checkpoints.safetensors_header import read_header
 
 MOST_RANK = 256
 _MOST_NAME = 500  # characters of a tensor's name
-_MOST_HEADER_BYTES = 2**24  # 18,432 experts need 6 MiB. Parsing a larger header would hold the GIL for long.
+_MOST_HEADER_BYTES = 2**24  # The header for 18,432 experts has 6 MiB. Parsing a larger one would hold the GIL for long.
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}

@@ -23,7 +23,7 @@ class Admission:
         self.body_bytes = SharedLimit(MAX_MEDIA_BYTES if has_media else MAX_BODY_BYTES)
 
     def take(self, client: str, num_sequences: int, num_bytes: int) -> None:
-        """Count a waiting request. Raises Overloaded if there is no room for it, in all or for this client."""
+        """Count a waiting request's sequences and bytes. Raises Overloaded if there is no room for this client."""
         if not self.waiting.take(client, num_sequences):
             raise self._overloaded(
                 f"{self.waiting.total} sequences are waiting already, this request has {num_sequences}, and the "
@@ -34,8 +34,8 @@ class Admission:
             raise self._overloaded("too many bytes of prompts are being tokenized already")
 
     def take_in_background(self, client: str, num_bytes: int, num_open: int) -> None:
-        """Take the room of a background request, of which as many may be open as other requests may wait. Raises
-        Overloaded."""
+        """Count the bytes of a background request. Raises Overloaded if there is no room for them, or if `max_waiting`
+        background requests are open."""
         if num_open >= self._max_waiting:
             raise self._overloaded(f"{num_open} requests in the background are open already, the limit")
         self.take(client, 0, num_bytes)

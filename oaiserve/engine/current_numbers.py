@@ -20,10 +20,10 @@ def current_numbers(
     num_tokenizing: int,
     num_hangs: int,
 ) -> EngineNumbers:
-    """Return the numbers at a time, which must not be after the one at which they were published.
+    """Return the numbers at `now_ns`. The clock must be read before `published`, so that no later call returns less.
 
-    `cores_ns` is the CPU time of the engine's process then. Without work, time and CPU time are nobody's, if the engine
-    `explains` its time."""
+    `cores_ns` is the CPU time of the engine's process at `now_ns`. If the engine `explains` its time, the time and CPU
+    time without work belong to no request."""
     host_ns = dict(published.host_ns)
     idle_ns = 0
     idle_core_ns = 0

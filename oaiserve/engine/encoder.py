@@ -81,7 +81,7 @@ class Encoding:
 
 @dataclass(slots=True)
 class Ready:
-    """A request with further prompts whose vectors are there, or an error, with which it leaves the encoder."""
+    """A request with further prompts whose media are encoded. With an `error`, it failed and has left the encoder."""
 
     encoding: Encoding
     error: BaseException | None = None
@@ -190,7 +190,7 @@ class Encoder:
         return self._waiting.first()
 
     def _work(self, first: Encoding) -> list[Ready]:
-        """Work on one piece. Return the requests that it failed."""
+        """Work on one piece. Return the requests that fail because of an error in it."""
         if self._under_way is None:
             self._medium = next(iter(first.missing.values()))
             self._under_way = self._tower.pieces(self._medium)

@@ -295,12 +295,12 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
 
 @dataclass(slots=True)
 class Pooled:
-    """The result of a whole prompt under the tasks `embed` and `score`: a vector, or one number.
+    """The result of a whole prompt of a pooling model: a vector, or one number for the task `score`.
 
-    A prompt that is pooled as `token_weights` has ids of tokens and their weights in turn, by id. One that is pooled as
-    `token_vectors` has the vectors of its tokens, one behind the other.
+    Pooled as `token_weights`, a prompt has alternating token ids and weights, sorted by id. As `token_vectors`, it has
+    the vectors of its tokens one after the other. A sound has its text, encoded as numbers.
 
-    Prompts of one request may come in any order.
+    The prompts of a request may come in any order.
     """
 
     request_id: str

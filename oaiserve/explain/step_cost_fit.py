@@ -25,7 +25,7 @@ Numbers = NDArray[np.float64]
 
 BATCH = 256  # steps that a fit learns from; of more, the first ones count
 FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
-LEAST_NS = 50_000_000  # minimum time of the steps between two fits
+LEAST_NS = 50_000_000  # least time of steps between two fits, however surprising the steps are
 LEAST_STEPS = 4
 SURPRISE = 0.1  # An error above this share of the real time is a surprise.
 LEAST_SURPRISING = 0.4  # weight of a step that took longer than expected
@@ -102,7 +102,7 @@ class StepCostFit:
         self.cost: StepCost | None = None  # unknown before the first steps
         self._run = run
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
-        self._surprise = 0.0  # surprising steps since the last fit
+        self._surprise = 0.0  # number of surprising steps since the last fit, less a quarter of the others
         self._since_ns = 0  # the duration of the steps since the last fit
         self._is_fitting = False
         # Only a fit writes these, and only one fit runs at a time.

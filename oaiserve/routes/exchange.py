@@ -91,7 +91,7 @@ class Exchange:
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: no limit was cut
     finish_reasons: dict[int, str] = field(default_factory=dict)  # the engine's, by index of the choice
     answer_facts: AnswerFacts = field(default_factory=AnswerFacts)
-    requested_model: str | None = None  # see RequestRecord, as for the next three
+    requested_model: str | None = None  # documented in RequestRecord, like the next three
     stop_sequences: tuple[str, ...] = ()
     reasoning_level: str | None = None
     previous_response_id: str | None = None
@@ -103,7 +103,7 @@ class Exchange:
     engine_id: str | None = None  # the engine's id of the request
     conversation_id: str | None = None  # id of the first answer in its conversation, if there may be several
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
-    event_tokens: array[int] = field(default_factory=lambda: array("q"))  # see RequestRecord, as for the next
+    event_tokens: array[int] = field(default_factory=lambda: array("q"))  # documented in RequestRecord, like the next
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     last_sign_ns: int = 0  # when the client of a stream last got an event that resets its idle timeout
     num_signs: int = 0  # numbered signs of life that another server has sent in this stream

@@ -19,7 +19,7 @@ from oaiserve.telemetry.log_limit import REQUESTS
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-_LEAST_PHASE = 0.1  # A phase other than prefill and decode is shown from this share of the duration.
+_LEAST_PHASE = 0.1  # A phase other than prefill and decode is shown if it took this share of the duration.
 _ID_CHARACTERS = 12  # characters of a request id that doesn't fit as a whole
 _LEVELS: dict[int, tuple[str, tuple[Style, ...]]] = {
     logging.WARNING: ("warning: ", ("yellow",)),

@@ -19,7 +19,7 @@ from oaiserve.system_cgroups import cgroups
 TASKS = Path("/proc/self/task")
 LOOK_NS = 1_000_000_000  # time after which the threads are checked again
 FIND_NS = 5_000_000_000  # time after which the threads are listed again
-MOST_VAIN = 20  # After this many checks without a working thread, the next one waits for LOOK_NS, too.
+MOST_VAIN = 20  # After this many checks in a row without a working native thread, the next waits for LOOK_NS.
 ENOUGH_NS = 5_000_000  # least work between two checks that shows how many threads share it
 WORKING = 0.25  # A thread works if it ran for this share of the time of the busiest thread.
 
@@ -45,7 +45,7 @@ class MachineTime:
         # moment in which the calling one works or waits for a core, `parallelism` of them do.
         self.num_threads = 1
         self.parallelism = 1.0
-        self._num_vain = 0  # latest checks in a row that found no working thread of native code
+        self._num_vain = 0  # checks in a row, up to the last one, that found no working native thread
         self._looked_own = (0, 0)  # the calling thread's time on a core, and its delay, at the last check
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay

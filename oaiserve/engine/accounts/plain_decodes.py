@@ -18,8 +18,8 @@ MOST_STEPS = 1024
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over steps of what a token of such a request costs: the constant part, the part per token of context, this
-    part times the number of the step, and the part per cached token."""
+    """Sums over steps of the cost of a token: the constant part, the part per token of context, this part times the
+    number of the step, and the part per cached token."""
 
     token: float = 0.0
     context: float = 0.0
@@ -41,7 +41,7 @@ class _Sums:
 class _Member:
     offset: int  # its tokens of context minus the number of steps so far
     num_cached: int
-    before: tuple[float, float, float, float]  # its four sums at the moment it joined; its shares are what was added
+    before: tuple[float, float, float, float]  # its four sums when it joined; its shares are what was added since
 
 
 class PlainDecodes:

@@ -13,14 +13,14 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 
 
 class Meter:
-    """A growing amount, divided into integers that add up to it: shares of requests, and a rest that belongs to no
-    request."""
+    """A growing amount, divided into integers that add up to it: the shares of requests, and the part that belongs to
+    no request."""
 
     def __init__(self, total: int) -> None:
         self.total = self.nobody = total
-        self.given = 0  # total that ended requests have got
-        self.of_step = 0  # what the last step has added
-        self._rest = 0.0  # rounding error carried to the next request, below 1
+        self.given = 0  # sum of the shares of ended requests
+        self.of_step = 0  # amount that the last step added
+        self._rest = 0.0  # what rounding has left over, added to the next share
 
     def step_ended(self, idle: int, of_step: int) -> None:
         self.total += idle + of_step
@@ -32,7 +32,7 @@ class Meter:
         return self.total - self.nobody - self.given
 
     def drop(self, share: float) -> None:
-        """Count the share of a request that had ended as belonging to no request."""
+        """Count a share as belonging to no request, because its request had ended."""
         self.nobody += min(self._left, round(share))
 
     def give(self, share: float, *, is_last: bool) -> int:
@@ -56,7 +56,7 @@ class Shares:
         self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
 
     def encoded(self, own: RequestCauses | None, core_ns: int, machine_ns: int) -> None:
-        """Charge the encoding of an image or a sound to its request, or to no request if that has ended."""
+        """Charge the encoding of an image or a sound to its request, or to none if the request has ended."""
         for meter, amount in ((self.cores, core_ns), (self.time, machine_ns)):
             meter.total += amount
             meter.nobody += amount if own is None else 0
@@ -65,7 +65,7 @@ class Shares:
             own.machine_ns += machine_ns
 
     def step_ended(self) -> None:
-        """Count what a step computed for requests that ended meanwhile as belonging to no request."""
+        """Let what the step computed for requests that ended meanwhile belong to no request."""
         for own in self._closed:
             self.cores.drop(own.core_ns)
             self.time.drop(own.machine_ns)

@@ -25,8 +25,8 @@ from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
 _MASKS = HostPart.MASKS
-# If the machine took at least this share of a request's time in steps, the account looks up who used or slowed the
-# machine.
+# If time lost to the machine, or unexplained time, exceeds this share of the time since a request's first step, its
+# account lists the users of the machine.
 MACHINE_SHARE = 0.1
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 

@@ -82,8 +82,8 @@ class StepCauses:
         self.users = users
         self._machine = machine
         self._num_looks = num_looks
-        self._num_looked = 0  # the watchdog's looks when the machine was last queried
-        self._is_watched = True  # The watchdog looked as often as it should before that.
+        self._num_looked = 0  # number of the watchdog's looks when the machine was last queried
+        self._is_watched = True  # whether the watchdog looked often enough in the time before that query
         self._fit = fit
         self.shares = shares
         self.decodes = PlainDecodes()
@@ -100,7 +100,7 @@ class StepCauses:
         self._still_ns = self._still_before_ns = 0  # time of steps, and before steps, in which the process stood still
         self._asked_ns = 0  # when the machine was last queried
         self._cost: StepCost | None = None  # The last step was divided by this cost.
-        self._knows_few = False  # whether the cost covers a single request among others in a step
+        self._knows_few = False  # whether the cost covers a step of one decode, so that steps of several can be divided
         self._slowdown = 1.0  # time of the last steps, by the time that they would have taken on a quiet machine
         self._slowed: tuple[StepCost, StepCost] | None = None  # a cost, and what steps took at it
         # By this cost: time of a token drawn alone, per token of context, and the extra per cached token of context.
@@ -321,7 +321,7 @@ class StepCauses:
         is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
         if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
             # Querying the machine is a system call, which releases the GIL. Next to a busy event loop, the thread gets
-            # the GIL back late, so it isn't queried after most steps. Their delays are read and dropped later.
+            # the GIL back late, so most steps make no query. Their delays are read and dropped later.
             delay_ns = machine.delay_ns()
             num_looks = self._num_looks()
             self._is_watched = num_looks - self._num_looked > (ended_ns - self._asked_ns) / 2e9

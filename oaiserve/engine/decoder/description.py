@@ -355,7 +355,7 @@ class AltUp:
     router: Matrix  # [states, width]
     predictions: Matrix  # [states * states, states]
     corrections: Matrix  # [states, states]
-    scale: Tensor | None  # float32 [width], scales the active state that the gate of the layer's inputs reads
+    scale: Tensor | None  # float32 [width], multiplies the active state before the gate of the layer's inputs reads it
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def _state_shapes(mixer: Mixer, dtype: torch.dtype) -> LayerStateShapes:
 
 
 def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
-    """Sort the rows of a matrix by group. They are sorted by head, and each head's rows are in groups of `sizes`."""
+    """Return a matrix with its rows sorted by group instead of by head. Each head has groups of these sizes."""
     if len(matrix.weight) != heads * sum(sizes):
         raise NotKnown(f"its projections have {len(matrix.weight)} rows for {heads} heads of {sum(sizes)}")
     parts = torch.arange(len(matrix.weight)).unflatten(0, (heads, -1)).split(sizes, dim=1)

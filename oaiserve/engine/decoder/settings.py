@@ -205,8 +205,8 @@ def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a multimodal model's config that describes its text model, or all of another model's."""
     if not is_wrapper(config):
-        # As in transformers, a Mistral model whose layers are of several types is read as Ministral. Those in wrappers
-        # are not.
+        # As in transformers, a Mistral model with layer types is read as Ministral, but not within a wrapper: there,
+        # all layers of Mistral are of one type.
         is_ministral = config.get("model_type") == "mistral" and "layer_types" in config
         if is_ministral:
             return {**config, "model_type": "ministral"}

@@ -26,8 +26,8 @@ class NvtxRanges:
 
 
 class IttRanges:
-    """Tasks for VTune. torch's tasks can't overlap, so an empty task marks each end of a request's phase. Their names
-    don't contain the request's id, because ITT never frees a name."""
+    """Tasks for VTune. torch's tasks can't overlap, so one empty task marks the beginning of a request's phase, and
+    another one its end. Their names don't contain the request's id, because ITT never frees a name."""
 
     def push(self, name: str) -> None:
         itt.range_push(name)

@@ -186,7 +186,7 @@ class OpenRequests:
 
     def _made(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[None]:
         request = tokenized.request
-        if opened.prompts:  # Its first prompts were made before.
+        if opened.prompts:  # Sequences for earlier prompts of the request exist already.
             since_ns = self._clock_ns()
         else:
             since_ns = opened.times.media_encoded or tokenized.at_ns or self._clock_ns()

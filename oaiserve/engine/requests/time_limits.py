@@ -25,7 +25,7 @@ class Limit(StrEnum):
 
 
 class Deadlines:
-    """The deadlines of requests. Those of requests that ended before them are removed now and then."""
+    """The deadlines of requests. Those of requests that have ended are removed now and then."""
 
     def __init__(self, is_open: Callable[[str], bool]) -> None:
         self._is_open = is_open

@@ -33,9 +33,9 @@ FIRST = 128
 # the time of the others alone, or to BESIDE_NS in any case, which nobody notices.
 BESIDE_OTHERS = 2
 BESIDE_NS = 10e6
-# While other clients decode, the grammar masks of one client take this share of the time of their steps on average, no
-# more than MASKS_NS per step, and LEAST_MASKS_NS in any case, which nobody notices. What a mask takes beyond that, the
-# client's next masks wait for.
+# While other clients decode, the grammar masks of one client may take this share of their steps' time on average, at
+# most MASKS_NS per step. They may always take LEAST_MASKS_NS, which nobody notices. If a mask takes longer, the next
+# masks of this client wait until that time is made up for.
 MASKS_SHARE = 0.25
 MASKS_NS = 5e6
 LEAST_MASKS_NS = 1e6
@@ -91,8 +91,8 @@ class StepTime:
         return self._cost_now() is not None
 
     def begin(self, step: Step, others: Step | None = None) -> None:
-        """Begin to fill a step, which has its decodes already. If `others` are given and the cost is known, the step is
-        background work that runs together with `others`, and its decodes are yet to come."""
+        """Begin to fill a step that has its decodes already. With `others`, the foreground's part of the step, it is
+        background work: it has no decodes yet, and `others` limit them, too, once the cost is known."""
         self._pay()
         self._short_ns = inf
         self._is_shorter = False

@@ -87,7 +87,7 @@ class Prefixes:
             if found is None and self._pool.find(block_hash) is None:
                 break
             if found is not None and self._states is not None and found.request_id == sequence.request_id:
-                found = None  # The sequence evicted it itself, as it can't use blocks without a state.
+                found = None  # The sequence evicted this block itself: without a state, it can't use it.
             eviction = eviction or found
             num_blocks += 1
         if num_blocks == 0:

@@ -51,7 +51,7 @@ class WaitingQueue:
     """
 
     def __init__(self, running: list[Sequence], *, by_client: bool) -> None:
-        """Begin without sequences. `running` are the running sequences of the lane that has this queue."""
+        """Create an empty queue. `running` is its lane's list of running sequences."""
         self._running = running
         self._by_client = by_client
         self._clients: dict[str, Client] = {}

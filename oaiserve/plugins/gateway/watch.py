@@ -31,7 +31,7 @@ REMEMBERED = 0.9
 MOST_FAILURES = 3  # failed requests in a row, after which a replica gets none for a while
 MOST_PAUSE_SECONDS = 60.0
 MUTE_SECONDS = 60.0  # time for which a replica without a readable report is not asked for another
-# Looks at a request within its time limit. A pause of this process takes up at most one look, so no replica is blamed
+# Looks for an answer within its time limit. A pause of this process takes up at most one look, so no replica is blamed
 # for it.
 LOOKS = 8
 MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they are back.

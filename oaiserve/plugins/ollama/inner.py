@@ -35,7 +35,7 @@ class Stream(Protocol):
 
 
 class Refused(APIError):
-    """A route of the server refuses a request, with this status and these headers."""
+    """One of the server's own routes refuses a request, with this status and these headers."""
 
     def __init__(self, status: int, message: str, code: str | None, headers: dict[str, str]) -> None:
         super().__init__(message, code=code)
@@ -77,7 +77,7 @@ async def asked(request: Request, path: str) -> bytes:
 
 
 class _Passing:
-    """A request to a route of the server. Its answer is translated as it comes."""
+    """A request to one of the server's own routes. Its answer is translated as it comes."""
 
     def __init__(
         self, request: Request, send: Send, adapted: Adaptations, whole: Whole, stream: Stream | None = None

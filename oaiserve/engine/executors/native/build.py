@@ -194,7 +194,7 @@ def _seal(path: Path) -> Path:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether the file at the path is exactly as `_compile` wrote it. If it isn't, log why it is not used."""
+    """Return whether the file at the path is as `_compile` wrote it. If there is another file, log what is wrong."""
     flaw = _flaw(path)
     if flaw:
         log.warning("The native code is compiled again: %s", flaw)

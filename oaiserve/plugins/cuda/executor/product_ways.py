@@ -27,8 +27,8 @@ class MatrixTiles(NamedTuple):
 
 
 class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many rows a product must have to be computed in another way than by the kernel that unpacks a matrix tile by
-    tile. None: it never is."""
+    """How products are computed, by their number of rows. Below `unpacked_from` and `rounded_from` rows, a kernel
+    unpacks the matrix tile by tile. None: it does so for any number of rows."""
 
     # The matrix is unpacked for cuBLAS. Without a measurement on the device: by arithmetic, this saves at least the
     # time of unpacking from here on, on cards from an L4 to an H100.

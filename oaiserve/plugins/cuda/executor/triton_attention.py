@@ -52,7 +52,7 @@ AMD = Card(64 << 10, 64 << 10, is_hopper=False)  # MI300, whose major capability
 
 
 class Tile(NamedTuple):
-    """The amount of work of a program of a kernel at a time, and the resources for it."""
+    """The tile that a program of an attention kernel computes at a time, with its warps and pipeline stages."""
 
     rows: int  # tokens times the query heads that share a key head
     tokens: int  # tokens of the KV cache
@@ -116,7 +116,7 @@ def _has(scoring: Scoring) -> dict[str, bool]:
 
 @functools.cache
 def programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
-    """Return how many programs of the decode kernel fit into an SM, as a test that compiles the kernel confirms."""
+    """Return how many programs of the decode kernel fit into an SM. A test compares this with the compiled kernel."""
     by_registers = 3
     if group > 16 or sum(dims) * itemsize // cache_itemsize > 512:
         by_registers = 2
@@ -288,8 +288,8 @@ def _fitting(tile: Tile, least_rows: int, dims: Dims, itemsize: int, card: Card)
 
 
 def shared_bytes(tile: Tile, dims: Dims, itemsize: int, card: Card, cache_itemsize: int | None = None) -> int:
-    """Return the shared memory of an attention kernel, which a test that compiles it has confirmed: queries, the stages
-    of keys and values, and weights, unless each warp keeps those of its rows in registers."""
+    """Return the bytes of shared memory of an attention kernel: queries, the stages of keys and values, and weights,
+    unless each warp keeps those of its rows in registers. A test compares this with the compiled kernel."""
     is_whole_group = card.is_hopper and tile.rows >= 64 and itemsize == 2  # four warps multiply as one
     stages = tile.num_stages if is_whole_group else tile.num_stages - 1
     queries = tile.rows * dims.key * itemsize

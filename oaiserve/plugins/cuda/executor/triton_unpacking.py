@@ -109,7 +109,7 @@ def factor_of(kind, dtype):
 
 @triton.jit
 def _plain(code, zero, KIND: tl.constexpr):
-    """Return the numbers float32 of codes."""
+    """Return the numbers that codes stand for, in float32."""
     if KIND == "mxfp4":  # E2M1: a sign, two bits of the exponent and one of the fraction
         size = (code & 7).to(tl.int32)
         bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + (126 << 23)) | ((code & 8).to(tl.int32) << 28)
@@ -190,7 +190,8 @@ def _four(codes, ASM: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scale_of(stored, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the scales of groups in float32, or in bfloat16 to match what `of_4_bits` returns for "mxfp4" in it."""
+    """Return the scales of groups in float32. If `of_4_bits` returns "mxfp4" in bfloat16, they are 2^66 times as large,
+    and in bfloat16, too."""
     if KIND != "mxfp4":
         return stored.to(tl.float32)
     elif _is_plain(KIND, DTYPE):

@@ -51,7 +51,7 @@ class ForeignEngine:
         """`key` is an API key of the engine, which replaces those of clients."""
         self.url = url
         self.number = number
-        self.name = str(number)  # in metrics, and in what clients see
+        self.name = str(number)  # name in metrics and in answers to clients
         self.has_key = key is not None
         self._resolve = resolve
         # People type the base URL of their client, which ends in /v1, as well as that of the engine.

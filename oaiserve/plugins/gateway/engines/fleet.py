@@ -21,8 +21,8 @@ from oaiserve.wire.router import NoReplica
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # interval between two requests for an engine's state
-IDENTIFY_LOOKS = 60  # after this many of them, an engine's kind is determined again
+LOOK_SECONDS = 1.0  # interval between two looks at an engine
+IDENTIFY_LOOKS = 60  # after this many looks, an engine's kind and models are determined again
 MOST_IN_BACKGROUND = 2  # batch lines that engines have at a time, because engines can't tell them from other requests
 
 

@@ -31,7 +31,7 @@ class Presence:
     client: str  # the name of its key, or its address if it has none
     name: str | None  # name of the client's key, which operators may see
     times: PassedTimes = field(default_factory=PassedTimes)
-    left_ns: int = 0  # when the request ended
+    left_ns: int = 0  # when the request left the engine
 
 
 class Behind(NamedTuple):

@@ -179,7 +179,7 @@ def tower_parameters(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _without_text(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of a model without layers of text. Its other modules of text are dropped."""
+    """Return the configuration of a model without layers of text. Callers drop its other modules of text."""
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)  # This setting belongs to the text model.
     text = small.get_text_config(decoder=True)

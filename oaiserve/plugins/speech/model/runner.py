@@ -54,8 +54,8 @@ class SpeechRunner:
             if prompt[start + 1] not in self._decoder.languages:
                 prompt.insert(start + 1, self._language_of(sequence))
             language_id = prompt[start + 1]
-        # When a failed text is decoded again at a higher temperature, the draws are reproducible, unless the client set
-        # a temperature or a seed.
+        # A failed text is decoded again at a higher temperature. Its draws are the same each time, unless the client
+        # sets a temperature without a seed.
         seed = 0 if params.temperature == 0.0 and params.seed is None else sequence.draw_key % 2**63
         vectors = sequence.encoded[0].vectors
         has_times = params.pooled_as == "token_times"
