@@ -52,8 +52,8 @@ _libc = _glibc()  # Its calls are made without the interpreter's lock.
 def share_arenas() -> None:
     """Let all threads that begin from now on allocate in a few arenas, unless MALLOC_ARENA_MAX sets their number.
 
-    glibc gives each thread one of up to eight for a core. Each keeps pages with a few small objects between freed ones,
-    which add up to a hundred megabytes after large bodies, and slowly grow.
+    By default, glibc spreads threads over up to eight arenas per core. Each arena keeps pages in which a few small
+    objects lie between freed ones. After large bodies, these add up to a hundred megabytes, and slowly grow.
     """
     if _libc is not None and "MALLOC_ARENA_MAX" not in os.environ:
         _libc.mallopt(M_ARENA_MAX, MOST_ARENAS)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, OutOfMemory, Step
 
-Copies = list[tuple[int, int]]  # blocks: from, to
+Copies = list[tuple[int, int]]  # (from block, to block) pairs
 
 LEAST_TOKENS = 16
 RELIEF_NS = 10_000_000_000  # after this time without a shortage, steps may be twice as large

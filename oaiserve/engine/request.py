@@ -203,7 +203,7 @@ class Request:
     # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
     draw_seed: int | None = None
     received_ns: int | None = None  # when the caller received it; None: at submission
-    # What a router would read from the body about the only prompt. None: there are several, or no router needs it.
+    # Keys and length by which a router would route the only prompt. None: there are several, or no router needs this.
     routing: RoutedPrompt | None = None
     session: str = ""  # the requests of one session are kept together by routers; "": it has none
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them

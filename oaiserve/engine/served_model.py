@@ -35,7 +35,7 @@ class ServedModel:
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: the tokenizer's grammars
-    default_params: Mapping[str, Any] = field(default_factory=dict)  # the defaults of requests that it brings
+    default_params: Mapping[str, Any] = field(default_factory=dict)  # request defaults that come with the model
     recommendation: Recommendation | None = None  # the publisher's recommendation, if the defaults contain it
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)

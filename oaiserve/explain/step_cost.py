@@ -26,12 +26,12 @@ class Load(NamedTuple):
     """The load of a step, or one request's part of it."""
 
     decodes: int = 0  # tokens of sequences that decode, with their drafts
-    decode_context: int = 0  # tokens that these attend to, added up, without the next ones
-    cached_context: int = 0  # the same of prefixes that were in the cache, so that sequences may share them
-    prompt_tokens: int = 0  # tokens of prompts, and those computed again
-    prompt_context: int = 0  # tokens that these attend to, added up
-    draws: int = 0  # rows for which the vocabulary is computed
-    edits: int = 0  # those of these draws whose logits are edited on the host
+    decode_context: int = 0  # sum of the tokens that decodes attend to, without those in `cached_context`
+    cached_context: int = 0  # the same for tokens of cached prefixes, which sequences may share
+    prompt_tokens: int = 0  # tokens of prompts, including those computed again
+    prompt_context: int = 0  # sum of the tokens that prompt tokens attend to
+    draws: int = 0  # rows for which logits of the vocabulary are computed
+    edits: int = 0  # draws whose logits are edited on the host
     drafted: int = 0  # tokens of drafts among `decodes`
 
     @property

@@ -30,7 +30,7 @@ Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
 LONG = True  # Work yields this if its next piece takes more than a few milliseconds.
-MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
+MUCH_BYTES = 2**20  # For bodies of this size on, memory is taken from the system before work, and given back after it.
 # How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
 # quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
 REST = 3.0

@@ -11,7 +11,7 @@ from signal import Signals
 
 from oaiserve.interpreter import child_environment
 
-GOODBYE_SECONDS = 2.0  # from the end of the link to that of the process
+GOODBYE_SECONDS = 2.0  # time for the process to end after its link has ended
 
 
 class LinkedProcess:

@@ -37,7 +37,7 @@ class Pages:
     routes: Sequence[Route] = ()  # They need no API key.
     views: Sequence[View] = ()  # Pages that show everyone's requests. A server may close them.
     frame: Callable[[View], Endpoint] | None = None  # Serves the views of all plug-ins; without it there are none.
-    folders: Sequence[Path] = ()  # The frame serves their files as dashboard/static/NAME; of each name, the first.
+    folders: Sequence[Path] = ()  # The frame serves their files as dashboard/static/NAME; the first one of a name wins.
     parts: Sequence[tuple[str, str]] = ()  # A view's file, with a file to insert into the view's slot "parts".
     chat: Endpoint | None = None  # the page at / for browsers, if the model generates text
     links: Mapping[str, str] = field(default_factory=dict)  # relative addresses of pages, by their names at /

@@ -288,7 +288,7 @@ class RequestSeries:
                 self.count(metric, labels, amount if isinstance(amount, int) else round(amount * _per_unit(metric)))
 
     def _observe_clients(self, record: RequestRecord) -> None:
-        """Count the time for which the request's client waited for others, and theirs."""
+        """Count how long the request's client waited for other clients, and how long each of these delayed it."""
         if record.background or not record.account.knows_others:
             return
         clients_ns = record.account.client_waited_ns

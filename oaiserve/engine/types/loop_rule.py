@@ -18,8 +18,8 @@ class LoopRule:
 
     max_pattern_size: int  # longest period, in tokens
     min_pattern_size: int = 1  # shortest period
-    min_count: int = 2  # minimum repetitions of the period, 2 or more
-    min_length: int = 0  # minimum tokens of all repetitions together
+    min_count: int = 2  # minimum number of times that the period occurs in a row, 2 or more
+    min_length: int = 0  # minimum tokens of all these occurrences together
 
     def least_length(self, period: int) -> int:
         """Return the least tokens of a loop of this period."""

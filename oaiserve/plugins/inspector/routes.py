@@ -171,7 +171,8 @@ class _Earlier(NamedTuple):
 
 
 def _earlier(serving: Serving, kept_requests: KeptRequests, kept: KeptRequest) -> _Earlier | None:
-    """Return the prompt that the first prompt of a request was compared with, which is known when that has ended."""
+    """Return the prompt that the first prompt of a request was compared with. It is not known before the request has
+    ended."""
     entry = serving.telemetry.recent.get(kept.request_id)
     reuse: dict[str, Any] = {} if entry is None else entry["reuse"]
     if "compared_with" not in reuse:

@@ -282,8 +282,8 @@ class Translation:
 
 
 def _complete(call: _Call, index: int) -> AnswerCall | str:
-    """Return a call as Ollama's clients get it, or its text if its arguments are no object: it was cut, or is broken,
-    and clients run every call that they get."""
+    """Return a call in Ollama's form. A call whose arguments are no JSON object was truncated or is broken. Return only
+    its text then, because clients run every call that they get."""
     function = call.function
     try:
         arguments = msgspec.json.decode(function.arguments or "{}", type=dict[str, Any])

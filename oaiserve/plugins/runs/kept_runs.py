@@ -55,7 +55,7 @@ class KeptRuns:
         self.now_unix_ns = now_unix_ns
         self._epoch_offset_ns = epoch_offset_ns
         self._lock = Lock()
-        self._runs: OrderedDict[str, _Kept] = OrderedDict()  # the one with the oldest last turn first
+        self._runs: OrderedDict[str, _Kept] = OrderedDict()  # ordered by last turn, the run with the oldest one first
         self._single: OrderedDict[str, _Kept] = OrderedDict()
         self._num_turns = 0  # turns of all `_runs`
 

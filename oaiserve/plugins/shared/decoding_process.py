@@ -1,6 +1,6 @@
-"""Decodes a file of a client in a process of its own, since a decoder may crash, or take any time and memory.
+"""Decodes a client's file in a separate process, since a decoder may crash, or take any amount of time and memory.
 
-The server has a `DecodingProcess`, and the process calls `limit`, or `decode_stdin`, which also limits it.
+The server uses `DecodingProcess`. The process itself calls `limit`, or `decode_stdin`, which sets limits, too.
 """
 
 from __future__ import annotations

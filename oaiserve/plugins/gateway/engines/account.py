@@ -101,7 +101,7 @@ def _there(behind: Sequence[Behind]) -> Iterator[str]:
 
 
 def _number_of(one: Behind) -> str:
-    """Return the requests of a client in words."""
+    """Return a phrase with the numbers of a client's prompts and answers."""
     kinds = [(one.num_prompts, "prompt"), (one.num_answers, "answer")]
     said = " and ".join(f"{number:,} {kind}{'' if number == 1 else 's'}" for number, kind in kinds if number)
     if one.whose is Whose.SAME_CLIENT:

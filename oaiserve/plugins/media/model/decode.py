@@ -99,8 +99,9 @@ def _taken() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={**os.environ, **_GIVEN_BACK},
         pipesize=PIPE_BYTES,
-        # Otherwise Ctrl-C would end it before the requests that it works for. In a session of its own, its niceness
-        # would not count: Linux gives each session an equal share of a core (sched_autogroup_enabled).
+        # Without a process group of its own, Ctrl-C would end the process before the requests whose images it decodes.
+        # In a session of its own, its niceness would have no effect: Linux gives each session an equal share of a core
+        # (sched_autogroup_enabled).
         process_group=0,
     )
 

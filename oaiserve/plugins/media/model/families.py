@@ -40,7 +40,7 @@ class Family(NamedTuple):
     shape: str = ""  # the field by which the positions of its tokens follow, where these have three axes
     renamed: Mapping[str, str] = {}  # fields that the tower takes by another name
     max_seconds: Callable[[Settings], float] = lambda _: 0.0  # The processor would cut off the rest of a longer sound.
-    # Whether the processor gives the shorter side of each image the same length, and crops the longer one only then.
+    # Whether the processor resizes every image to the same length of its shorter side before it crops the longer one.
     fixes_shorter_side: bool = False
 
 

@@ -102,7 +102,7 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
 
 
 def score_head(model: PreTrainedModel) -> Head:
-    """Return the head of a classifier, which each family stores elsewhere. It is checked when the model is loaded."""
+    """Return the head of a classifier, whose place in the model depends on the family. Loading a model checks it."""
     parts: Any = model._modules
     pooler: Any = getattr(model.base_model, "pooler", None)
     mode = str(getattr(model.config, "classifier_pooling", "cls"))
