@@ -28,7 +28,7 @@ class Draw(Enum):
     """
 
     AT_LAUNCH = 1  # drawn together with the forward pass
-    LATE = 2  # drawn after the previous step's commit: the host edits the logits, by its ids or a mask
+    LATE = 2  # drawn after the previous step's commit: the host needs its ids, or a grammar's mask, to edit the logits
     SUPERSEDED = 3  # the draw is dropped; keys and values count
     VOID = 4  # nothing of the chunk counts
 
