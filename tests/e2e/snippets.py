@@ -7,6 +7,7 @@ Its shell syntax, the flags of its commands, its Python and its data are checked
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -66,6 +67,16 @@ class Session:
         self.names: dict[str, Any] = {"__name__": "__main__"}
         (folder / "adapters").symlink_to(adapters)  # the server's adapters
         (folder / "deploy").symlink_to(ROOT / "deploy")  # for commands that are typed in a checkout
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the clients that a reader's Python leaves open until it ends."""
+        for value in self.names.values():
+            close = getattr(value, "close", None)
+            if inspect.ismethod(close) and not inspect.iscoroutinefunction(close):
+                close()
 
     def check(self, snippet: Snippet) -> None:
         """Check the form of a snippet, and run it unless it has a reason. Raises AssertionError with what failed."""

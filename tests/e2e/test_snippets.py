@@ -72,15 +72,15 @@ def test_snippets_of_page_run(
 ) -> None:
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, LONGEST_SLEEP_SECONDS)))
-    session = start_session(tmp_path)
     for snippet in BY_PAGE[page]:
         if (file := FILE.match(snippet.text)) is not None:
             (tmp_path / file[1]).write_text(snippet.text)  # A command above it may name it.
-    for snippet in BY_PAGE[page]:
-        try:
-            session.check(snippet)
-        except Exception as error:
-            pytest.fail(f"{snippet} does not run: {type(error).__name__}: {error}\n{snippet.text}", pytrace=False)
+    with start_session(tmp_path) as session:
+        for snippet in BY_PAGE[page]:
+            try:
+                session.check(snippet)
+            except Exception as error:
+                pytest.fail(f"{snippet} does not run: {type(error).__name__}: {error}\n{snippet.text}", pytrace=False)
 
 
 def test_snippets_that_are_not_run_have_a_known_reason() -> None:
