@@ -24,7 +24,7 @@ from tests.pages import PAGES, ROOT, Snippet, name_of, snippets
 BY_PAGE = {name_of(page): snippets(page.read_text(), name_of(page)) for page in PAGES}
 SNIPPETS = [snippet for page in BY_PAGE.values() for snippet in page]
 # Pages that need a plug-in without naming a command of it. The gateway's folder also serves several models.
-PLUGINS = {"docs/several-models.md": {"gateway"}}
+PLUGINS = {"docs/several-models.md": {"gateway"}, "docs/responses.md": {"responses"}}
 COMMENT = re.compile(r"^\s*<!-- not run", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a snippet that readers are to save
 LONGEST_SLEEP_SECONDS = 0.05
