@@ -247,8 +247,15 @@ def test_new_requests_are_tokenized_in_any_order(number):
 def test_tests_that_depended_on_the_pace_of_threads_fail_and_those_in_their_place_pass(tmp_path: Path) -> None:
     (tmp_path / "test_old_and_new.py").write_text(OLD_AND_NEW)
     (tmp_path / "conftest.py").write_text(TOLD_PAUSES)
-    names, _, _ = run_with_pauses(tmp_path, 3)
-    assert {name.partition("[")[0] for name in names} == {*re.findall(r"def (test_\w+)", OLD_AND_NEW)[::2]}
+    old = {*re.findall(r"def (test_\w+)", OLD_AND_NEW)[::2]}
+    failed: set[str] = set()
+    for seed in (3, 3, 4, 5, 6):  # On a busy machine, whose pace is another, an old test may pass once.
+        names, _, _ = run_with_pauses(tmp_path, seed)
+        failed |= {name.partition("[")[0] for name in names}
+        assert failed <= old
+        if failed == old:
+            break
+    assert failed == old
 
 
 FAILS = """
