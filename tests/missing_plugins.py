@@ -41,7 +41,7 @@ TOGETHER = {
     "commands/test_exposure.py": ("gateway",),
     "deploy/test_keda.py": ("gateway",),
     "e2e/test_front_processes.py": ("batches", "keys", "messages", "responses"),
-    "e2e/test_prometheus.py": ("gateway", "media"),
+    "e2e/test_prometheus.py": ("gateway", "media", "responses"),
     "fronts/test_messages.py": ("keys",),
     "plugins/batches/test_message_batches.py": ("messages",),
     "tools/test_clients.py": ("terminal",),
