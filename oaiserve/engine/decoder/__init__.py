@@ -1,1 +1,1 @@
-"""The description of a decoder, made from a model's files."""
+"""Builds the description of a decoder from a model's files."""

@@ -1,4 +1,4 @@
-"""Matrices in quantization blocks, as in GGUF files: a few bits a weight, and scales shared by neighbours."""
+"""Matrices in quantization blocks, as in GGUF files: a few bits per weight, with scales that neighbours share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Format(NamedTuple):
     num_bytes: int
 
 
-# The formats that native code supports, by their numbers in GGUF files. src/block_formats.h has the same.
+# The formats that native code supports, keyed by their numbers in GGUF files. Must match src/block_formats.h.
 FORMATS = {
     2: Format("Q4_0", 32, 18),
     3: Format("Q4_1", 32, 20),
@@ -46,10 +46,10 @@ FORMATS = {
     34: Format("TQ1_0", 256, 54),
     35: Format("TQ2_0", 256, 66),
     39: Format("MXFP4", 32, 17),
-    # Not a file's format: integers from which a zero, an integer too, is subtracted before they are scaled.
+    # These formats are our own: a zero point, also an integer, is subtracted from each integer before it is scaled.
     1004: Format("4 bits with zeros", 32, 19),
     1008: Format("8 bits with zeros", 32, 35),
-    # The next format is the same, with a scale for 128 numbers.
+    # Same as above, but 128 numbers share a scale.
     1104: Format("4 bits, scales of 128", 256, 134),
 }
 MXFP4 = 39
@@ -62,7 +62,7 @@ _Q4_128 = 1104
 _WITH_ZEROS = (_Q4_Z, _Q8_Z, _Q4_128)
 _LONG = 128
 _EXPANDED_AT_ONCE = 2**18  # float32 numbers that fit into the L2 cache
-_CONVERTED_AT_ONCE = 2**15  # torch converts more with two threads, which then wait for each other
+_CONVERTED_AT_ONCE = 2**15  # torch would convert more with two threads, which then wait for each other
 # `of_integers` refuses a scale whose relative error in 16 bits is larger than this.
 _SCALE_ERROR = 2.0**-10
 
@@ -72,11 +72,12 @@ class Blocks:
     """A matrix [n, k] in a mapped file, or in memory, whose rows are not copied until native code packs them."""
 
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
-    kind: int  # the number of the format
+    kind: int  # the number of the format, a key of FORMATS
     rows: NDArray[np.int64]  # [n], the rows of the file in the order of the matrix
     file: mmap.mmap | None = None  # the mapped file
     offset: int = 0  # byte offset of the data in the file
-    # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
+    # The scales [rows, blocks of a row] of MXFP4 blocks if `data` doesn't include them. A byte then has two adjacent
+    # codes.
     scales: NDArray[np.uint8] | None = None
     columns: NDArray[np.int32] | None = None  # [k], the matrix's column for each column of the data; None: the same
     part: str | None = None  # the name of the file if the model is in several
@@ -104,21 +105,23 @@ class Blocks:
         return replace(self, columns=columns.astype(np.int32))
 
     def chunk(self, parts: int) -> list[Blocks]:
-        """Return the matrix in parts of the same height, as a tensor does."""
+        """Split the matrix into `parts` of equal height, like `Tensor.chunk`."""
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
 
     def addresses(self) -> NDArray[np.uintp]:
         return _addresses(self.data, self.rows)
 
     def scale_addresses(self) -> NDArray[np.uintp] | None:
-        """Return the address of each row's scales, or None if they are in the row."""
+        """Return the address of each row's scales, or None if the rows include them."""
         if self.scales is None:
             return None
         return _addresses(self.scales, self.rows)
 
     def pages(self) -> tuple[int, int] | None:
-        """Return the address and the bytes of the mapped file's pages that have the data, or None if they are in
-        memory. Pages that a neighbour shares are read again."""
+        """Return the address and length in bytes of the mapped file's pages with the data, or None for data in memory.
+
+        Other matrices may share the first and the last page. They would have to read such a page again.
+        """
         if self.file is None:
             return None
         before = self.offset % mmap.PAGESIZE
@@ -128,8 +131,8 @@ class Blocks:
     def expand(self, dtype: torch.dtype = torch.float32, into: Tensor | None = None) -> Tensor:
         """Return the weights in a dtype, rounded from the reference implementation's float32.
 
-        They are written to `into` [rows, columns] if it is there. Some rows at a time are in float32, because memory
-        that was not used before takes longer than the arithmetic.
+        They are written to `into` [rows, columns] if it is passed. Only some rows at a time are in float32, because
+        writing to fresh memory takes longer than the arithmetic.
         """
         into = torch.empty(self.shape, dtype=dtype) if into is None else into
         at_once = max(1, _EXPANDED_AT_ONCE // self.shape[1])
@@ -151,7 +154,7 @@ def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.u
 
 
 def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return rows in MXFP4 in the form of GGUF files: a scale, and then bytes. Byte i has codes i and i + 16."""
+    """Return MXFP4 rows in the layout of GGUF files: a scale, then bytes. Byte i has codes i and i + 16."""
     pairs = codes.reshape(*scales.shape, 16)
     in_order = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
     blocks = np.concatenate([scales[..., None], in_order[..., :16] | in_order[..., 16:] << 4], axis=-1)
@@ -159,9 +162,10 @@ def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.u
 
 
 def one_behind_the_other(parts: list[Blocks]) -> Blocks:
-    """Return matrices of one format and width, with all rows of their files, as one matrix.
+    """Return matrices of one format and width from one file as one matrix.
 
-    Its data begin with the first of the parts in the file, and a row of them with every few bytes.
+    Its data begin with the part that comes first in the file. The row stride is the greatest common divisor of the
+    width and the parts' distances.
     """
     if len(parts) == 1:
         return parts[0]
@@ -183,7 +187,7 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
         num_bytes, expander = EXPANDERS[kind]
         blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # a mapped file cannot be written
         return expander(blocks.view(-1, num_bytes)).view(len(data), -1)
-    import gguf  # only a few starts need it
+    import gguf  # rarely needed, so imported only here
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))
     return torch.from_numpy(np.require(expanded, np.float32, "W"))  # plain numbers may be the file's own
@@ -237,10 +241,10 @@ def of_integers(
 ) -> Blocks | None:
     """Return the weights (codes - zeros) * scales as blocks, which keep codes and zeros as they are.
 
-    `codes` are uint8 [n, k] of 4 or 8 `bits`. `scales` [n, groups] are each for k / groups neighbours, and so are
-    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. With `is_long`, 4 bits
-    have a scale for 128 numbers if the groups allow it. Returns None where blocks cannot hold this: a group is no
-    multiple of 32, or a scale does not fit into 16 bits.
+    `codes` are uint8 [n, k] of 4 or 8 `bits`. k / groups neighbours share one of the `scales` [n, groups] and one of
+    the `zeros` uint8; without `zeros`, all are half of the range. `columns` are those of the Blocks. With `is_long`,
+    128 numbers of 4 bits share a scale if the groups allow it. Returns None where blocks cannot hold this: a group is
+    no multiple of 32, or a scale does not fit into 16 bits.
     """
     n, k = codes.shape
     groups = scales.shape[1]
@@ -299,7 +303,7 @@ def new_blocks(kind: int, n: int, k: int, columns: Tensor | None = None) -> Bloc
     return Blocks(np.empty((n, row_bytes), np.uint8), kind, np.arange(n), columns=order)
 
 
-# -- the usual formats in plain torch, several times as fast as the reference in NumPy
+# -- the usual formats in plain torch, several times as fast as the reference implementation in NumPy
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -334,7 +338,7 @@ def _low_codes(data: Tensor) -> Tensor:
 
 
 def _with_minimums(blocks: Tensor, codes: Tensor) -> Tensor:
-    """Return codes [blocks, 8, 32] times the scale of their group, less its minimum. Both have 6 bits, in 12 bytes."""
+    """Return codes [blocks, 8, 32] times their group's scale, less its minimum. Both have 6 bits and share 12 bytes."""
     both = _halves(blocks[:, :4])
     first, second, mixed = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     scales = torch.cat([first & 63, mixed & 15 | first >> 2 & 48], dim=1) * both[:, :1]
@@ -346,7 +350,7 @@ def _halves(data: Tensor) -> Tensor:
     return data.contiguous().view(torch.float16).float()
 
 
-# By format, as GGUF files number them: the bytes of a block, and the function from blocks [n, bytes] to float32.
+# Keyed by the format's number in GGUF files: the bytes of a block, and the function from blocks [n, bytes] to float32.
 EXPANDERS: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = {
     8: (34, _q8_0),
     12: (144, _q4_k),

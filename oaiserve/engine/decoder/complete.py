@@ -39,7 +39,7 @@ def _kind(layer: Layer) -> Hashable:
 
 
 def _weights(part: Any, path: str) -> set[str]:
-    """Return the paths of the weights in a part. For lists, they also say which weights all entries have."""
+    """Return the paths of the weights in a part. For lists, include which weights every entry has."""
     if isinstance(part, Tensor | Blocks):
         return {path}
     if isinstance(part, list):

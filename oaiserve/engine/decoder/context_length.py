@@ -1,4 +1,4 @@
-"""Reads from its settings how many tokens of a sequence a model supports."""
+"""Reads from a model's settings how long its sequences may be."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 
-# These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
+# These kinds scale every position by the longest sequence of the batch, so an answer would depend on other requests.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
-MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
+MOST_POSITIONS = 2**20  # rotary tables have a row per position; for the largest heads, they take 1 GiB in total
 
 
 def refuse_longer(max_model_len: int | None, limit: int) -> None:
-    """Raise StartupError for requests that may be longer than the model is good for."""
+    """Raise StartupError if requests may be longer than the model supports."""
     if max_model_len is not None and max_model_len > limit:
         raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 

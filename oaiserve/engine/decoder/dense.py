@@ -26,7 +26,7 @@ from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
 
-_LATENT_NORM = NormKind(epsilon=1e-6)  # whatever the settings have for other norms
+_LATENT_NORM = NormKind(epsilon=1e-6)  # regardless of the settings, which are for other norms
 
 
 class Rotary:
@@ -65,7 +65,7 @@ class Rotary:
         return self._tables[layer_type, theta]
 
     def _layer_type(self, number: int) -> str | None:
-        """Return the type of a layer, if numbers of rotary tables depend on it. Otherwise the types are not read."""
+        """Return the type of a layer if the rotary tables depend on it. Otherwise the types are not read."""
         rope = self._settings.get("rope_parameters") or {}
         if not any(isinstance(of_layers, dict) for of_layers in rope.values()):
             return None
@@ -183,7 +183,7 @@ def _cutoff(sparsity: float, dtype: torch.dtype) -> float | None:
 
 
 def dense_mlp(reader: Reader, activation: str) -> MLP:
-    """Describe an MLP, whose gates and ups may be one matrix."""
+    """Describe an MLP, whose gate and up projections may be one matrix."""
     down = reader.matrix("down")
     if not reader.has("gate_up"):
         return MLP(reader.matrix_or_none("gate"), reader.matrix("up"), down, activation)

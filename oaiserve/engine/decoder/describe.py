@@ -1,4 +1,4 @@
-"""Describes a decoder from the tensors and settings of its files, by the rules of its family."""
+"""Describes a decoder from the tensors and settings of its files, as its family defines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oaiserve.engine.decoder.settings import Settings
 def describe(tensors: Tensors, settings: Settings, family: Family, length: int) -> Decoder:
     """Describe a decoder whose sequences have up to `length` tokens.
 
-    Raises NotKnown if its files have something that the family doesn't.
+    Raises NotKnown if its files contain something that the family doesn't support.
     """
     facts = family.facts(settings)
     reader = Reader(tensors)
@@ -91,9 +91,9 @@ def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | N
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
     if not is_tied or reader.has("head"):
         head = reader.matrix("head")
-        if not is_tied or _differ(head.weight, embedding.weight):  # transformers doesn't tie these
+        if not is_tied or _differ(head.weight, embedding.weight):  # transformers doesn't tie weights that differ
             return head
-    reader.tensors.leave_out("head.weight")  # Files may have it twice.
+    reader.tensors.leave_out("head.weight")  # Files may store the tied weights twice.
     return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
 
 

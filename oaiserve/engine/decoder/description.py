@@ -37,22 +37,22 @@ class Norm:
 class Matrix:
     weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
-    # Adapters name the module of the model that this is a part of. `first_row` is the first of that module's rows.
+    # For adapters: the name of the module that this matrix belongs to, and the first of its rows in that module.
     module: str = ""
     first_row: int = 0
-    # The number of heads that sort the module's rows, each into parts: queries, key, value. 0: sorted as here.
+    # The module's rows are grouped by this many heads, each with queries, key and value. 0: sorted as in this matrix.
     heads: int = 0
     parts: int = 3
 
     def picked(self, rows: Tensor | slice) -> Matrix:
-        """Return the matrix of these rows, a slice or int64 [m], without adapters."""
+        """Return a matrix of only these rows, given as a slice or int64 [m]. Adapters don't apply to it."""
         bias = None if self.bias is None else self.bias[rows]
         if isinstance(self.weight, Blocks):
             return Matrix(self.weight[rows.numpy() if isinstance(rows, Tensor) else rows], bias)
         return Matrix(self.weight[rows], bias)
 
     def rows_of(self, rows: Tensor) -> Tensor:
-        """Return the rows of this matrix, given those of its module."""
+        """Return the rows of this matrix, given the rows of its module."""
         if self.heads:
             rows = by_kind(rows, self.heads, self.parts)
         return rows[self.first_row : self.first_row + len(self.weight)]
@@ -60,7 +60,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A low-rank product: two matrices, one after the other, with a narrow vector between them."""
+    """A low-rank product: two matrices in sequence, with a narrow vector between them."""
 
     down: Matrix
     up: Matrix
@@ -68,13 +68,13 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """A range of rows per head of a matrix. Latent attention multiplies each head's vector by the rows of this head."""
+    """A range of rows per head. Latent attention multiplies each head's vector by that head's rows of the matrix."""
 
     matrix: Matrix  # its rows are sorted by head
     heads: int
     first: int  # first row of a head
     count: int
-    is_transposed: bool  # the head's numbers multiply the rows, and not the columns
+    is_transposed: bool  # the head's vector multiplies the rows instead of the columns
 
     @property
     def module(self) -> str:
@@ -87,7 +87,7 @@ class RotaryTable:
     sines: Tensor
     is_interleaved: bool  # pairs are neighbours; False: number i is paired with number i + apart
     apart: int
-    # int32 [pairs]: which position (time, height or width) rotates each pair. None: a token has one position.
+    # int32 [pairs]: which coordinate (time, height or width) rotates each pair. None: a token has only one position.
     axes: Tensor | None = None
 
 
@@ -104,8 +104,9 @@ class AttentionParameters:
 class LatentProjection:
     """Queries, and a latent vector instead of keys and values (multi-head latent attention).
 
-    Each head's key ends with numbers shared by all heads, and only these are rotated, as are those of queries. All
-    others, and the values, are made from a vector of the token; the cache stores this vector instead of them.
+    Each head's key ends with numbers shared by all heads, and only these are rotated, like the corresponding numbers of
+    the query. All other numbers, and the values, are computed from a latent vector of the token; the cache stores this
+    vector instead of them.
     """
 
     query_down: Matrix | None  # None: `query` multiplies the hidden state
@@ -113,13 +114,13 @@ class LatentProjection:
     query: Matrix
     down: Matrix  # rows: first those of the latent vector, then the part of keys that all heads share
     norm: Norm  # norm of the latent vector
-    up: Matrix  # for each head: rows of the other numbers of the key, then rows of the value
+    up: Matrix  # for each head: rows of the unrotated part of the key, then rows of the value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices, in the order of their outputs
-    cache_of: int | None = None  # index of the layer whose keys and values it uses; None: this layer
+    cache_of: int | None = None  # index of the layer whose keys and values it reads; None: its own
     values_of_keys: bool = False  # values are the keys before norm and rotation, without separate rows
     gate: Matrix | None = None  # [numbers that `out` reads, width]; the sigmoid of its product multiplies these numbers
     out: Matrix
@@ -131,14 +132,14 @@ class Attention:
     rotary: RotaryTable | None = None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int = 0  # first number of each head that is rotated
     rotates_before_norms: bool = False  # queries and keys are rotated before their norms
-    query_factors: Tensor | None = None  # float32 [positions], by which queries are multiplied
+    query_factors: Tensor | None = None  # float32 [positions], multiply the queries
     sinks: Tensor | None = None  # float32 [heads], score of an additional key whose value is 0
     parameters: AttentionParameters
     key_sizes: Tensor | None = None  # float32 [kv_heads, key_dim], see key_sizes.py; None: all are 1
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Return how many numbers `qkv` makes for a token's queries, keys and values."""
+        """Return how many numbers of queries, keys and values `qkv` computes per token."""
         shape = self.shape
         has_keys = self.cache_of is None
         num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
@@ -157,43 +158,43 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """A gated delta net, as src/delta.h computes it. The convolution has queries, keys and values as its channels."""
+    """A gated delta net, as src/delta.h computes it. The channels of its convolution are queries, keys and values."""
 
-    # Rows, in this order: queries and keys of all key heads, values of all value heads, and their gates.
+    # Rows, in this order: queries and keys of all key heads, values of all value heads, and the gates of these values.
     projections: list[Matrix]
-    gates: LowRank | None = None  # makes the gates of values, if the projections don't
+    gates: LowRank | None = None  # computes the gates of values if the projections don't
     has_sigmoid_gates: bool = False  # False: their activation is silu
     rates: list[Matrix]  # for each value head: its learning rate, then the input of its decay
     rate_factor: float = 1.0
-    decays: LowRank | None = None  # makes the input of the decay of each row of a state; None: a head has one
+    decays: LowRank | None = None  # computes a decay for each row of a state; None: one decay per head
     convolution: Convolution
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    speeds: Tensor  # float32 [decays], of each decay
-    biases: Tensor  # float32 [decays], of its input
+    speeds: Tensor  # float32 [decays], speed of each decay
+    biases: Tensor  # float32 [decays], added to the input of each decay
     norm: Norm  # width: one value head
     out: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A mixer of Mamba 2, as src/mamba.h computes it. The convolution has x, B and C as its channels."""
+    """A Mamba 2 mixer, as src/mamba.h computes it. The channels of its convolution are x, B and C."""
 
-    # Rows, in this order: x of all heads, B and C of all groups, gates of x, and the inputs of the times.
+    # Rows, in this order: x of all heads, B and C of all groups, gates of x, and inputs of the time steps.
     projections: list[Matrix]
     convolution: Convolution
     heads: int
     head_dim: int
     groups: int
     state_dim: int
-    speeds: Tensor  # float32 [heads], of the decay
-    biases: Tensor  # float32 [heads], of the inputs of the times
+    speeds: Tensor  # float32 [heads], speed of each decay
+    biases: Tensor  # float32 [heads], added to the inputs of the time steps
     skips: Tensor  # float32 [heads]
     least_time: float
     most_time: float
-    # [heads * head_dim], which norms each group by itself after the gates; None if there is no norm.
+    # Width: heads * head_dim. Applied to each group separately, after the gates; None: no norm.
     norm: Norm | None
     out: Matrix
 
@@ -207,7 +208,7 @@ class ShortConvolution:
     out: Matrix
 
 
-# The mixers of layers, next to or instead of attention. Their states have the same order as these layers.
+# A layer's mixer, next to or instead of attention. States are in the order of the layers that have a mixer.
 Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 
@@ -223,10 +224,10 @@ class MLP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
+    """Chooses the experts of each token and weights them; src/experts.h computes it."""
 
     weight: Tensor  # [experts, width]
-    module: str  # name of the module for adapters; "": they cannot name it
+    module: str  # name of the module for adapters; "": adapters can't name it
     logits_bias: Tensor | None  # float32 [experts]
     bias: Tensor | None  # float32 [experts], added to the scores only to choose experts
     top_k: int
@@ -243,12 +244,12 @@ class Router:
         return Matrix(self.weight, self.logits_bias, self.module)
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Return the weights float32 [tokens, experts] for the logits of all experts, 0 for those not chosen."""
+        """Return the weights float32 [tokens, experts] for the logits of all experts. Experts not chosen have 0."""
         chosen, weights = self.choose(logits)
         return torch.zeros_like(logits).scatter(-1, chosen, weights)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the chosen experts int64 [tokens, top_k] and their weights float32, for the logits of all experts."""
+        """Return the chosen experts int64 [tokens, top_k] and their weights float32, from the logits of all experts."""
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
         if self.top_groups < self.groups:
@@ -267,7 +268,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """How gpt-oss' experts combine gate and up projection. Replaces an activation."""
+    """How gpt-oss' experts combine the gate and up projections. Used instead of an activation."""
 
     alpha: float
     limit: float
@@ -287,7 +288,7 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class MixtureNorms:
-    """The norms of a mixture whose parts each have their own, before and after them."""
+    """The norms of a mixture whose router, experts and shared MLP each have norms of their own."""
 
     router: Norm
     experts: Norm
@@ -297,26 +298,26 @@ class MixtureNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts, whose matrices all have the same sizes."""
+    """A mixture of experts whose matrices all have the same sizes."""
 
     router: Router
     experts: list[Expert]
     activation: (
         str | ClampedGate
     )  # a name in library.ACTIVATIONS, for activation(gate) * up, or activation(up) without gates
-    shared: MLP | None  # an MLP that computes all tokens
-    shared_gate: Matrix | None = None  # [1, width], the product with a token is the gate of `shared`
-    norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP
+    shared: MLP | None  # an MLP that is applied to every token
+    shared_gate: Matrix | None = None  # [1, width]; its product with a token is the gate of `shared`
+    norms: MixtureNorms | None = None  # None: all parts read the output of the norm before the MLP
     scales_inputs: bool = False  # An expert's weight multiplies its input instead of its output.
 
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """A layer adds norm(projection(inputs * activation(gate(hidden state)))), where the inputs are its own."""
+    """Adds norm(projection(inputs * activation(gate(hidden state)))), where the inputs are the layer's own."""
 
-    gate: Matrix  # [numbers of a layer, width]
+    gate: Matrix  # [inputs of a layer, width]
     activation: str  # a name in library.ACTIVATIONS
-    projection: Matrix  # [width, numbers of a layer]
+    projection: Matrix  # [width, inputs of a layer]
     norm: Norm
 
 
@@ -324,16 +325,16 @@ class InputGate:
 class LayerInputs:
     """A token's inputs of each layer, in addition to its embedding: (norm(projection(embedding)) + table) * scale."""
 
-    table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens past its last row have the first one
+    table: Tensor | Blocks  # [vocab, layers * inputs of a layer]; tokens beyond its last row use the first one
     table_scale: float
-    projection: Matrix  # [layers * numbers of a layer, width]
-    norm: Norm  # norm of the numbers of a layer
+    projection: Matrix  # [layers * inputs of a layer, width]
+    norm: Norm  # norm of one layer's inputs
     scale: float
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Begin and end of a decoder with several hidden states per token (alternating updates, Baykal et al. 2023).
+    """The ends of a decoder with several hidden states per token (alternating updates, Baykal et al. 2023).
 
     The first state begins as the embedding, the others as projections of it, scaled to its magnitude. After the last
     layer, the others are projected again and scaled likewise, and the final norm reads the mean of all states.
@@ -341,12 +342,12 @@ class HiddenStates:
 
     projections: list[Matrix]  # projections of the embedding, for all states but the first
     unprojections: list[Matrix]  # one for each state but the first
-    active: int  # the state that layers read
+    active: int  # index of the state that layers read
 
 
 @dataclass(frozen=True, slots=True)
 class AltUp:
-    """How a layer predicts all hidden states, and corrects them by its output for the active one.
+    """How a layer predicts all hidden states, and corrects them by the error of the active state's prediction.
 
     Two matrices turn tanh(router(norm(hidden state))) into the coefficients of predictions and of corrections.
     """
@@ -407,14 +408,14 @@ class Decoder:
     head: Matrix
     logits_scale: float = 1.0
     logits_softcap: float = 0.0
-    # Vectors in the places of tokens: their factor, and the token whose other inputs these tokens get.
+    # For vectors that replace embeddings: their factor, and the token id used for these tokens' per-layer inputs.
     vector_scale: float = 1.0
     padding_id: int = 0
-    num_deep: int = 0  # number of layers, from the first on, whose outputs get vectors added
+    num_deep: int = 0  # how many of the first layers have vectors of an image added to their outputs
     hidden_states: HiddenStates | None = None  # None: each token has one hidden state
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
-        """Return rows and columns of each linear layer for adapters, by the name of its module."""
+        """Return the rows and columns of each linear layer that adapters may change, by the name of its module."""
         sizes: dict[str, tuple[int, int]] = {}
         routers = [layer.mlp.router.matrix for layer in self.layers if isinstance(layer.mlp, Experts)]
         parts = [self.layer_inputs, [replace(layer, mixer=None) for layer in self.layers], routers]
@@ -437,6 +438,6 @@ def matrices_in(part: object) -> Iterator[Matrix]:
 
 
 def by_kind(rows: Tensor, heads: int, parts: int) -> Tensor:
-    """Reorder rows from queries, key and value of each key head to all queries, then all keys, then all values."""
+    """Reorder rows that are grouped by key head into all queries, then all keys, then all values."""
     of_heads = rows.unflatten(0, (heads, parts, -1))
     return torch.cat([kind.flatten(0, 2) for kind in of_heads.split([parts - 2, 1, 1], dim=1)])

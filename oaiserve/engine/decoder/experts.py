@@ -11,11 +11,11 @@ from oaiserve.engine.decoder.facts import Mixture
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
 
-_METHOD = "noaux_tc"  # the name that files have for the choice of experts by DeepSeek V3
+_METHOD = "noaux_tc"  # the name in files for how DeepSeek V3 chooses experts
 
 
 def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None) -> Experts:
-    """Describe the experts of a layer and the MLP that computes all tokens next to them. Raises NotKnown.
+    """Describe the experts of a layer and the shared MLP next to them. Raises NotKnown.
 
     `activation` is the activation function of each expert, unless the mixture has its own.
     """
@@ -88,7 +88,7 @@ def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
 
 
 def grouped_mixture(settings: Settings, layers: tuple[bool, ...] | None, num_experts: int) -> Mixture:
-    """Return the facts of mixtures like DeepSeek V3's in these layers, or in all. Raises NotKnown."""
+    """Return the facts of mixtures like DeepSeek V3's in the given layers, or in all layers. Raises NotKnown."""
     method = settings.get("topk_method")
     if method not in (None, _METHOD):
         raise NotKnown(f"it chooses experts by the method '{method}'")

@@ -1,4 +1,4 @@
-"""The facts of a model that its tensors don't show: numbers of its settings, and facts of its family."""
+"""The facts of a model that its tensors don't show: numbers from its settings, and properties of its family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.decoder.description import ClampedGate, NotKnown
 from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 
-# Our names of activations, by the names in settings.
+# Our names of activations, keyed by their names in settings.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -26,10 +26,10 @@ _ACTIVATIONS = {
 class Mixture:
     """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
 
-    layers: tuple[bool, ...] | None = None  # layers with experts instead of an MLP; None: all
+    layers: tuple[bool, ...] | None = None  # which layers have experts instead of an MLP; None: all
     num_experts: int | None = None  # experts that the files must have in each layer; None: any number
     top_k: int
-    is_sigmoid: bool = False  # scores are sigmoids, else a softmax
+    is_sigmoid: bool = False  # Scores are sigmoids instead of a softmax.
     has_choice_bias: bool = False
     groups: int = 1
     top_groups: int = 1
@@ -39,10 +39,10 @@ class Mixture:
     is_float32: bool = False  # The router and its biases are in float32, whatever the model's dtype.
     has_float32_bias: bool = False  # The bias affects only the choice of experts.
     is_router_adaptable: bool = False
-    has_shared: bool = False  # A shared MLP computes all tokens.
+    has_shared: bool = False  # A shared MLP is applied to every token.
     has_shared_gate: bool = False
-    has_gates: bool = True  # False: an expert has no gate, and activates its up projection
-    is_in_turns: bool = False  # Gate and up are one matrix, whose rows alternate.
+    has_gates: bool = True  # False: an expert has no gate, and applies its activation to the up projection
+    is_in_turns: bool = False  # Gate and up projections are one matrix, whose rows alternate.
     activation: str | ClampedGate | None = None  # activation of the experts; None: the same as in an MLP
     scales_inputs: bool = False  # An expert's weight multiplies its input instead of its output.
 
@@ -64,25 +64,25 @@ class Facts:
     """The facts of one decoder. A family replaces the facts of Llama that differ."""
 
     num_layers: int
-    mtp_layers: int = 0  # layers after these that predict further tokens, and are left out
+    mtp_layers: int = 0  # additional layers at the end that predict further tokens; they are left out
     heads: int
     kv_heads: int
     head_dim: int
     norm: NormKind
     activation: str  # a key of the executors' ACTIVATIONS
-    scaling: float  # factor of the products of queries and keys
+    scaling: float  # multiplies the products of queries and keys
     windows: tuple[int | None, ...]  # one for each layer
     chunks: tuple[int | None, ...] | None = None  # one for each layer; None: no layer attends in chunks
     rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
-    is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
+    is_interleaved: bool = False  # Neighbours are rotated together, instead of numbers of the two halves.
     rotates_before_norms: bool = False
-    has_weightless_qk_norms: bool = False  # queries and keys are normed where they are rotated
-    factors_are_for_unrotated: bool = False  # only layers that do not rotate queries scale them by position
-    softcap: float | None = None  # bound of attention scores
-    scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
+    has_weightless_qk_norms: bool = False  # Layers that rotate queries and keys norm them, too.
+    factors_are_for_unrotated: bool = False  # Only layers that don't rotate queries scale them by position.
+    softcap: float | None = None  # cap of attention scores
+    scaling_falls: bool = False  # Layers divide `scaling` by their numbers, counted from 1.
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
     first_position: int = 0  # row of the embedded positions for the first token
-    qkv_parts: int = 0  # parts of each key head, which sort the rows of `qkv`; 0: sorted by queries, keys and values
+    qkv_parts: int = 0  # parts of each key head in `qkv`, whose rows are sorted by key head; 0: sorted by part
     has_attention_gates: bool = False  # The gates are rows of `q`: each head's gate follows its query.
     with_mixer: frozenset[int] = frozenset()  # numbers of the layers with a mixer
     without_attention: frozenset[int] = frozenset()
@@ -91,7 +91,7 @@ class Facts:
     gate_sparsity: tuple[float, ...] | None = None  # for each layer, the share of its MLP's gates that are 0
     is_tied: bool = False  # The output head shares the embedding's weights.
     embedding_scale: float = 1.0
-    rounds_embedding_scale: bool = False  # rounded to the model's dtype
+    rounds_embedding_scale: bool = False  # Round `embedding_scale` to the model's dtype.
     vector_scale: float = 1.0  # factor of the vectors that replace embeddings
     residual_scale: float = 1.0
     logits_scale: float = 1.0
@@ -107,7 +107,8 @@ class Facts:
 def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function: str | None = "hidden_act") -> Facts:
     """Return the facts of Llama.
 
-    `epsilon` is that of the norms, or its key. `function` is the key of the activation, which is silu without one.
+    `epsilon` is the norms' epsilon or its key in the settings. `function` is the key of the activation; without it, the
+    activation is silu.
     """
     num_layers = settings["num_hidden_layers"]
     return Facts(
@@ -127,7 +128,7 @@ def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function
 def with_layer_norms(
     settings: Settings, *, epsilon: str | float = "layer_norm_eps", function: str = "hidden_act"
 ) -> Facts:
-    """Return the facts of Llama with norms that subtract the mean, by the same keys."""
+    """Return the facts of Llama, but with LayerNorms. They are read from the same keys."""
     facts = llama(settings, epsilon=epsilon, function=function)
     return replace(facts, norm=replace(facts.norm, subtracts_mean=True))
 
@@ -167,7 +168,7 @@ def with_mixers(facts: Facts, settings: Settings, kind: str = "linear_attention"
 
 
 def refuse_other_types(settings: Settings, *known: str) -> None:
-    """Raise NotKnown for a layer whose type is none of these."""
+    """Raise NotKnown for a layer of a type that is not listed."""
     if others := sorted({str(kind) for kind in settings["layer_types"]} - set(known)):
         raise NotKnown(f"it has layers of type '{others[0]}'")
 

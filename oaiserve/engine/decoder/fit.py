@@ -22,11 +22,11 @@ from oaiserve.engine.decoder.description import (
     Norm,
 )
 
-Sizes = Iterator[tuple[object, object]]  # sizes of weights, and what they must be
+Sizes = Iterator[tuple[object, object]]  # pairs of a weight's size and the size that it must have
 
 
 def fit(decoder: Decoder) -> bool:
-    """Compare the sizes of all weights. If they didn't fit together, native code would read past their ends."""
+    """Compare the sizes of all weights. With wrong sizes, native code would read past their ends."""
     return all(size == wanted for size, wanted in _decoder(decoder))
 
 
@@ -59,7 +59,7 @@ def _decoder(decoder: Decoder) -> Sizes:
     inputs = decoder.layer_inputs
     numbers = 0
     if inputs is not None:
-        numbers = len(inputs.norm.weight)  # numbers of a layer
+        numbers = len(inputs.norm.weight)  # inputs of a layer
         yield inputs.table.shape[1], len(decoder.layers) * numbers
         yield from _shapes(len(decoder.layers) * numbers, width, inputs.projection)
     if decoder.position_embedding is not None:
@@ -122,7 +122,7 @@ def _attention(attention: Attention, width: int) -> Sizes:
         yield attention.key_sizes.shape, (shape.kv_heads, shape.key_dim)
     if attention.values_of_keys:
         yield shape.value_dim, shape.key_dim
-    rotated = 0  # numbers of a head
+    rotated = 0  # rotated numbers of a head
     if rotary is not None:
         pairs = rotary.cosines.shape[1]
         rotated = 2 * pairs if rotary.is_interleaved else rotary.apart + pairs

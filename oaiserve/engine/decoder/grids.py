@@ -1,6 +1,6 @@
-"""The points of GGUF formats whose codes are places in a table: IQ1, IQ2 and IQ3.
+"""The grids of the GGUF formats IQ1, IQ2 and IQ3, whose codes are indices into a table of points.
 
-gguf-py, the reference of these formats, defines each table by the places of its numbers, packed in a few bits each.
+gguf-py, the reference of these formats, defines each table by the indices of its values, packed in a few bits each.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# The formats by their numbers in GGUF files: what native code multiplies a point with, and adds. See src/grids.h.
+# Keyed by the format's number in GGUF files: the factor and the addend that native code applies to points. See
+# src/grids.h.
 IN_NATIVE_CODE = {16: (1, 0), 17: (1, 0), 18: (2, 0), 19: (8, 1), 21: (8, 0), 22: (1, 0), 29: (8, 1)}
 
 
 @cache
 def points_of(kind: int) -> NDArray[np.int8]:
-    """Return the points of a format [places, weights of a point] as native code takes them."""
-    from gguf import GGMLQuantizationType, quants  # only a few starts need it
+    """Return the points of a format [points, weights of a point] in the form that native code expects."""
+    from gguf import GGMLQuantizationType, quants  # rarely needed, so imported only here
 
     definition = getattr(quants, GGMLQuantizationType(kind).name)
     definition.init_grid()

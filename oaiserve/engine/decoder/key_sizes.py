@@ -1,11 +1,12 @@
-"""The sizes of the numbers of keys. A cache in eight bits divides keys by them before it rounds.
+"""Typical sizes of the numbers of keys. An 8-bit cache divides keys by them before it rounds.
 
-Neighbours of a key share a scale, so a number that is always large takes the digits of the others. In some families the
-bias of the key projection makes numbers of 150 next to numbers of 1, or the weights of a norm do. Sizes follow from the
-weights alone: what goes into the projection has about the size of the norm's weights, as far as nothing is known of the
-text. Numbers that are rotated together have one size, because either becomes the other at some positions.
+Neighbours in a key share a scale, so a number that is always large costs the others precision. In some families, the
+bias of the key projection or the weights of a norm produce numbers of 150 next to numbers of 1. The sizes follow from
+the weights alone: without knowledge of the text, the projection's inputs are expected to be as large as the norm's
+weights. The two numbers that are rotated together get the same size, because each takes the other's values at some
+positions.
 
-Sizes are powers of two. So keys and queries keep their digits, and only the rounding to integers is another.
+Sizes are powers of two, so keys and queries keep their precision, and only the rounding to integers changes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm
 
 _LEAST = 2.0**-16  # relative to the largest number of a head
-# Divided by the expected sizes themselves, large numbers would lose too many digits. The divergence of Qwen2.5 0.5B at
-# positions 16 to 511 is 0.0033 with the power 1, 0.0017 with 3/4, 0.0016 with 5/8, 0.0020 with 1/2, 0.0160 without
-# sizes, and 0.0010 with a cache in bfloat16 (tools/quality of 79e07899).
+# Sizes are raised to this power. With a power of 1, large numbers would lose too much precision. The divergence of
+# Qwen2.5 0.5B at positions 16 to 511 is 0.0033 with the power 1, 0.0017 with 3/4, 0.0016 with 5/8, 0.0020 with 1/2,
+# 0.0160 without sizes, and 0.0010 with a cache in bfloat16 (tools/quality of 79e07899).
 _POWER = 0.625
 
 
 def with_key_sizes(layer: Layer) -> Layer:
-    """Return the layer with the sizes of the keys that it writes, if its cache has eight bits."""
+    """Return the layer with the sizes of the keys that it writes, if its cache has 8 bits."""
     attention = layer.attention
     if attention is None or not attention.shape.is_int8 or attention.cache_of is not None:
         return layer
@@ -56,13 +57,13 @@ def _sizes(attention: Attention, input_norm: Norm | None) -> Tensor:
 
 def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
     """Return the sizes [rows] of the key projection's output, from its bias and the sizes of its inputs."""
-    assert isinstance(attention.qkv, list)  # latent vectors are never in eight bits
+    assert isinstance(attention.qkv, list)  # the latent cache never has 8 bits
     shape = attention.shape
     start = 0
     parts = []
     first = attention.heads * shape.key_dim
     end = (attention.heads + shape.kv_heads) * shape.key_dim
-    for matrix in attention.qkv:  # Their rows follow each other: queries, keys, values.
+    for matrix in attention.qkv:  # The matrices' rows are in this order: queries, keys, values.
         rows = slice(max(first - start, 0), max(end - start, 0))
         start += len(matrix.weight)
         if rows.start >= len(matrix.weight) or rows.stop == 0:
@@ -85,7 +86,7 @@ def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
 
 
 def _normed(sizes: Tensor, norm: Norm | None) -> Tensor:
-    """Return the sizes after a norm of each head, or of all heads together."""
+    """Return the sizes after a norm, which applies to each head or to all heads together."""
     if norm is None:
         return sizes
     normed = sizes.view(-1, len(norm.weight))

@@ -1,4 +1,4 @@
-"""Compares the settings in a config.json with those that its family has read, so that none is ignored by mistake."""
+"""Compares the settings in a config.json with those that its family has read, to find any that would be ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings, default_of, known_keys, table
 
-# Keys that say whether certain tensors exist, by the roles of these tensors.
+# Keys that say whether tensors exist, with the roles of these tensors.
 _BIASES = ("q", "k", "v", "qkv", "q_down", "kv_down")
 _FLAGS = {
     "attention_bias": _BIASES,
@@ -36,8 +36,8 @@ _WITHOUT_EFFECT = {
 }
 _WITHOUT_EFFECT_ON_MIXERS = {("nemotron_h", "mamba_proj_bias")}
 _NORMS = ("use_qk_norm", "qk_layernorm")
-_WITHOUT_WEIGHTS = {"llama4_text"}  # In these types, the norms of queries and keys have no weights.
-# Keys of the table that no family needs to read, because tensors show them, other keys follow from them, or all types
+_WITHOUT_WEIGHTS = {"llama4_text"}  # The query and key norms of these types have no weights.
+# Keys of the table that no family needs to read: tensors show their values, other keys follow from them, or all types
 # have them.
 _SHOWN = {
     *("block_auto_adjust_ff_dim", "conv_L_cache", "conv_kernel", "eos_token_id", "expand", "full_attn_idxs"),
@@ -50,17 +50,18 @@ _SHOWN = {
     *("tie_word_embeddings", "use_double_wide_mlp", "vocab_size", "vocab_size_per_layer_input"),
     "word_embed_proj_dim",
 }
-# Keys that families read and that the table does not have: older names, and settings that classes write but don't read.
+# Keys that families read but the table doesn't have: older names, and settings that the config classes write but don't
+# read.
 _UNLISTED = {
     *("block_ff_dim", "global_head_dim", "hybrid_override_pattern", "linear_attn_config", "mla_use_nope"),
     *("moe_router_activation_func", "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config"),
     "tie_embedding",
 }
-# Counts that the shapes of tensors show, too: of experts, and of rows in the embedding that is an input of each layer.
+# Counts that the shapes of tensors also show: numbers of experts, and rows of the embedding for per-layer inputs.
 _COUNTED = frozenset(
     {"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts", "vocab_size_per_layer_input"}
 )
-# Keys of any config.json, also by names in older files.
+# Keys of every config.json, including their names in older files.
 _OF_ALL_TYPES = frozenset(
     {
         *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type"),
@@ -70,7 +71,7 @@ _OF_ALL_TYPES = frozenset(
 )
 # Values that have no effect, in addition to 0, 1, false and null.
 _NEUTRAL = {"do_layer_norm_before": True, "rope_theta": 10_000, "scale_attn_weights": True}
-# Synonyms: a file may have several names of a setting, and each family reads one of them.
+# Synonyms: a file may use several names for a setting, and each family reads one of them.
 _SYNONYMS = (
     {"activation_function", "hidden_act", "hidden_activation"},
     {"first_k_dense_replace", "mlp_layer_types"},
@@ -88,7 +89,7 @@ def effective() -> frozenset[str]:
 
 
 def refuse_ignored(settings: Settings) -> None:
-    """Raise NotKnown for a key that the file states, that other families compute with, and that nothing has read."""
+    """Raise NotKnown for a key in the file that other families compute with but that nothing has read."""
     for key in sorted(settings.stated.keys() & effective() - settings.read - _COUNTED):
         value = settings.stated[key]
         if value != default_of(settings["model_type"], key) and not _is_without_effect(settings, key):
@@ -96,9 +97,9 @@ def refuse_ignored(settings: Settings) -> None:
 
 
 def unknown(settings: Settings) -> list[str]:
-    """Return the keys that the file states, but that nothing has read and no type is known to have.
+    """Return the keys in the file that nothing has read and that no known type has.
 
-    Those with an underscore in front are notes of the program that wrote the file.
+    Keys with a leading underscore are notes of the program that wrote the file.
     """
     known = known_keys() | _OF_ALL_TYPES | settings.read
     others = (key for key in settings.stated if key not in known and not key.startswith("_"))
@@ -138,25 +139,25 @@ def _first_with(parts: list[Reader], roles: tuple[str, ...]) -> Reader | None:
 def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
     is_known = default_of(settings["model_type"], key) is not None
     if not settings[key] and not is_known:
-        return  # models of some types have biases though their files have such a key, which transformers doesn't read
+        return  # Some types have biases although their files have such a key. transformers doesn't read it.
     if bool(settings[key]) != has_tensors:
         has = "has such tensors" if has_tensors else "has no such tensors"
         raise NotKnown(f"its config.json sets {key} to {settings[key]!r}, but a layer {has}")
 
 
 def _is_without_effect(settings: Settings, key: str) -> bool:
-    """Return whether a stated key that nothing has read changes nothing."""
+    """Return whether ignoring a key of the file makes no difference. Nothing has read the key."""
     value = settings.stated[key]
     if (settings["model_type"], key) in _WITHOUT_EFFECT:
         return True
     if key in _FLAGS | _FLAGS_OF_MLPS and default_of(settings["model_type"], key) is not None:
-        return True  # it says which layers have biases, and so do their tensors
+        return True  # The key says which layers have biases, but so do their tensors.
     has_other_name = any(key in names and names & settings.read for names in _SYNONYMS)
     return has_other_name or key in _UNUSED or _is_neutral(value) or value == _NEUTRAL.get(key)
 
 
 def _is_neutral(value: Any) -> bool:
-    """Return whether a setting has no effect at this value, judged without its name."""
+    """Return whether this value turns a setting off, whatever the setting is."""
     if isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
     if isinstance(value, bool) or value is None or isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Describes the mixers of layers, which keep a state: delta nets, Mamba 2 and short convolutions."""
+"""Describes mixers, the layers that keep a state: delta nets, Mamba 2 and short convolutions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 
 MAX_TAPS = 8  # must match src/states.h
-_ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # activations of convolutions, by their names in settings
-# The keys of heads, numbers of a head, groups of B and C, and numbers of a state.
+_ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # activations of convolutions, keyed by their names in settings
+# The keys for: heads, numbers per head, groups of B and C, and numbers per state.
 MAMBA_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
 _TAPS = ("linear_conv_kernel_dim", "conv_L_cache", "conv_kernel", "mamba_d_conv")  # settings with the number of taps
 
@@ -41,7 +41,7 @@ def delta_net(
     rate_factor: float = 1.0,
     has_float32_speeds: bool = False,
 ) -> DeltaNet:
-    """Describe a gated delta net. `epsilon` is that of its norm, which is otherwise that of all norms.
+    """Describe a gated delta net. `epsilon` overrides the epsilon of its norm.
 
     With `has_float32_speeds`, the logarithms of speeds are not rounded to the dtype of the model.
     """
@@ -50,7 +50,7 @@ def delta_net(
     key_dim = settings["linear_key_head_dim"]
     value_dim = settings["linear_value_head_dim"]
     each = value_heads // key_heads
-    if reader.has("qkvz"):  # sorted by key head, each with its query, its key, its values and their gates
+    if reader.has("qkvz"):  # grouped by key head: its query, its key, its values and their gates
         values = each * value_dim
         projections = [_by_kind(reader.matrix("qkvz"), key_heads, [key_dim, key_dim, values, values])]
     else:
@@ -78,7 +78,7 @@ def delta_net(
 
 
 def kimi_delta_net(reader: Reader, facts: Facts, settings: Settings) -> DeltaNet:
-    """Describe Kimi Linear's gated delta net, whose states have a decay for each row."""
+    """Describe Kimi Linear's gated delta net, whose states have one decay per row."""
     heads = settings["linear_num_heads"]
     dim = settings["linear_head_dim"]
     convolutions = ("conv",) if reader.has("conv") else ("conv_q", "conv_k", "conv_v")
@@ -110,17 +110,17 @@ def mamba2(
     limits: tuple[float, float] | None = None,
     has_norm: bool = True,
 ) -> Mamba2:
-    """Describe a mixer of Mamba 2, maybe without a norm.
+    """Describe a Mamba 2 mixer.
 
-    Its sizes are in the settings under these `keys`, and the activation of its convolution under `function`. `limits`
-    are those of times, which are otherwise in the settings.
+    The settings have its sizes under `keys`, and the activation of its convolution under `function`. `limits` override
+    the settings' limits of time steps.
     """
     heads, head_dim, groups, state_dim = (settings[key] for key in keys)
     limits = settings["time_step_limit"] if limits is None else limits
     if limits is None:
         raise NotKnown("its time_step_limit is null")
     numbers = heads * head_dim
-    times = 2 * numbers + 2 * groups * state_dim  # the first row of their inputs, which follow gates, x, B and C
+    times = 2 * numbers + 2 * groups * state_dim  # first row of the inputs of time steps, after gates, x, B and C
     together = reader.matrix("in")
     return Mamba2(
         projections=[together.picked(rows) for rows in (slice(numbers, times), slice(numbers), slice(times, None))],
@@ -151,7 +151,7 @@ def short_convolution(reader: Reader, _facts: Facts, settings: Settings) -> Shor
 
 
 def state_shapes(decoder: Decoder, dtype: torch.dtype) -> dict[int, LayerStateShapes]:
-    """Return the shapes of what layers keep of a sequence, by layer index. `dtype` is the model's."""
+    """Return the shapes of each layer's state per sequence, by layer index. `dtype` is the model's."""
     mixers = ((number, layer.mixer) for number, layer in enumerate(decoder.layers))
     return {number: _state_shapes(mixer, dtype) for number, mixer in mixers if mixer is not None}
 
@@ -169,7 +169,7 @@ def _state_shapes(mixer: Mixer, dtype: torch.dtype) -> LayerStateShapes:
 
 
 def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
-    """Return a matrix with its rows sorted by group instead of by head. Each head has groups of these sizes."""
+    """Return a matrix with its rows grouped by kind instead of by head. Each head has `sizes` rows of each kind."""
     if len(matrix.weight) != heads * sum(sizes):
         raise NotKnown(f"its projections have {len(matrix.weight)} rows for {heads} heads of {sum(sizes)}")
     parts = torch.arange(len(matrix.weight)).unflatten(0, (heads, -1)).split(sizes, dim=1)
@@ -177,7 +177,7 @@ def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
 
 
 def _convolution(reader: Reader, roles: Sequence[str], settings: Settings, activation: str) -> Convolution:
-    """Describe a convolution, whose channels the files may have in several tensors [channels, 1, taps]."""
+    """Describe a convolution, whose channels may be in several tensors [channels, 1, taps] of the files."""
     taps = next((number for key in _TAPS if (number := settings.get(key)) is not None), None)
     parts = [reader.numbers(f"{role}.weight") for role in roles]
     if any(part.shape[1:] != (1, taps) for part in parts):
@@ -200,7 +200,7 @@ def _activation(settings: Settings, key: str = "hidden_act") -> str:
 
 
 def _speeds(reader: Reader, *, is_exact: bool = False) -> Tensor:
-    """Return the speeds at which states fade, less than 0, of which files on the hub have the logarithms."""
+    """Return the speeds at which states decay, less than 0. Files on the hub store their logarithms."""
     if is_exact:
         numbers = reader.exact("A_log").float()
     else:

@@ -1,4 +1,4 @@
-"""Makes the spec of a model, which serving needs, from its settings and its description."""
+"""Makes the spec of a model, which the rest of the server needs, from its settings and its description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_spec(
     device: torch.device,
     generation: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """Return the spec of a model that computes in `dtype`. `generation` is its generation_config.json."""
+    """Return the spec of a model that computes in `dtype`. `generation` is the model's generation_config.json."""
     return ModelSpec(
         name=(settings.get("architectures") or [settings["model_type"]])[0],
         device=device,
@@ -44,13 +44,13 @@ def stored_dtype(settings: Settings) -> torch.dtype:
 
 
 def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
-    """Return the shapes of keys and values by layer, without layers that use the cache of another one."""
+    """Return the shapes of keys and values by layer, without layers that use another layer's cache."""
     attention = ((number, layer.attention) for number, layer in enumerate(decoder.layers))
     return {number: one.shape for number, one in attention if one is not None and one.cache_of is None}
 
 
 def ids_of(value: object) -> frozenset[int]:
-    """Return the ids of end tokens: a file has one id, a list, or none, also written as -1. Raises ValueError."""
+    """Return the ids of end tokens. A file has one id, a list, or none, which may also be -1. Raises ValueError."""
     ids: list[Any] = value if isinstance(value, list) else [value]
     if any(type(each) is not int for each in ids if each is not None):
         raise ValueError(f"its eos_token_id is {str(value)[:100]!r}, but must be a token id or a list of them")

@@ -1,11 +1,10 @@
-"""Files in the cache with quantized weights, which one start makes and later starts map.
+"""Cached files with quantized weights, which one start writes and later starts map.
 
 A file consists of the blocks of a model's matrices. Native code writes them directly into the mapped file, so they are
-in memory only once, as pages that the system can write back. The file has no name until all of it is on the disk;
-an interrupted start leaves nothing behind. The order of the matrices is that of their names, so that no record has to
-be trusted with their places.
+in memory only once, as pages that the system can write back. The file gets a name only when all of it is on the disk,
+so an interrupted start leaves nothing behind. The matrices are sorted by name, so their offsets need not be stored.
 
-All files together take no more than the user allows: the least recently used ones go first.
+The user limits the total size of the files. The least recently used ones are removed first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEFT_BYTES = 2**31  # space that must stay free on the disk
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file, and the numbers by which it is known again. They change if anything is written to it."""
+    """Identifies a file. The numbers change if anything is written to it."""
 
     name: str
     inode: int
@@ -47,7 +46,7 @@ class _MappedFile:
         self._end = 0
 
     def blocks(self, kind: int, n: int, k: int) -> Blocks:
-        """Return the next blocks, of a matrix [n, k] in a format. In a new file, they have no values yet."""
+        """Return the next blocks, for a matrix [n, k] in a format. In a new file, they have no values yet."""
         offset = self._end
         num_bytes = _num_bytes(kind, n, k)
         self._end += _aligned(num_bytes)
@@ -56,10 +55,10 @@ class _MappedFile:
 
 
 class QuantizedFile(_MappedFile):
-    """An unfinished file."""
+    """An unfinished file, which has no name yet."""
 
     def __init__(self, num_bytes: int, most_bytes: int) -> None:
-        """Reserve the space for `num_bytes`, and remove other files until all take `most_bytes` at most.
+        """Reserve `num_bytes` of space, and remove other files until all together take at most `most_bytes`.
 
         Raises OSError if there is no space, and NotPrivate if others could write to the folder.
         """
@@ -70,7 +69,7 @@ class QuantizedFile(_MappedFile):
             raise OSError("this system has no files without a name")
         self._folder = folder
         self._descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, private.FILE_MODE)
-        os.posix_fallocate(self._descriptor, 0, num_bytes)  # a page without space on the disk would end the process
+        os.posix_fallocate(self._descriptor, 0, num_bytes)  # without it, writing to a full disk kills the process
         super().__init__(mmap.mmap(self._descriptor, num_bytes))
 
     def __del__(self) -> None:
@@ -78,14 +77,14 @@ class QuantizedFile(_MappedFile):
             os.close(self._descriptor)
 
     def finish(self, name: str) -> FileIdentity:
-        """Give the file a name, once all of it is on the disk. Raises OSError."""
+        """Give the file its name when all of it is on the disk. Raises OSError."""
         self._map.flush()
         os.fsync(self._descriptor)
         status = os.fstat(self._descriptor)
-        unfinished = f".{name}-{secrets.token_hex(4)}"  # In containers, processes have the same id.
+        unfinished = f".{name}-{secrets.token_hex(4)}"  # Processes in different containers may have the same id.
         folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # With the folders, link follows /proc's link to the file.
+            # With folder descriptors, os.link follows the symbolic link in /proc to the file.
             os.link(f"/proc/self/fd/{self._descriptor}", unfinished, src_dir_fd=folder, dst_dir_fd=folder)
             os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
@@ -95,7 +94,7 @@ class QuantizedFile(_MappedFile):
 
 
 class FinishedFile(_MappedFile):
-    """A file of an earlier start."""
+    """A file from an earlier start."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -104,12 +103,12 @@ class FinishedFile(_MappedFile):
 
 
 def file_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:
-    """Return how long a file is with the blocks of matrices, each of a kind and [n, k]."""
+    """Return the size of a file with the blocks of these matrices, each a format and [n, k]."""
     return sum(_aligned(_num_bytes(*matrix)) for matrix in matrices)
 
 
 def find(identity: FileIdentity) -> Path | None:
-    """Return the path of a file, which counts as used from now on, or None if it is not there as it was.
+    """Return the path of a file and mark it as used, or return None if it is missing or has changed.
 
     Raises OSError, and NotPrivate if others could write to the folder.
     """
@@ -122,7 +121,7 @@ def find(identity: FileIdentity) -> Path | None:
         raise NotPrivate(f"{path} is not a regular file of this user")
     if (status.st_ino, status.st_size, status.st_mtime_ns) != (identity.inode, identity.num_bytes, identity.written_ns):
         return None
-    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # systems set the time of an access seldom, or never
+    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # most systems rarely update access times
     return path
 
 
@@ -139,12 +138,12 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
-    """Remove the least recently used files, until there is space for `num_bytes`. Raises OSError."""
+    """Remove the least recently used files until there is space for `num_bytes`. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
     files = []
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # Another start removes it, or gives it its name.
+        with suppress(FileNotFoundError):  # Another start may remove or rename the file meanwhile.
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 files.append((path, status))

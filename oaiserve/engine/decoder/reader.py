@@ -14,7 +14,7 @@ from oaiserve.engine.decoder.sources.names import Names, names_of
 
 
 class Tensors(Protocol):
-    """The tensors of one model, by paths such as `layers.3.q.weight`. Raises NotKnown for one that is not there."""
+    """The tensors of one model, by paths such as `layers.3.q.weight`. Methods raise NotKnown for a missing tensor."""
 
     dtype: torch.dtype  # type of matrices that are not quantized
     bias_dtype: torch.dtype  # type of the biases of matrices: float32 in files that may be quantized
@@ -27,17 +27,17 @@ class Tensors(Protocol):
         """Return a matrix [n, k]."""
 
     def stored(self, path: str) -> Tensor:
-        """Return any tensor in the order and the shape of the hub, in a dtype of the files or in float32."""
+        """Return any tensor with the hub's order of rows and shape, in a dtype of the files or in float32."""
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
         """Return the matrix [n, k] of each expert.
 
-        The path is that of a tensor of all experts, such as `layers.3.experts.gate.weight`. Files without it have a
+        The path is that of one tensor for all experts, such as `layers.3.experts.gate.weight`. Files may instead have a
         tensor for each expert, such as `layers.3.experts.0.gate.weight`.
         """
 
     def leave_out(self, path: str) -> None:
-        """Count a tensor as read, if it is there, or all tensors of a part of the model, such as `layers.61`."""
+        """Count a tensor as read if it exists, or all tensors of a part of the model, such as `layers.61`."""
 
     def unread(self) -> list[str]:
         """Return the names of tensors that nothing has read."""
@@ -63,24 +63,24 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormKind:
-    """The facts of a family's norms that its files don't show."""
+    """The properties of a family's norms that its files don't show."""
 
     epsilon: float
     subtracts_mean: bool = False
     adds_one: bool = False  # Add 1 to the weight: files on the hub store it minus 1.
-    width_without_weights: int = 0  # width of norms instead of those in WEIGHTLESS; 0: all norms have weights
+    width_without_weights: int = 0  # width of the norms in WEIGHTLESS; 0: all norms have weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:
             raise NotKnown(f"the epsilon of its norms is {self.epsilon}")
 
 
-# The norms to add for a family whose norms have no weights: its files have no tensors that would show them.
+# The norms to add for a family whose norms have no weights, since its files have no tensors for them.
 WEIGHTLESS = ("attention_norm", "mlp_norm", "final_norm")
 
 
 class Reader:
-    """Reads the tensors of a decoder, or of a part of it, whose paths begin alike."""
+    """Reads the tensors of a decoder, or of the part of it whose paths begin with the same prefix."""
 
     def __init__(self, tensors: Tensors, place: str = "") -> None:
         self.tensors = tensors
@@ -90,7 +90,7 @@ class Reader:
         return Reader(self.tensors, f"{self._place}{place}.")
 
     def has(self, role: str) -> bool:
-        """Return whether there is a module of this role with a weight."""
+        """Return whether a module with this role exists and has a weight."""
         return self.tensors.has(f"{self._place}{role}.weight")
 
     def has_bias(self, role: str) -> bool:
@@ -116,7 +116,7 @@ class Reader:
         return None
 
     def experts(self, role: str) -> list[Matrix]:
-        """Return the matrix of each expert. Adapters have no name for it."""
+        """Return the matrix of each expert. Adapters can't name these matrices."""
         weights = self.tensors.experts(f"{self._place}experts.{role}.weight")
         biases = self.numbers_or_none(f"experts.{role}.bias")
         if biases is None:
@@ -151,7 +151,7 @@ class Reader:
         return None
 
     def numbers(self, name: str) -> Tensor:
-        """Return a parameter without a module, in float32."""
+        """Return a parameter that isn't part of a module, in float32."""
         return self.tensors.numbers(f"{self._place}{name}")
 
     def numbers_or_none(self, name: str) -> Tensor | None:
@@ -167,7 +167,7 @@ class Reader:
         return self.tensors.exact(f"{self._place}{name}")
 
     def leave_out(self, role: str) -> None:
-        """Count the weight and the bias of a module as read, if it is there."""
+        """Count the weight and the bias of a module as read, if it exists."""
         self.tensors.leave_out(f"{self._place}{role}.weight")
         self.tensors.leave_out(f"{self._place}{role}.bias")
 

@@ -1,4 +1,4 @@
-"""The parts of descriptions that only the reference computes."""
+"""Finds the parts of a description that only the reference executor can compute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from oaiserve.engine.decoder.description import MLP, Decoder, NotKnown
 
 
 def refuse_reference_only(decoder: Decoder) -> None:
-    """Raise NotKnown for parts of a description that only the reference computes."""
+    """Raise NotKnown for parts of a description that only the reference executor can compute."""
     if decoder.hidden_states is not None:
         raise NotKnown("it has several hidden states of a token")
     for layer in decoder.layers:

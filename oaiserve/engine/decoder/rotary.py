@@ -1,6 +1,6 @@
-"""Rotary tables, computed from the settings of a model as transformers computes them, so that all bits are equal.
+"""Rotary tables, computed from a model's settings, with the same bits as in transformers.
 
-Which layers rotate, and which numbers form a pair, are facts of the family that no file states.
+Which layers rotate, and which numbers form a pair, depends on the family; no file says so.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from oaiserve.engine.decoder.description import NotKnown, RotaryTable
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.settings_by_type import Values
 
-# The types that heed `partial_rotary_factor` in frequencies of the kind "default". In other kinds, all types do.
+# The types that use `partial_rotary_factor` for frequencies of the kind "default". For other kinds, all types do.
 _PARTLY_ROTATED = {
     *("bamba", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_ocr_text", "gpt_neox"),
     *("mellum", "minimax_m2", "nemotron", "persimmon", "phi", "phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     *("solar_open", "stablelm"),
 }
-# Types that multiply complex numbers, whose parts differ from cosines and sines in their last bits.
+# These types multiply complex numbers, whose parts differ from cosines and sines in the last bits.
 _COMPLEX = {"deepseek_v2", "llama4_text"}
 _LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
-_WITH_ALPHA = "dynamic with alpha"  # a name of ours, which no file has
+_WITH_ALPHA = "dynamic with alpha"  # our own name, which no file uses
 _HUNYUAN = {"hunyuan_v1_dense", "hunyuan_v1_moe"}
 
 
@@ -40,9 +40,10 @@ def rotary_table(
 ) -> RotaryTable | None:
     """Return the table for positions below `length`, or None for a model whose layers don't rotate.
 
-    `layer_type` selects the layers' own parameters where they depend on it, and `theta` replaces the settings' one.
-    `frequency_factors` are float32 [pairs], the divisors that a GGUF file has. Raises NotKnown for parameters that
-    have no known effect, and ValueError for a length at which the frequencies would change (see `context_length`).
+    `layer_type` selects the parameters of a layer type where types have different ones, and `theta` overrides the base
+    in the settings. `frequency_factors` are float32 [pairs], the divisors that a GGUF file has. Raises NotKnown for
+    parameters that have no known effect, and ValueError for a length at which the frequencies would change (see
+    `context_length`).
     """
     rope = _parameters(settings, layer_type)
     if rope is None:
@@ -90,14 +91,14 @@ def query_factors(settings: Settings, length: int) -> Tensor | None:
 
 
 def _llama4_query_factors(settings: Settings, length: int) -> Tensor | None:
-    """Return the factors of Llama 4, which are for the layers that do not rotate."""
+    """Return the factors of Llama 4. They apply to the layers that do not rotate."""
     intervals = ((torch.arange(length).float() + 1) / settings["floor_scale"]).floor()
     factors = intervals.log1p() * settings["attn_scale"] + 1
     return factors if settings["attn_temperature_tuning"] and bool((factors != 1).any()) else None
 
 
 def scaling_with_yarn(settings: Settings, scaling: float) -> float:
-    """Return the factor of attention scores in DeepSeek's latent attention, where it is `scaling` without yarn."""
+    """Return the factor of attention scores in DeepSeek's latent attention. Without yarn, it is `scaling`."""
     rope = settings["rope_parameters"]
     if rope["rope_type"] == "default" or not rope.get("mscale_all_dim"):
         return scaling
@@ -131,7 +132,7 @@ def _kind(settings: Settings, rope: Values) -> str:
 
 
 def _unchanged_length(kind: str, settings: Settings, rope: Values) -> int | None:
-    """Return the longest sequence whose frequencies are those of shorter ones; None: there is no limit."""
+    """Return the length of the longest sequence with the same frequencies as shorter ones; None: no limit."""
     if kind == "longrope":
         return int(_number(rope, _ORIGINAL))
     if kind == "dynamic":
@@ -160,7 +161,7 @@ def _number(rope: Values, key: str) -> float:
     return value
 
 
-# -- the kinds of frequencies. Each function returns them, float32 [pairs], and the factor of cosines and sines.
+# -- the kinds of frequencies. Each function returns float32 [pairs], and the factor of cosines and sines.
 
 
 def _wavelengths(theta: float, dim: int) -> Tensor:
@@ -186,13 +187,13 @@ def _linear(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _alpha(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return HunYuan's, whose files call them dynamic."""
+    """Return the frequencies of HunYuan, whose files call them dynamic."""
     theta = _number(rope, "rope_theta") * rope["alpha"] ** (head_dim / (head_dim - 2))
     return 1.0 / _wavelengths(theta, head_dim), 1.0
 
 
 def _dynamic(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return the frequencies for sequences that are not longer than `max_position_embeddings`."""
+    """Return the frequencies for sequences no longer than `max_position_embeddings`."""
     dim = _rotated(rope, head_dim)
     factor = _number(rope, "factor")
     length = settings[_LENGTH]
@@ -208,7 +209,7 @@ def _proportional(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, flo
 
 
 def _llama3(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Divide low frequencies by the factor, and keep high ones. Those between are blended."""
+    """Divide low frequencies by the factor, keep high ones, and blend those in between."""
     frequencies = _unscaled(rope, head_dim)
     factor = _number(rope, "factor")
     original = _number(rope, _ORIGINAL)
@@ -222,7 +223,7 @@ def _llama3(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _longrope(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return the frequencies for sequences that are not longer than the original length."""
+    """Return the frequencies for sequences no longer than the original length."""
     original = _number(rope, _ORIGINAL)
     factor = _factor(settings, rope)
     scale = rope.get("attention_factor")
@@ -236,19 +237,19 @@ def _longrope(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, 
 
 
 def _yarn(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Divide low frequencies by the factor, and keep high ones. Those between are blended, by a ramp over pairs."""
+    """Divide low frequencies by the factor, keep high ones, and blend those in between along a ramp over the pairs."""
     dim = _rotated(rope, head_dim)
     theta = _number(rope, "rope_theta")
     original = _number(rope, _ORIGINAL)
     factor = _factor(settings, rope)
 
     def pair_of(rotations: float) -> float:
-        """Return the pair, maybe between two, that turns this number of times within the original length."""
+        """Return the pair that turns this many times within the original length. It may be fractional."""
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
     first = pair_of(rope.get("beta_fast") or 32)
     last = pair_of(rope.get("beta_slow") or 1)
-    if settings["rope_parameters"].get("truncate", True):  # transformers ignores that of a layer type
+    if settings["rope_parameters"].get("truncate", True):  # transformers ignores a layer type's own value
         first = math.floor(first)
         last = math.ceil(last)
     first = max(first, 0)
@@ -277,7 +278,7 @@ def _yarn_scale(factor: float, mscale: float = 1) -> float:
 
 
 def _factor(settings: Settings, rope: Values) -> float:
-    """Return the factor of lengths, which is their ratio where files have none."""
+    """Return the factor by which lengths grow. Where files don't state it, it is the ratio of the two lengths."""
     if rope.get("factor") is None:
         return float(settings[_LENGTH] / _number(rope, _ORIGINAL))
     return _number(rope, "factor")

@@ -1,7 +1,7 @@
 """The settings of a text model, read from its config.json.
 
-A file leaves out values that are the defaults of its type, so a table has these defaults. Some keys have several names
-and forms, and some follow from others. The result has one name and one form of each.
+Files leave out values that are the defaults of their type, so a table provides these defaults. Some keys have several
+names and forms, and some follow from others. The result has one name and one form of each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oaiserve.checkpoints.bad_file import refuse_too_large
 from oaiserve.engine.decoder.settings_by_type import FULL, LAYER_TYPES, RULES, SLIDING, Values
 
 DEFAULTS = Path(__file__).with_name("defaults.json")  # written by tools/config_defaults.py
-# The default frequencies of rotation of some types.
+# The default rotary parameters of some types.
 _YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 _ROPE: dict[str, Values] = {
     "cwm": {
@@ -59,7 +59,7 @@ _PARTS_ROTATED = {
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
-# Not in today's classes: older names of the above, generation settings, and settings of wrappers.
+# Keys that today's classes don't have: older names of the above, generation settings, and settings of wrappers.
 _OLDER_KEYS = {
     *("rope_local_base_freq", "rotary_dim", "rotary_emb_base", "rotary_pct"),
     *("_attn_implementation", "cache_implementation", "max_length", "prefix", "return_dict", "task_specific_params"),
@@ -67,7 +67,7 @@ _OLDER_KEYS = {
     *("audio_config", "image_token_id", "num_deep_layers", "video_token_id", "vision_config", "vision_end_token_id"),
     *("vision_start_token_id", "vision_token_id"),
 }
-# The table leaves these keys out, because no computation reads them.
+# The table leaves out these keys, because no computation reads them.
 WITHOUT_USE = frozenset(
     {
         *("altup_coef_clip", "attention_dropout", "attention_softmax_in_fp32", "attn_pdrop"),
@@ -84,16 +84,16 @@ WITHOUT_USE = frozenset(
         *("use_cache", "use_mamba_kernels", "z_loss_coefficient"),
     }
 )
-_WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
-ALIKE: dict[str, str] = {}  # for each family's type, the known type that it is `like`
-_FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
+_WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of frequencies that depend on the original length
+ALIKE: dict[str, str] = {}  # for each family with a type unknown to transformers, the type that it is `like`
+_FORMER_TYPES = ("exaone4_5_text",)  # The first releases of these text models used this type.
 
 
 class Settings(dict[str, Any]):
-    """The settings of a text model, which note the keys that are read, and those that others follow from."""
+    """The settings of a text model. Records which keys are read, including those that other keys follow from."""
 
     def __init__(self, values: Values, stated: Mapping[str, Any]) -> None:
-        """`stated` are those that the file itself has, under its names."""
+        """`stated` are the settings that the file itself contains, under its own names."""
         super().__init__(values)
         self.stated = stated
         self.read: set[str] = set()
@@ -151,13 +151,13 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 
 def keys_of(model_type: str) -> frozenset[str]:
-    """Return the keys that a config.json of a type may have, each under one name."""
+    """Return the keys that a config.json of this type may have, each under one name only."""
     row = table()["types"][ALIKE.get(model_type, model_type)]
     return frozenset(row["keys"].keys() - row.get("aliases", {}).keys())
 
 
 def _with_floats(value: Any) -> Any:
-    """Return a value of a file with floats for `{"__float__": "Infinity"}` and the like, since JSON has no infinity."""
+    """Return a value of a file, with `{"__float__": "Infinity"}` and the like as floats, since JSON has no infinity."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -181,32 +181,32 @@ def table() -> dict[str, Any]:
 
 
 def default_of(model_type: str, key: str) -> Any:
-    """Return the default that a type has for a key; None also for a key that it doesn't have."""
+    """Return a type's default for a key. None also means that the type doesn't have the key."""
     return table()["types"][model_type]["keys"].get(key)
 
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Return the keys that any type has or had."""
+    """Return the keys that any type has or once had."""
     rows = table()["types"].values()
     of_rows = {key for row in rows for key in (*row["keys"], *row.get("aliases", ()))}
     return WITHOUT_USE | _OLDER_KEYS | of_rows
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a multimodal model whose text model is known."""
+    """Return whether a config.json describes a multimodal model whose text model is known."""
     return _wrapper_of(config).get("model_type") in table()["wrappers"]
 
 
 def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("thinker_config") or config  # A speaking model wraps the config of the thinking one.
+    return config.get("thinker_config") or config  # In models that speak, the config of the thinking model is nested.
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a multimodal model's config that describes its text model, or all of another model's."""
     if not is_wrapper(config):
-        # As in transformers, a Mistral model with layer types is read as Ministral, but not within a wrapper: there,
-        # all layers of Mistral are of one type.
+        # Like transformers, read a Mistral model with layer types as Ministral, except in a wrapper, where all layers
+        # of Mistral have one type.
         is_ministral = config.get("model_type") == "mistral" and "layer_types" in config
         if is_ministral:
             return {**config, "model_type": "ministral"}
@@ -218,7 +218,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if text.get("model_type") in (None, wrapper["model_type"], *_FORMER_TYPES):
         text["model_type"] = row["text"]
     is_tied = wrapper.get("tie_word_embeddings")
-    if not is_tied and text.get("tie_word_embeddings"):  # In some wrappers, this value counts.
+    if not is_tied and text.get("tie_word_embeddings"):  # For some wrappers, the text model's value is the valid one.
         is_tied = row.get("tied_by_text" if is_tied is None else "against_wrapper", False)
     text["tie_word_embeddings"] = row.get("tied", False) if is_tied is None else is_tied
     vision = wrapper.get("vision_config") or {}
@@ -238,7 +238,7 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
     if heads is None:
         return
     if name in ("cohere2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
-        values["head_dim"] = None  # whatever a file says
+        values["head_dim"] = None  # regardless of the file
     if "qk_rope_head_dim" in row["keys"]:
         values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
         if name == "kimi_linear":  # Its files state another value, which nothing uses.
@@ -255,7 +255,7 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
 
 
 def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
-    """Return the numbers of the rotary tables, maybe by layer type, in the form of newer files."""
+    """Return the rotary parameters in the form of newer files, by layer type where they differ."""
     stated = values.get("rope_parameters")
     scaling = values.get("rope_scaling")
     if stated is None:
@@ -264,15 +264,15 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
             stated["max_position_embeddings"] = values["max_position_embeddings"]
     if name in ("gemma3_text", "gemma3n_text", "olmo3"):
         return _rope_by_layer_type(stated, scaling, values, row)
-    if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # These classes do not read it.
+    if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # These classes don't read the key.
         scaling = None
     rope: Values = scaling or stated or {}
     theta = values.get("rope_theta", None if name in _WITHOUT_DEFAULTS else row.get("rope_theta", 10_000.0))
     part = _PARTS_ROTATED.get(name)
-    if name == "gpt_neox":  # It has only names of its own.
+    if name == "gpt_neox":  # It uses only names of its own.
         theta = values.get("rotary_emb_base", 10_000.0)
         part = values.get("rotary_pct", 0.25)
-    elif name != "bamba":  # Bamba has it, whatever a file says.
+    elif name != "bamba":  # Bamba uses its default, regardless of the file.
         if name == "minimax_m2" and values.get("rotary_dim") is not None:
             part = values["rotary_dim"] / values["head_dim"]
         if name not in _WITHOUT_DEFAULTS:
@@ -293,7 +293,7 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
 def _rope_by_layer_type(
     stated: Values | None, scaling: Values | None, values: Values, row: Mapping[str, Any]
 ) -> Values:
-    """Return the rotary settings of Gemma 3 and OLMo 3, whose older files have a scaling for full layers alone."""
+    """Return the rotary parameters of Gemma 3 and OLMo 3. In older files, the scaling is only for full layers."""
     rope = stated or {}
     for kind in (SLIDING, FULL):
         if rope.get(kind) is None:
@@ -319,7 +319,7 @@ def _rope_by_layer_type(
 
 
 def _with_type(name: str, rope: Values, values: Values, *, is_nested: bool) -> None:
-    """Give the numbers of one kind of layer the name of their kind, and the length that this needs."""
+    """Add the kind of frequencies to a layer type's parameters, and the original length if that kind needs it."""
     rope.setdefault("rope_type", rope.get("type", "default"))
     if rope["rope_type"] == "mrope":
         rope["rope_type"] = "default"

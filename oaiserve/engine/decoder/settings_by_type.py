@@ -1,4 +1,4 @@
-"""The settings of a text model that follow from others, by its type."""
+"""Derives settings of a text model from others, as its type requires."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_te
 
 
 def _types(of_layer: Callable[[Values, int], str]) -> Callable[[Values], None]:
-    """Make the rule that gives each layer its type where the file does not."""
+    """Make a rule that sets the type of each layer if the file doesn't."""
 
     def rule(values: Values) -> None:
         if values.get("layer_types") is None:
@@ -38,7 +38,7 @@ def _types(of_layer: Callable[[Values, int], str]) -> Callable[[Values], None]:
 
 
 def _full_every(key: str, default: int, others: str = SLIDING, *, first: int = 1) -> Callable[[Values], None]:
-    """Let every n-th layer have full attention. The file may have another n, under `key`; 0 or null: no such layer."""
+    """Give every n-th layer full attention. A file may set another n under `key`; with 0 or null, no layer has it."""
 
     def of_layer(values: Values, layer: int) -> str:
         every = values.get(key, default)
@@ -66,7 +66,7 @@ def _windows_if_used(unused: int | None) -> Callable[[Values], None]:
 
 
 def _or(key: str, value: Callable[[Values], Any]) -> Callable[[Values], None]:
-    """Make the rule that a key which is missing or null has this value."""
+    """Make a rule that sets a key to this value if it is missing or null."""
 
     def rule(values: Values) -> None:
         if values.get(key) is None:
@@ -84,12 +84,12 @@ def _renamed(old: str, key: str) -> Callable[[Values], None]:
 
 
 def _windows_from(key: str) -> Callable[[Values], None]:
-    """Let layers have a window from one on, if there is a window."""
+    """Give layers a window, starting with layer `values[key]`, if the model has windows."""
     return _types(lambda v, layer: SLIDING if v["sliding_window"] is not None and layer >= v[key] else FULL)
 
 
 def _gemma(values: Values) -> None:
-    if values["hidden_act"] == "gelu":  # In these files, this name means the other activation.
+    if values["hidden_act"] == "gelu":  # In these files, "gelu" means its tanh approximation.
         values["hidden_act"] = "gelu_pytorch_tanh"
 
 
@@ -110,7 +110,7 @@ def _gemma4(values: Values) -> None:
         own = values.get("num_global_key_value_heads")
     else:
         own = None
-    if values.get("per_layer_config"):  # newer versions: one entry per layer number instead of both lists
+    if values.get("per_layer_config"):  # newer files have an entry per layer number here, instead of both lists
         of_layer = values["per_layer_config"].get(str(values["layer_types"].index(FULL)), {})
         values["global_head_dim"] = of_layer.get("head_dim", values["head_dim"])
         own = of_layer.get("num_key_value_heads")

@@ -1,4 +1,4 @@
-"""A model as serving sees it, without weights: its limits, and the shapes of its layers' caches and states."""
+"""A model as the server sees it, without weights: its limits, and the shapes of its layers' caches and states."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The keys and values that one layer keeps of one token: their shape, and the form that the native step keeps."""
+    """The keys and values that one layer stores per token: their shape, and how they are stored."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     is_int8: bool = False  # False: stored in the model's dtype, or with scales
-    # The factors by which a GPU multiplies keys and values in 8-bit floats when it reads them
+    # The factors by which a GPU multiplies keys and values in 8-bit floats when it reads them.
     scales: tuple[float, float] | None = None
-    latent_dim: int = 0  # numbers cached in place of keys and values, which all heads compute from them; 0: none
+    latent_dim: int = 0  # numbers cached instead of keys and values, which all heads compute from them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         if self.latent_dim:
@@ -34,14 +34,14 @@ class KVShape:
             return numbers
         if not self.is_int8:
             return numbers * dtype.itemsize
-        # One for each group of a key, and one for the value.
+        # one scale for each group of a key, and one for the value
         scales = self.kv_heads * (-(-self.key_dim // KEY_GROUP) + 1)
         return numbers + scales * _SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The shape of one tensor that a layer keeps of a sequence, however long that is."""
+    """The shape of one tensor of a layer's state. It doesn't depend on the length of the sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerStateShapes:
-    """The shapes of one layer's state of a sequence, instead of keys and values or next to them."""
+    """The shapes of one layer's state per sequence, instead of keys and values or in addition to them."""
 
     conv: StateShape  # the last inputs of its convolution: [channels, kernel size]
     recurrent: StateShape | None
@@ -65,7 +65,7 @@ class LayerStateShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The sizes and settings of a model that serving needs."""
+    """The sizes and settings of a model that the server needs."""
 
     name: str  # name of its class in transformers
     device: torch.device
@@ -92,12 +92,12 @@ class ModelSpec:
         return replace(self, kv_shapes=shapes)
 
     def with_scales(self, scales: dict[int, tuple[float, float]]) -> Self:
-        """Return the model with these scales of a KV cache in floats of eight bits, by layer."""
+        """Return the spec with these scales of an 8-bit float KV cache, by layer."""
         shapes = {layer: replace(shape, scales=scales[layer]) for layer, shape in self.kv_shapes.items()}
         return replace(self, kv_shapes=shapes)
 
     def with_latent_cache(self, latent_dim: int) -> Self:
-        """Return the model with this many numbers of a token in the cache of each layer; 0: with keys and values."""
+        """Return the spec with a cache of this many numbers per token in each layer. 0: a cache of keys and values."""
         shapes = {layer: replace(shape, latent_dim=latent_dim) for layer, shape in self.kv_shapes.items()}
         return replace(self, kv_shapes=shapes)
 

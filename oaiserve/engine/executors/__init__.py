@@ -1,1 +1,1 @@
-"""Executors: each computes the steps of any described decoder in its own way, or of any model in transformers' code."""
+"""Executors compute steps. Each does so in its own way, for any described decoder or for any model of transformers."""

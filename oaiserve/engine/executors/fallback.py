@@ -1,7 +1,7 @@
 """The fallback executor: transformers' own code computes the steps of a model that has no description.
 
-It uses only that code's public interface: a model's forward, and the cache that forward makes for a sequence. To the
-engine, such a model has no KV cache, but layers with a state per sequence, and that state is transformers' cache.
+It uses only that code's public interface: a model's forward, and the cache that forward creates for a sequence. To the
+engine, such a model has no KV cache. Its layers have a state per sequence instead, which is transformers' cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NoCache(ValueError):
 
 
 class CachedForward:
-    """The forward of a model over one text, whose earlier tokens are in a cache."""
+    """The forward of a model over one sequence, whose earlier tokens are in a cache."""
 
     _cache_name: str  # name of both the argument and the output
 
@@ -49,7 +49,7 @@ class CachedForward:
         if cache is not None:
             arguments[self._cache_name] = cache
         output = self.model(**arguments)
-        # Its name differs between models and versions of transformers.
+        # The cache's name differs between models and versions of transformers.
         names = [name for name in output if name in self._parameters]
         if len(names) != 1:
             raise NoCache("the forward of its code returns no cache that it takes again")
@@ -61,7 +61,7 @@ class CachedForward:
 
 
 class Caches:
-    """The caches of sequences, stored as their states: see `KeptStates`."""
+    """The caches of sequences, stored like states: see `KeptStates`."""
 
     def __init__(self, num_sequences: int) -> None:
         self.of_sequences: list[Any] = [None] * num_sequences
@@ -76,7 +76,7 @@ class Caches:
 
 
 class _Part(NamedTuple):
-    """The chunk of one sequence, and the rows of its logits that are wanted."""
+    """The chunk of one sequence, and the rows whose logits are needed."""
 
     text: Tensor
     start: int
@@ -85,9 +85,9 @@ class _Part(NamedTuple):
 
 
 class FallbackExecutor:
-    """Computes the sequences of a step one by one. `caches` are the states that its runner needs."""
+    """Computes the sequences of a step one by one. The runner uses `caches` as its states."""
 
-    is_exact = False  # matrix products round by the number of rows
+    is_exact = False  # matrix products round differently for different numbers of rows
 
     def __init__(self, forward: CachedForward, num_sequences: int, *, continues_chunks: bool = True) -> None:
         """Reserve the caches of `num_sequences`. Without `continues_chunks`, the model's code accepts only one token at
@@ -119,7 +119,7 @@ class FallbackExecutor:
         vectors replace."""
         if (media := batch.media) is None:
             return batch.input_ids
-        ids = batch.input_ids.index_fill(0, media.rows, 0)  # Ids of images may be outside the vocabulary.
+        ids = batch.input_ids.index_fill(0, media.rows, 0)  # The ids of images may be outside the vocabulary.
         embeddings: Tensor = self._forward.model.get_input_embeddings()(ids)  # type: ignore[operator]
         return embeddings.index_copy(0, media.rows, media.vectors.to(embeddings.dtype))
 
@@ -137,7 +137,7 @@ class FallbackExecutor:
         return torch.cat(logits_of_steps)
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Raise NotImplementedError: adapters would have to change the model's modules."""
+        """Raise NotImplementedError, because adapters would have to change the model's modules."""
         raise NotImplementedError("transformers' own code takes no adapters in a step")
 
     @property
@@ -145,4 +145,4 @@ class FallbackExecutor:
         return []
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Do nothing: blocks only count tokens."""
+        """Do nothing, because blocks only count tokens."""

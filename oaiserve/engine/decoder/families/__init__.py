@@ -1,4 +1,4 @@
-"""The families of models. Similar ones share a file, and a new file is imported automatically. Plug-ins add others."""
+"""The families of models. Similar ones share a file. New files are imported automatically. Plug-ins may add others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def add_families(families: Iterable[Family]) -> None:
-    """Register families. Raises ValueError if another family has the same type, or if the settings of a type are
-    unknown."""
+    """Register families. Raises ValueError if a type is already registered or its settings are unknown."""
     for family in families:
         if FAMILIES.get(family.type, family) != family:
             raise ValueError(f"there is a family '{family.type}' already")

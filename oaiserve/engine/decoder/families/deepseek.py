@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and others whose attention keeps latent vectors."""
+"""DeepSeek V2 and V3, and other models with latent attention."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _deepseek_v2(settings: Settings) -> Facts:
         top_k=settings["num_experts_per_tok"],
         groups=groups if has_groups else 1,
         top_groups=top_groups if has_groups else 1,
-        renormalizes=False,  # whatever `norm_topk_prob` is
+        renormalizes=False,  # regardless of `norm_topk_prob`
         scale=float(settings["routed_scaling_factor"]),
         is_float32=True,
         has_shared=True,

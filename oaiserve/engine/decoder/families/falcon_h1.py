@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and a mixer of Mamba 2 in each layer, both of the same input, with factors everywhere."""
+"""Falcon-H1: each layer has attention and a Mamba 2 mixer, which read the same input, with factors everywhere."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _mixer(reader: Reader, facts: Facts, settings: Settings) -> Mamba2:
         raise NotKnown("the projections of its mixers have biases, and what they read has a factor")
     of_gates, of_x, of_b, of_c, of_times = (read * factor for factor in settings["ssm_multipliers"])
     sizes = (mixer.heads * mixer.head_dim, *[mixer.groups * mixer.state_dim] * 2)
-    # Factors of x, B and C are those of the numbers in float32 that come next.
+    # The convolution applies the factors of x, B and C, because it computes in float32.
     channels = torch.cat(
         [
             torch.full((size,), factor, dtype=torch.float32)

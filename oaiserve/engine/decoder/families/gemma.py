@@ -1,4 +1,4 @@
-"""Gemma without inputs of layers: its norms store their weights minus 1, and it scales and ties its embedding."""
+"""Gemma without per-layer inputs: its norms store their weights minus 1, and it scales and ties its embedding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOUR_NORMS: Names = {
 
 
 def _gemma(settings: Settings, function: str = "hidden_act") -> Facts:
-    settings.read.add("use_bidirectional_attention")  # PaliGemma's, which matters only with images
+    settings.read.add("use_bidirectional_attention")  # used by PaliGemma, and only for images
     facts = llama(settings, function=function)
     return replace(
         facts,

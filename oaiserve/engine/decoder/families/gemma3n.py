@@ -1,4 +1,4 @@
-"""Gemma 3n: several hidden states per token, low-rank residual paths, sparse MLPs, shared caches, inputs of layers."""
+"""Gemma 3n: several hidden states per token, low-rank residual paths, sparse MLPs, shared caches, per-layer inputs."""
 
 from __future__ import annotations
 

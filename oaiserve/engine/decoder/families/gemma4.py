@@ -1,4 +1,4 @@
-"""Gemma 4: wide heads in full layers, shared caches, inputs of layers, and experts next to an MLP."""
+"""Gemma 4: wide heads in layers of full attention, shared caches, per-layer inputs, and experts next to an MLP."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def common_facts(settings: Settings) -> Facts:
 
 
 def _attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
-    """Describe the attention of a layer of Gemma 4, in which tokens of an image look ahead only in windows."""
+    """Describe a layer's attention in Gemma 4. Only layers with a window let an image's tokens see its later ones."""
     attention = shared_attention(reader, facts, settings, rotary, number)
     looks_ahead = attention.parameters.sliding_window is not None
     return replace(attention, parameters=replace(attention.parameters, looks_ahead=looks_ahead))
 
 
 def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
-    """Describe the attention of a layer, which may use the keys and values of another one."""
+    """Describe the attention of a layer that may use another layer's keys and values."""
     is_full = settings["layer_types"][number] == "full_attention"
     if is_full:
         kv_heads = settings.get("num_global_key_value_heads", facts.kv_heads)
@@ -116,7 +116,7 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
 
 
 def _owner(settings: Settings, number: int) -> int | None:
-    """Return the layer whose keys and values a layer uses: the last of its type that has some. None means its own."""
+    """Return the layer whose keys and values a layer shares: the last unshared one of its type. None means its own."""
     kinds = settings["layer_types"]
     first_sharing = len(kinds) - settings["num_kv_shared_layers"]
     if number < first_sharing:
@@ -135,7 +135,7 @@ def _with_factor(layer: Layer, reader: Reader, _facts: Facts, _settings: Setting
 
 
 def _adjust(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> Layer:
-    """Add the factor of a layer, the gate of its own inputs, and norms and factors of its experts."""
+    """Add the factor of a layer, the gate of its per-layer inputs, and the norms and factors of its experts."""
     layer = _with_factor(layer, reader, facts, settings)
     if isinstance(layer.mlp, Experts):
         layer = replace(layer, mlp=_with_norms(layer.mlp, reader, facts, settings))
@@ -165,7 +165,7 @@ def _with_norms(experts: Experts, reader: Reader, facts: Facts, settings: Settin
 
 
 def layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInputs | None:
-    """Describe the inputs of all layers, if they have any."""
+    """Describe the per-layer inputs, if the model has any."""
     numbers = settings["hidden_size_per_layer_input"]
     if not numbers:
         return None

@@ -21,7 +21,7 @@ _NAMES: Names = {
 }
 _HYBRID_NAMES: Names = {
     **_NAMES,
-    # Models without experts have these two.
+    # In models without experts, the shared MLP is the only MLP of a layer.
     "gate_up": "shared_mlp.input_linear",
     "down": "shared_mlp.output_linear",
     **names_of_mamba2("mamba"),

@@ -1,4 +1,4 @@
-"""Kimi Linear: delta nets with a decay for each row of a state, latent attention, and experts as in DeepSeek V3."""
+"""Kimi Linear: delta nets with a decay for each row of a state, latent attention, and experts like DeepSeek V3's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MIXER = {
     "out": "o_proj",
 }
 _NAMES: Names = {
-    # transformers writes files in which the MLPs of all layers are called like experts.
+    # transformers writes files in which the MLPs of all layers are named like experts.
     **{
         role: (name, name.replace("mlp.", "block_sparse_moe."))
         for role, name in LLAMA.items()
@@ -52,7 +52,7 @@ def _facts(settings: Settings) -> Facts:
         llama(settings),
         scaling=settings["qk_head_dim"] ** -0.5,
         rotates=(False,) * len(settings["layer_types"]),
-        is_tied=False,  # whatever its settings say
+        is_tied=False,  # regardless of its settings
         latent=latent_sizes(settings),
         mixture=replace(mixture, has_shared=settings["num_shared_experts"] > 0),
     )

@@ -69,7 +69,7 @@ def _lfm3(settings: Settings) -> Facts:
 
 
 def _with_gate(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> Layer:
-    """Add the gate of attention, which has one number for a head. So its rows are repeated for the numbers of heads."""
+    """Add attention's gate. It has only one number per head, so its rows are repeated for all numbers of the head."""
     if (layer.attention_out_norm is not None) != settings["use_sandwich_norm"]:
         raise NotKnown("its files and its use_sandwich_norm disagree")
     if layer.attention is None or not settings["use_attention_gate"]:

@@ -26,7 +26,7 @@ def granite(settings: Settings) -> Facts:
 
 
 def granite_swa(settings: Settings) -> Facts:
-    """Return the facts of Granite with windows, where a part of the layers may not rotate."""
+    """Return the facts of Granite with sliding windows, some of whose layers may not rotate."""
     thetas = tuple(settings["layer_rope_theta"])  # 0 in layers that do not rotate
     return replace(
         granite(settings),

@@ -1,4 +1,4 @@
-"""Mamba 2, and Bamba, some of whose layers have attention instead."""
+"""Mamba 2, and Bamba, which has attention instead in some layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
-_KEYS = ("num_heads", "head_dim", "n_groups", "state_size")  # settings that Mamba 2 has for itself
+_KEYS = ("num_heads", "head_dim", "n_groups", "state_size")  # settings under Mamba 2's own names
 
 
 def names_of_mamba2(module: str) -> Names:
@@ -24,7 +24,7 @@ def _mamba2(settings: Settings) -> Facts:
     num_layers = settings["num_hidden_layers"]
     return Facts(
         num_layers=num_layers,
-        heads=0,  # attention heads, which it does not have
+        heads=0,  # it has no attention heads
         kv_heads=0,
         head_dim=0,
         norm=NormKind(epsilon=settings["layer_norm_epsilon"]),

@@ -1,4 +1,4 @@
-"""Nemotron-H: a mixer of Mamba 2, attention, an MLP or experts in each layer, with one norm before."""
+"""Nemotron-H: each layer is a Mamba 2 mixer, attention, an MLP or experts, with one norm before it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _facts(settings: Settings) -> Facts:
         with_mixer=mixing,
         without_attention=frozenset(range(len(kinds))) - attending,
         without_mlp=mixing | attending,
-        is_tied=False,  # whatever its settings say
+        is_tied=False,  # regardless of its settings
         mixture=replace(mixture, has_gates=False),
     )
 

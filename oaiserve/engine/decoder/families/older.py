@@ -1,4 +1,4 @@
-"""Families with LayerNorms, most of them older than Llama, with other names of modules."""
+"""Families with LayerNorms. Most are older than Llama, and name their modules differently."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _stablelm(settings: Settings) -> Facts:
 
 
 def _refuse_two_norms(layer: Layer, reader: Reader, facts: Facts, _settings: Settings) -> Layer:
-    """Raise NotKnown for a norm before the MLP of a layer whose MLP reads the input of attention."""
+    """Raise NotKnown if a layer has a norm before the MLP although its MLP reads the input of attention."""
     if facts.is_parallel and reader.has("mlp_norm"):
         raise NotKnown("its files and its use_parallel_residual disagree")
     return layer

@@ -1,4 +1,4 @@
-"""OLMo, and EXAONE 4, which have norms only after attention and after the MLP, like OLMo 2."""
+"""OLMo and EXAONE 4. OLMo 2, OLMo 3 and EXAONE 4 have norms only after attention and after the MLP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _olmo3(settings: Settings) -> Facts:
 
 
 def _exaone4(settings: Settings) -> Facts:
-    """Return the facts of EXAONE 4, which rotates in layers with a window, or in all if there is no window."""
+    """Return the facts of EXAONE 4, which rotates only in layers with a window, or in all if no layer has a window."""
     facts = _olmo3(settings)
     if settings["sliding_window"] is None:
         return facts

@@ -1,4 +1,4 @@
-"""OLMo hybrid: delta nets in layers like Llama's, and attention in layers like those of OLMo 2."""
+"""OLMo hybrid: layers with delta nets are arranged like Llama's, and layers with attention like OLMo 2's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.5, MiniMax M2 and others whose experts are chosen by sigmoids of their scores and a bias."""
+"""GLM-4.5, MiniMax M2 and others that choose experts by the sigmoids of their scores plus a bias."""
 
 from __future__ import annotations
 

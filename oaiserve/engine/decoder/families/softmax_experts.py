@@ -1,4 +1,4 @@
-"""Mixtral, and other mixtures of experts that are chosen by a softmax of their scores."""
+"""Mixtral and other mixtures that choose experts by a softmax of their scores."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def _qwen3_omni(settings: Settings) -> Facts:
 
 
 def _qwen3_vl(settings: Settings) -> Facts:
-    mixture = replace(qwen_mixture(settings), renormalizes=True)  # whatever a file says
+    mixture = replace(qwen_mixture(settings), renormalizes=True)  # regardless of the file
     return replace(llama(settings), mixture=mixture)
 
 
 def qwen_mixture(settings: Settings) -> Mixture:
-    """Return the facts of the mixtures of Qwen, without the MLP that all tokens may share."""
+    """Return the facts of Qwen's mixtures of experts, without the shared MLP."""
     every = settings["decoder_sparse_step"]
     dense = settings["mlp_only_layers"]
     return Mixture(
@@ -147,7 +147,7 @@ def _aria(settings: Settings) -> Facts:
         num_experts=settings["moe_num_experts"],
         top_k=settings["moe_topk"],
         has_shared=True,
-        activation="silu",  # whatever `hidden_act` is
+        activation="silu",  # regardless of `hidden_act`
     )
     return replace(llama(settings), mixture=mixture)
 

@@ -1,7 +1,7 @@
 """The weights of a checkpoint, quantized to 8 bits or to about 4 when they are loaded: --quantize.
 
-The blocks are those of GGUF files, and native code, which is passed in, finds the scale of each. Nothing else of the
-model is needed for that, so a matrix is read, quantized and forgotten, and the whole model is never in memory.
+The blocks have GGUF formats. Native code, which is passed in, chooses the scale of each block from that block alone. So
+each matrix is read, quantized and released in turn, and the whole model is never in memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 _IQ4_NL = 20
 _Q5_1 = 7
 _Q8_0 = 8
-# The matrices whose errors in 4 bits cost most: attention's values, the last matrix of a layer, and the two of tokens.
+# The matrices that suffer most from 4 bits: attention's values, the last matrix of a layer, the embedding and the head.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj|dense_4h_to_h|fc2|w2|mlp\.c_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|embed_in|embed_out|embeddings|wte|lm_head)\.weight$")
 
 
-# Returns a matrix [n, k] of floats in blocks of a format, in memory that the function gives.
+# Quantizes a matrix [n, k] of floats to blocks of a format, in memory that the passed function provides.
 Encode = Callable[[Tensor, int, Callable[[int, int, int], Blocks]], Blocks]
 
 
@@ -33,12 +33,12 @@ class EncodedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
 
     def __init__(self, checkpoint: Checkpoint, encode: Encode, *, in_4_bits: bool, of_wrapper: bool = False) -> None:
-        """Map the files. Raises BadFile for a header that does not describe its file."""
+        """Map the files. Raises BadFile for a header that doesn't match its file."""
         super().__init__(checkpoint, of_wrapper=of_wrapper)
         self._in_4_bits = in_4_bits
         self._encode = encode
         self._in_file: dict[str, Blocks] = {}  # keyed by name; empty if blocks stay in memory
-        self._is_finished = False  # the blocks in the file have values
+        self._is_finished = False  # whether the blocks in the file have values
         self.file: QuantizedFile | None = None  # The quantized blocks are written to this file.
 
     def names(self) -> set[str]:
@@ -48,14 +48,16 @@ class EncodedWeights(TensorFiles):
         return True
 
     def write_to_file(self, most_bytes: int) -> None:
-        """Put all blocks into a file of the cache, which may have `most_bytes`. Raises OSError and NotPrivate."""
+        """Write all blocks to a file in the cache, of at most `most_bytes`. Raises OSError and NotPrivate."""
         matrices = self._matrices()
         self.file = QuantizedFile(file_bytes(list(matrices.values())), most_bytes)
         self._in_file = {name: self.file.blocks(*matrix) for name, matrix in matrices.items()}
 
     def read_from_file(self, path: Path) -> bool:
-        """Take all blocks from the file of an earlier start, or return False if its length differs, or if another start
-        has removed it meanwhile. Raises OSError."""
+        """Use the blocks in the file of an earlier start.
+
+        Returns False if the file's length differs, or if another start has removed it meanwhile. Raises OSError.
+        """
         matrices = self._matrices()
         try:
             finished = FinishedFile(path)
@@ -88,7 +90,7 @@ class EncodedWeights(TensorFiles):
         return matrices
 
     def _kind(self, name: str) -> int | None:
-        """Return the quantized format of a tensor, or None for one that stays as it is."""
+        """Return the quantized format of a tensor, or None if it isn't quantized."""
         shape = self.shape(name)
         kind = _Q8_0
         if self._in_4_bits and not _MOST_BITS.search(name):

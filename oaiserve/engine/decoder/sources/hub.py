@@ -1,4 +1,4 @@
-"""The tensors of safetensors files, with the names that a family has for them on the hub."""
+"""The tensors of safetensors files, under a family's names on the hub."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from oaiserve.engine.decoder.reader import Tensors
 from oaiserve.engine.decoder.sources.names import Names, names_of
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
-# Tensors that files have and no model reads: masks, frequencies, and layers that predict further tokens.
+# Tensors that models don't read: masks, frequencies, and layers that predict further tokens.
 _UNUSED = re.compile(
     r"(\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias)|rotary_emb\.inv_freq)$|^(model\.)?mtp[._]"
 )
 
 
 class HubTensors(Tensors):
-    """Reads the tensors of a decoder, and keeps track of those that were read."""
+    """Reads the tensors of a decoder, and records which were read."""
 
-    has_norms_as_computed = False  # Norm weights that a family stores minus 1 are stored so here.
+    has_norms_as_computed = False  # Where a family stores norm weights minus 1, so do these files.
 
     def __init__(
         self,
@@ -34,8 +34,10 @@ class HubTensors(Tensors):
         has_transposed_experts: bool = False,
         keeps_dtype: bool = False,
     ) -> None:
-        """`dtype` is that of matrices. With `keeps_dtype` they stay in that of the files, whose memory they have, until
-        an executor places them one by one.
+        """`dtype` applies to matrices.
+
+        With `keeps_dtype`, they keep the files' dtype and share the files' memory, until an executor places them one by
+        one.
 
         With `is_transposed`, matrices of layers are [k, n] in the files; with `has_transposed_experts`, tensors of all
         experts are [experts, k, n].
@@ -54,9 +56,9 @@ class HubTensors(Tensors):
         return self._find(path) is not None
 
     def matrix(self, path: str) -> Tensor | Blocks:
-        """Return a matrix [n, k] in blocks, or a tensor, which has the file's memory unless its dtype was another.
+        """Return a matrix [n, k] in blocks, or a tensor, which shares the file's memory unless it was converted.
 
-        Files that are quantized here are so at each call.
+        Files that are quantized at loading are quantized at each call.
         """
         name = self._taken(path)
         blocks = self._files.blocks(name)
@@ -83,7 +85,7 @@ class HubTensors(Tensors):
         return matrix if self._keeps_dtype and matrix.is_floating_point() else matrix.to(self.dtype)
 
     def _is_turned(self, path: str, stacked: Tensor) -> bool:
-        """Return whether a tensor of all experts is [experts, k, n], as files of Qwen3-VL have it."""
+        """Return whether a tensor of all experts is [experts, k, n], as in files of Qwen3-VL."""
         width = self._files.shape(self._found("embedding.weight"))[1]
         _, rows, columns = stacked.shape
         if path.endswith(".down.weight"):

@@ -1,7 +1,7 @@
-"""The layouts of a matrix in AWQ, GPTQ and compressed-tensors: its integers, scales and zeros; and in FP8, with floats.
+"""The layouts of matrices in AWQ, GPTQ and compressed-tensors, as integers, scales and zeros, and in FP8, as floats.
 
-A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers
-into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and the zeros.
+A weight is (integer - zero) * scale, and neighbours in a row share the scale and the zero. All layouts pack several
+integers into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and the zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # order of the eight columns in an intege
 
 
 class Integers(NamedTuple):
-    """A matrix [n, k] in integers. Its columns may be in another order, so that each group consists of neighbours."""
+    """A matrix [n, k] of integers. Its columns may be reordered, so that each group consists of neighbours."""
 
     codes: Tensor  # uint8 [n, k]
     scales: Tensor  # [n, groups]
@@ -36,7 +36,7 @@ class Integers(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """A matrix [n, k] in floats of 8 bits."""
+    """A matrix [n, k] of 8-bit floats."""
 
     codes: Tensor  # float8_e4m3fn [n, k]
     scales: Tensor  # float32 [n, groups]
@@ -49,7 +49,7 @@ class Floats(NamedTuple):
 
 
 class BadLayout(Exception):
-    """The parts of a matrix do not fit together. The message says which; its subject is the matrix."""
+    """The parts of a matrix do not fit together. The message says which; its implied subject is the matrix."""
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
@@ -90,7 +90,7 @@ def gptq(
     _check_groups(k, groups)
     codes = _fields(qweight.T.contiguous(), bits)
     zeros = _fields(qzeros, bits)
-    if zeros_less_one:  # a zero of 0 has become the largest number
+    if zeros_less_one:  # A zero of 0 was stored as the largest number.
         zeros = (zeros + 1) & (1 << bits) - 1
     return _grouped(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, g_idx)
 
@@ -118,9 +118,9 @@ def packed(
 
 
 def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Integers:
-    """Return a matrix whose integers are int8 [n, k], with `scale` [n, groups] and `zero_point` int8 [n, groups].
+    """Return a matrix of integers int8 [n, k], with `scale` [n, groups] and `zero_point` int8 [n, groups].
 
-    Each of the two may be a single number for the whole matrix.
+    Each of the two may also be a single number for the whole matrix.
     """
     is_right = weight.dtype == torch.int8 and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and int8")
@@ -139,7 +139,7 @@ def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tenso
 
 
 def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floats:
-    """Return a matrix in floats of 8 bits [n, k], with a scale for all, for each row, or for each `block`."""
+    """Return a matrix of 8-bit floats [n, k], with one scale for the matrix, for each row, or for each `block`."""
     is_right = weight.dtype == torch.float8_e4m3fn and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and FP8 (E4M3)")
     n, k = weight.shape
@@ -159,7 +159,7 @@ def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floa
 
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None) -> Integers:
-    """Return the integers with the columns of each group side by side, and in the order of the groups."""
+    """Return the integers with the columns of each group side by side, in the order of the groups."""
     k = codes.shape[1]
     groups = scales.shape[1]
     if g_idx is None:
@@ -177,7 +177,7 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_i
 
 
 def _fields(packed: Tensor, bits: int) -> Tensor:
-    """Return the unsigned numbers of 4 or 8 bits in each row, lowest bits first."""
+    """Unpack the unsigned numbers of 4 or 8 bits in each row, lowest bits first."""
     in_bytes = packed.contiguous().view(torch.uint8)
     if bits == 8:
         return in_bytes

@@ -21,10 +21,10 @@ _OTHER_KINDS = ("BF16", "F16", "F32")  # types of tensors that are not quantized
 
 
 class Mxfp4Weights(TensorFiles):
-    """The weights of mapped safetensors files: those of experts in blocks, and all other tensors as they are."""
+    """The weights of mapped safetensors files: experts in blocks, and all other tensors as they are."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Map the files of a folder. Raises BadFile, and NotKnown for tensors that are not known."""
+        """Map the files of a folder. Raises BadFile, and NotKnown for unknown tensors."""
         super().__init__(checkpoint)
         self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
         for name in self._experts:
@@ -46,7 +46,7 @@ class Mxfp4Weights(TensorFiles):
         return True
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
+        """Return the shape of a parameter of the model, which stores experts as [columns, rows]."""
         if name not in self._experts:
             return super().shape(name)
         experts, rows, blocks = super().shape(f"{name}{_SCALES}")
@@ -64,7 +64,7 @@ class Mxfp4Weights(TensorFiles):
         return torch.stack([matrix.expand().T for matrix in self._matrices(name)])
 
     def _matrices(self, name: str) -> list[Blocks]:
-        """Return the matrix of each expert, whose codes are [rows, groups, 16], two in a byte."""
+        """Return the matrix of each expert. Its codes are [rows, groups, 16], two in a byte."""
         file, begin = self.place(f"{name}{_CODES}")
         parts = (super(Mxfp4Weights, self).tensor(f"{name}{part}").numpy() for part in (_CODES, _SCALES))
         matrices: list[Blocks] = []

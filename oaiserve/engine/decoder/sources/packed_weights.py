@@ -1,8 +1,8 @@
 """The weights of a quantized checkpoint, under transformers' names.
 
-Each matrix is several tensors there, which begin with the name of its module: AWQ's and GPTQ's `qweight`, `qzeros` and
-`scales`, or compressed-tensors' `weight_packed` (or `weight`) and `weight_scale`. The packages of their authors are not
-needed.
+Each matrix is stored as several tensors, whose names begin with the name of its module: AWQ's and GPTQ's `qweight`,
+`qzeros` and `scales`, or compressed-tensors' `weight_packed` (or `weight`) and `weight_scale`. The packages that define
+these formats are not needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.errors import StartupError
 
-# The last parts of the names of tensors that are not parameters of a model.
+# The last parts of the names of tensors that aren't parameters of a model.
 _NO_PARAMETERS = {
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),
-    # Scales of activations, keys and values in 8 bits. We round these by their own values instead, or not at all.
+    # Scales of 8-bit activations, keys and values. We compute scales from the values themselves instead, or don't
+    # round.
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
     *("input_scale_ub", "activation_scale", "kv_scale"),
     "inv_freq",  # follows from config.json
@@ -42,15 +43,15 @@ class PackedWeights(TensorFiles):
         is_long: bool = False,
         reads_later: bool = False,
     ) -> None:
-        """Map the files. Raises StartupError without a packed matrix. `is_long` is for `of_integers`.
+        """Map the files. Raises StartupError without a packed matrix. `is_long` is passed to `of_integers`.
 
-        With `reads_later`, blocks are matrices that have no memory until an executor reads them, floats, too.
+        With `reads_later`, packed matrices, including floats, take no memory until an executor reads them.
         """
         self._quantization = quantization
         self._is_long = is_long
         self._reads_later = reads_later
         super().__init__(checkpoint, of_wrapper=of_wrapper)
-        self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
+        self._found_by: dict[str, str] = {}  # for each matrix, the tensor with its integers
         for name in self._places:
             base, _, last = name.rpartition(".")
             if last in ("qweight", "weight_packed"):
@@ -67,13 +68,13 @@ class PackedWeights(TensorFiles):
         return others | self._found_by.keys()
 
     def zero_biases(self) -> set[str]:
-        """Return the biases of zeros that AutoAWQ adds to every matrix."""
+        """Return the names of the biases that AutoAWQ adds to every matrix, all of them zero."""
         found_by = self._found_by.keys()
         biases = {bias for name in found_by if (bias := f"{name.removesuffix('.weight')}.bias") in self}
         return {name for name in biases if not self.tensor(name).any()}
 
     def has_blocks(self) -> bool:
-        """Return whether any packed weight has integers, which fit into quantization blocks. 8-bit floats don't."""
+        """Return whether any packed weights are integers, which fit into quantization blocks. 8-bit floats don't."""
         return any(self.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ class PackedWeights(TensorFiles):
         return columns, rows * 32 // self._bits_of_gptq(base)
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in quantization blocks with the same integers, or None for a tensor to be expanded."""
+        """Return a matrix in quantization blocks with the same integers, or None if the tensor must be expanded."""
         if name not in self._found_by:
             return None
         if self._reads_later:
@@ -104,14 +105,14 @@ class PackedWeights(TensorFiles):
         return blocks
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor in the form that the model's code uses: packed ones are expanded to float32."""
+        """Return a tensor in the form that the model's code uses. Packed ones are expanded to float32."""
         matrix = self.matrix(name)
         if matrix is None:
             return super().tensor(name)
         return matrix.expand()
 
     def matrix(self, name: str) -> Integers | Floats | None:
-        """Return a matrix as it is packed, or None for another tensor."""
+        """Return a packed matrix, or None for any other tensor."""
         if name in self._found_by:
             return self._read_checked(name)
         return None

@@ -1,4 +1,4 @@
-"""The tensors in the safetensors files of a folder, mapped, by name."""
+"""Maps the safetensors files of a folder, and provides their tensors by name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ class _Place(NamedTuple):
 
 
 class TensorFiles:
-    """Reads tensors from mapped files, whose headers have been checked."""
+    """Reads tensors from mapped files after checking the files' headers."""
 
     def __init__(self, checkpoint: Checkpoint, *, of_wrapper: bool = False) -> None:
-        """Read the headers, with `of_wrapper` of a wrapper's text model alone. Raises BadFile for a wrong header."""
+        """Read the headers. Raises BadFile for a wrong header.
+
+        With `of_wrapper`, only the tensors of a wrapper's text model are included.
+        """
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in checkpoint.weight_files:
@@ -52,11 +55,11 @@ class TensorFiles:
         return name in self._places
 
     def has_blocks(self) -> bool:
-        """Return whether the files have matrices in quantized blocks, which torch has no types for."""
+        """Return whether the files have matrices in quantized blocks, which torch has no dtypes for."""
         return False
 
     def zero_biases(self) -> set[str]:
-        """Return the names of biases that are all zeros, which only the format requires."""
+        """Return the names of biases that are all zeros and exist only because the format requires them."""
         return set()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -67,14 +70,14 @@ class TensorFiles:
         return self._places[name].dtype
 
     def place(self, name: str) -> tuple[mmap.mmap, int]:
-        """Return the mapped file of a tensor, and its offset there."""
+        """Return the mapped file of a tensor, and its offset in that file."""
         return self._map(self._places[name].path), self._places[name].begin
 
     def refusal(self, name: str, reason: str) -> StartupError:
         return StartupError(f"'{self._places[name].path}' cannot be used: its tensor {name[:100]!r} {reason}.")
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor, whose memory is the file's. Raises StartupError for numbers that torch has no type for."""
+        """Return a tensor that shares the file's memory. Raises StartupError for a type that torch doesn't have."""
         path, begin, kind, shape = self._places[name]
         dtype: Any = _DTYPES.get(kind)
         if dtype is None:
@@ -84,11 +87,11 @@ class TensorFiles:
         data = torch.frombuffer(
             self._map(path), dtype=torch.uint8, count=math.prod(shape) * dtype.itemsize, offset=begin
         )
-        # A header of any length may come before the data, so that it begins anywhere.
+        # The header before the data may have any length, so the data may be unaligned.
         return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in blocks, or None for a tensor that is computed with as it is."""
+        """Return a matrix in blocks, or None for a tensor that is used as it is."""
         return None
 
     def expert_blocks(self, name: str) -> list[Blocks] | None:
@@ -103,6 +106,6 @@ class TensorFiles:
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._maps:
             with path.open("rb") as file:
-                # The map is private, because torch warns of memory that it must not write to.
+                # The map is private because torch warns about read-only memory.
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return self._maps[path]

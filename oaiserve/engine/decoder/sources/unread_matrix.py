@@ -19,7 +19,7 @@ _NO_DATA = np.empty((0, 0), np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadMatrix(Blocks):
-    """A matrix [n, k] that takes no memory. Its blocks have no format that native code reads."""
+    """A matrix [n, k] that takes no memory. Native code can't read the format of its blocks."""
 
     num_columns: int = 0
     read_whole: Callable[[], Integers | Floats] | None = None

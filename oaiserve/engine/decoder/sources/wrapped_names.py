@@ -1,10 +1,10 @@
-"""Maps names of tensors in multimodal checkpoints to those in a text model alone. It imports no transformers."""
+"""Maps the names of tensors in multimodal checkpoints to the text model's names. It doesn't import transformers."""
 
 from __future__ import annotations
 
 import re
 
-# How the tensors of the text model are called there, and without a wrapper: regular expressions and replacements.
+# Regular expressions for the names of the text model's tensors in a wrapper, and their replacements.
 KEYS = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
@@ -19,14 +19,14 @@ _OF_TEXT = re.compile(
 
 
 def text_name(name: str) -> str:
-    """Return the name that a tensor of a checkpoint has in its text model alone."""
+    """Return the name that a checkpoint's tensor has in the text model without a wrapper."""
     for pattern, replacement in KEYS.items():
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def own_name(name: str) -> str | None:
-    """Return the same, or None for a tensor of another part, which reads images or sound."""
+    """Return the same name, or None for a tensor of another part, which reads images or sound."""
     inner = text_name(name)
     if _OF_TEXT.match(inner):
         return inner

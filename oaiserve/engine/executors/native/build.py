@@ -1,10 +1,10 @@
 """The native code comes with the wheel, or is compiled once by the machine's compiler, for its CPU, and stays on disk.
 
-The name of a compiled library has a hash of the sources, the compiler, its flags and the features of the CPU. So it is
-never used with other sources or on another kind of CPU, and one of several servers builds it.
+The name of a compiled library includes a hash of the sources, the compiler, its flags and the CPU's features. So it is
+never used with other sources or on another kind of CPU, and only one of several servers builds it.
 
-The server runs the code in that file, so it is loaded only from a folder without write access for others. The file ends
-with the SHA-256 of all before it, which loaders ignore: a cut or rotten file would crash the server.
+The server runs the code in that file, so it is loaded only from a folder that others can't write to. The file ends with
+the SHA-256 of everything before it, which loaders ignore, because a truncated or corrupt file would crash the server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
 _building = {dtype: Lock() for dtype in ELEMENTS}
 FLAGS = [*variants.FLAGS, "-march=native"]
-POLL_SECONDS = 0.5  # between two updates of the time that a compilation takes
-_FORMAT = "with digest"  # format of the file, since older versions wrote no digest
+POLL_SECONDS = 0.5  # interval between updates of the elapsed compile time
+_FORMAT = "with digest"  # part of the name, since older versions wrote no digest
 
 
 class BuildError(Exception):
@@ -47,9 +47,9 @@ class BuildError(Exception):
 
 
 def limit_features(wanted: CpuFeatures) -> None:
-    """Limit this process, and those that it starts, to instructions that --cpu-features allows.
+    """Limit this process, and those that it starts, to the instructions that --cpu-features allows.
 
-    Raises StartupError where torch has computed with others.
+    Raises StartupError if torch has already used others.
     """
     if wanted == "native":
         return
@@ -59,9 +59,9 @@ def limit_features(wanted: CpuFeatures) -> None:
 
 
 def library_path(dtype: torch.dtype) -> Path:
-    """Return the path of the library for `load`, compiled or not. It is the wheel's where one fits.
+    """Return the path where `load` expects the library. A library in the wheel is preferred if it fits.
 
-    Raises BuildError without a compiler for it, or for a dtype without native code.
+    Raises BuildError if there is no compiler for it, or no native code for the dtype.
     """
     kind = _kind(dtype)
     return prebuilt.find(kind) or _compiled_path(kind)
@@ -72,7 +72,7 @@ def _compiled_path(kind: str) -> Path:
 
 
 def _cached_path(name: str, flags: list[str], suffix: str) -> Path:
-    """Return the path of a file that the compiler makes of the sources with these flags."""
+    """Return the path of the file that the compiler writes for the sources with these flags."""
     compiler = _compiler()
     parts = (_FORMAT, _version(compiler), *compiler[1:], *flags, _cpu_features())
     digest = variants.digest(*parts, sources=SOURCES).hex()
@@ -93,7 +93,7 @@ def is_built(dtype: torch.dtype) -> bool:
 def build(dtype: torch.dtype) -> Path:
     """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on two cores.
 
-    Another thread or process that builds is waited for. Raises BuildError, and NotPrivate if others can write to the
+    Waits if another thread or process is building it. Raises BuildError, and NotPrivate if others can write to the
     folder of the library.
     """
     path = _compiled_path(_kind(dtype))
@@ -101,7 +101,7 @@ def build(dtype: torch.dtype) -> Path:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
         if _flaw(path) is None:
-            return path  # without waiting for a process that compiles another library
+            return path  # Don't wait for a process that compiles another library.
         with _building[dtype], _alone_in(path.parent):
             if not _is_sound(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -114,19 +114,19 @@ def build(dtype: torch.dtype) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process builds into the folder, and keep others from it in the block."""
+    """Wait until no other process builds into the folder, and lock the folder during the block."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # The system releases it, however this process ends.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # The system releases the lock, however this process ends.
         yield
     finally:
         os.close(descriptor)
 
 
 def build_beside(dtype: torch.dtype) -> Thread | None:
-    """Build the library in a thread, which is returned, or return None if it is there. `load` will report errors.
+    """Build the library in a thread and return the thread, or None if the library exists. `load` reports errors.
 
-    A failing start does not wait for it.
+    A start that fails doesn't wait for it.
     """
     try:
         if is_built(dtype):
@@ -146,7 +146,7 @@ def build_beside(dtype: torch.dtype) -> Thread | None:
 def _compile(path: Path, dtype: torch.dtype, objects: Path) -> Path:
     """Compile the library to this path, in a separate folder.
 
-    The folder `objects` keeps the part that libraries of all dtypes share.
+    The folder `objects` keeps the parts that the libraries of all dtypes share.
     """
     flags = _flags(_kind(dtype))
     shared_flags = _flags()
@@ -167,7 +167,7 @@ def _compile(path: Path, dtype: torch.dtype, objects: Path) -> Path:
 
 
 def _run_compilers(arguments: list[list[str]], elapsed: Elapsed) -> None:
-    """Run the compiler at once for each of these arguments. Raises BuildError if one fails."""
+    """Run the compiler for each of these lists of arguments in parallel. Raises BuildError if one fails."""
     compiler = _compiler()
     with ExitStack() as processes:
         runs = []
@@ -194,7 +194,7 @@ def _seal(path: Path) -> Path:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether the file at the path is as `_compile` wrote it. If there is another file, log what is wrong."""
+    """Return whether the file at the path is as `_compile` wrote it. If it exists but isn't, log what is wrong."""
     flaw = _flaw(path)
     if flaw:
         log.warning("The native code is compiled again: %s", flaw)
@@ -202,7 +202,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _flaw(path: Path) -> str | None:
-    """Return why the file at the path is not used, or "" if there is none. None: it is as `_compile` wrote it."""
+    """Return what is wrong with the file at the path, "" if it is missing, or None if it is as `_compile` wrote it."""
     try:
         content = private.read_file(path)
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _flags(kind: str | None = None) -> list[str]:
-    """Return the flags for libraries of one kind, or for what libraries of all kinds share."""
+    """Return the flags for libraries of one kind, or for the parts that libraries of all kinds share."""
     has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
     limit = ["-mno-avx512f"] if prebuilt.is_limited() else []
     amx = [variants.AMX_FLAG] if has_amx else []
@@ -227,7 +227,7 @@ def _flags(kind: str | None = None) -> list[str]:
 
 
 def _compiler() -> list[str]:
-    """Return the compiler's program and its first arguments: CXX may be "ccache g++", for example."""
+    """Return the compiler's program and its first arguments. CXX may be "ccache g++", for example."""
     named = shlex.split(os.environ.get("CXX", ""))
     for name, *arguments in [named] if named else [["g++"], ["clang++"], ["c++"]]:
         if path := shutil.which(name):
@@ -245,7 +245,7 @@ def _version(compiler: list[str]) -> str:
 
 
 def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return a description of the CPU on which the result of `-march=native` depends."""
+    """Return a description of the CPU that determines the result of `-march=native`."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

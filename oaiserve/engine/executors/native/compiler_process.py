@@ -1,9 +1,9 @@
-"""Runs a compiler that ends with the process that started it, however that ends.
+"""Runs a compiler that ends with the process that started it, however that process ends.
 
-A compiler starts processes of its own, which a signal to the compiler alone leaves running for minutes. So this file is
-a program, too: it runs the compiler in a process group, and ends the group when its standard input ends. The other side
-of that pipe is open in the process that waits for the compiler, and nowhere else. Signals to the server's group, such
-as Ctrl-C, reach neither. Stdlib only.
+A compiler starts processes of its own, which would run on for minutes if only the compiler received a signal. So this
+file is a program, too: it runs the compiler in a process group, and ends the group when its standard input ends. Only
+the process that waits for the compiler holds the other end of that pipe. Signals to the server's group, such as Ctrl-C,
+reach neither. Stdlib only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from threading import Event, Thread
 
 @contextmanager
 def compiler_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a compiler, whose messages are in the pipe `stderr`. At the end of the block, it is ended if it still
-    runs."""
+    """Run a compiler. Its messages arrive in the pipe `stderr`. If it still runs at the end of the block, end it."""
     arguments = [sys.executable, "-I", "-S", __file__, *command]  # isolated from installed packages
     read_end, write_end = os.pipe()
     with (
@@ -42,7 +41,7 @@ def compiler_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run the compiler until it ends or standard input does, and return its exit code."""
+    """Run the compiler until it or standard input ends, and return its exit code."""
     compiler = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     input_ended = Event()
 
@@ -56,7 +55,7 @@ def main(command: Sequence[str]) -> int:
     code = compiler.wait()
     if input_ended.is_set():
         with suppress(ProcessLookupError):
-            os.killpg(compiler.pid, signal.SIGKILL)  # A process that was being started missed the first signal.
+            os.killpg(compiler.pid, signal.SIGKILL)  # A process that was starting may have missed the first signal.
     return code
 
 

@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 4096  # rows that are expanded to float32 at the same time
 
 class Encoder:
     def __init__(self, library: Library, num_threads: int) -> None:
-        """Start the threads. Raises MemoryError if the system does not."""
+        """Start the threads. Raises MemoryError if the system can't."""
         self._library = library
         self._pool = library.pool(num_threads)
         if self._pool is None:

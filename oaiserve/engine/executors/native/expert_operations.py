@@ -1,4 +1,4 @@
-"""Tells native code the operations of mixtures of experts, from their descriptions."""
+"""Adds the operations of mixtures of experts to native code's list, from their descriptions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from oaiserve.engine.executors.native.operation_list import OperationList, whole
 
 
 class Buffers(NamedTuple):
-    """The common buffers of all layers of a decoder, by their indices."""
+    """The indices of the buffers that all layers of a decoder share."""
 
     width: int  # width of the hidden state
     hidden: int
-    normed: int  # the hidden state, normed for its reader
-    branch: int  # the addition to the hidden state
+    normed: int  # the hidden state after a norm
+    branch: int  # what a layer adds to the hidden state
     mlp: int  # the input of an MLP's last matrix
 
 
@@ -45,7 +45,7 @@ class ExpertOperations:
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
         self._operations = operations
         self._buffers = buffers
-        # Assignments of tokens to experts, by number of experts and top_k.
+        # Assignments of tokens to experts, by the number of experts and top_k.
         self._assignments: dict[tuple[int, int], int] = {}
         if not mixtures:
             return
@@ -64,8 +64,8 @@ class ExpertOperations:
     def add(self, mixture: Experts, out_norm: Norm | None, scale: float, factor: float) -> None:
         """Add the operations of a mixture, whose output is normed and added to the hidden state.
 
-        For a mixture whose parts have norms of their own, the hidden state is normed for its shared MLP, and is
-        multiplied by `factor` in the end.
+        If the parts of a mixture have their own norms, the caller has normed the hidden state for the shared MLP, and
+        it is multiplied by `factor` in the end.
         """
         if mixture.scales_inputs:
             raise NotKnown("the weights of its experts multiply what these read")
@@ -141,7 +141,7 @@ class ExpertOperations:
         return assignment
 
     def _compute(self, mixture: Experts, assignment: int) -> None:
-        """Add the operations that compute the rows of each expert, for the normed tokens."""
+        """Add the operations that compute each expert's rows, from the normed tokens."""
         operations = self._operations
         weights = self._operations.weights
         x = self._buffers.normed

@@ -1,1 +1,1 @@
-"""GGUF files: their metadata as settings, and their tensors by roles, without transformers and the package gguf."""
+"""Reads settings and tensors from GGUF files, without transformers and the package gguf."""

@@ -22,25 +22,26 @@ class Architecture:
     """An architecture of GGUF files. The keys of all mappings are roles, such as `q`."""
 
     name: str  # the name in GGUF files
-    type: str  # transformers' name of the family, unless the fields name another one
+    type: str  # transformers' name of the family; the fields may replace it
     fields: Callable[[Metadata], Fields] = no_fields  # fields of config.json beyond the common ones
-    names: Names = field(default_factory=dict)  # unusual names of tensors
-    # The tensors of a role that is one matrix elsewhere, maybe by several choices. Their rows follow each other. Those
-    # in several formats are no matrix of one role.
+    names: Names = field(default_factory=dict)  # names of tensors that differ from the usual ones
+    # For a role that is one matrix in other files: the tensors whose rows make it up, maybe with alternatives. Tensors
+    # in several formats can't be joined.
     joined: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    # Makes a tensor of those in `joined`, which are float32, where no order of rows does.
+    # For roles in `joined`: computes the tensor from float32 tensors, where joining and reordering their rows isn't
+    # enough.
     make: Mapping[str, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
-    rows: Mapping[str, MakeOrder] = field(default_factory=dict)  # the rows of the file in their order on the hub
+    rows: Mapping[str, MakeOrder] = field(default_factory=dict)  # turns the file's order of rows into the hub's
     columns: Mapping[str, MakeOrder] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # tensors that are not used
 
 
 def neighbours_as_halves(heads: int, head_dim: int) -> Order:
-    """Return the rows of heads for files in which pairs that are rotated together are neighbours."""
+    """Return the order of the rows of heads, for files in which the numbers of a rotated pair are neighbours."""
     return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-# llama.cpp rotates neighbours in these architectures, whose rows the conversion reorders for that.
+# llama.cpp rotates neighbours in these architectures, so the conversion has reordered their rows.
 TURNED: Mapping[str, MakeOrder] = {
     "q": lambda settings: neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
     "k": lambda settings: neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),

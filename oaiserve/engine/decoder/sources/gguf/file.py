@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, mapped: in blocks, or expanded."""
+"""The tensors of a mapped GGUF file, in blocks or expanded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oaiserve.checkpoints.gguf import GgufHead, GgufTensor
 from oaiserve.engine.decoder.blocks import Blocks, expand
 from oaiserve.engine.decoder.description import NotKnown
 
-_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # keyed by format; the others have no dtype
+_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # keyed by format; other formats have no dtype
 _MAPPED_BYTES = 2**20
 
 
@@ -28,7 +28,7 @@ class _Part(NamedTuple):
 
 
 class GgufFile:
-    """The tensors of a file, or of all parts of a model, as they are."""
+    """The tensors of a file, or of all parts of a model, as they are stored."""
 
     def __init__(self, head: GgufHead) -> None:
         self.tensors = dict(head.tensors)
@@ -45,7 +45,7 @@ class GgufFile:
         return Blocks(rows, tensor.kind, np.arange(tensor.shape[0]), mapped, tensor.begin, part=part)
 
     def expanded(self, tensor: GgufTensor) -> Tensor:
-        """Return a tensor in a dtype of the file or in float32. Raises NotKnown for a format that is not known."""
+        """Return a tensor in a dtype of the file or in float32. Raises NotKnown for an unknown format."""
         path, _, data = self._parts[tensor.shard]
         if (dtype := _DTYPES.get(tensor.kind)) is not None:
             return _floats(path, data, tensor, dtype).view(dtype).view(tensor.shape)
@@ -63,12 +63,12 @@ def _mapped(path: Path) -> _Part:
 
 
 def _floats(path: Path, data: NDArray[np.uint8], tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
-    """Return the bytes of a tensor, whose memory is the file's if it is a large one."""
+    """Return the bytes of a tensor. A large tensor shares the file's memory."""
     num_bytes = tensor.end - tensor.begin
     if num_bytes < _MAPPED_BYTES or tensor.begin % dtype.itemsize:
         return torch.from_numpy(data[tensor.begin : tensor.end].copy())
-    # The map is private, because torch warns of memory that it must not write to. The system may refuse such a map of
-    # more bytes than it has memory, as a whole file may have.
+    # The map is private because torch warns about read-only memory. It covers only this tensor, because the system may
+    # refuse a private map that is larger than its memory.
     start = tensor.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), tensor.end - start, access=mmap.ACCESS_COPY, offset=start)

@@ -1,4 +1,4 @@
-"""The metadata in the head of a GGUF file, and how fields of a config.json follow from them in several families."""
+"""The metadata of a GGUF file, and the fields of a config.json that follow from it in several families."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Metadata:
         return value
 
     def __getitem__(self, name: str) -> Any:
-        """Return a value. Raises BadFile if there is none of this name."""
+        """Return a value. Raises BadFile if it is missing."""
         if (value := self.get(name)) is None:
             raise BadFile(f"it has no number {self.architecture}.{name}")
         return value
@@ -49,11 +49,11 @@ class Metadata:
         return -1
 
     def has(self, pattern: str) -> bool:
-        """Look for a tensor whose name has this pattern."""
+        """Return whether a tensor's name matches this pattern."""
         return self.shape(pattern) is not None
 
     def shape(self, pattern: str) -> tuple[int, ...] | None:
-        """Return the shape of the first tensor whose name has this pattern, or None if there is none."""
+        """Return the shape of the first tensor whose name matches this pattern, or None if there is none."""
         return next((tensor.shape for name, tensor in self.tensors.items() if re.search(pattern, name)), None)
 
     @property
@@ -65,7 +65,7 @@ class Metadata:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, without those at the end that only predict further tokens."""
+        """The number of layers, excluding those at the end that only predict further tokens."""
         return int(self["block_count"] - self.get("nextn_predict_layers", 0))
 
     def of_layers(self, name: str) -> list[Any]:
@@ -77,7 +77,7 @@ class Metadata:
 
     @property
     def head_dim(self) -> int:
-        heads = self.get("attention.head_count") or 1  # a model without attention has none
+        heads = self.get("attention.head_count") or 1  # missing in models without attention
         return int(self.get("attention.key_length") or self["embedding_length"] // heads)
 
 
@@ -91,7 +91,7 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
     rotated = metadata.get("rope.dimension_count", head_dim)
     if rotated < head_dim:
         fields["partial_rotary_factor"] = rotated / head_dim
-    # Files of 2023 have the factor of a linear scaling alone, some by the name that it had first.
+    # Files from 2023 have only the factor of a linear scaling, some under its first name.
     kind = metadata.get("rope.scaling.type", "linear")
     factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear")) or None
     if kind == "linear" and factor is not None:
@@ -109,20 +109,20 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
 
 
 def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:
-    """Return the axis of each rotated pair, given how many there are of time, height and width."""
+    """Return the axis of each rotated pair, given the number of pairs for time, height and width."""
     if not is_interleaved:
         return [axis for axis, number in enumerate(section) for _ in range(number)]
     return [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(sum(section))]
 
 
 def axes(metadata: Metadata) -> Fields:
-    """Return the axes of rotated pairs, by the numbers of pairs of each axis in the file."""
+    """Return the axes of rotated pairs, from the file's number of pairs per axis."""
     is_interleaved = metadata.architecture != "qwen2vl"
     return {"rope_axes": rope_axes(metadata["rope.dimension_sections"][:3], is_interleaved=is_interleaved)}
 
 
 def windows(metadata: Metadata) -> Fields:
-    """Return for each layer whether it has a sliding window, if the file says so."""
+    """Return which layers have a sliding window, if the file says so."""
     pattern = metadata.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {}

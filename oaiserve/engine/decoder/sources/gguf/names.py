@@ -1,4 +1,4 @@
-"""The names of tensors in GGUF files, by their roles in a decoder, as most architectures have them."""
+"""The names that most architectures of GGUF files use for tensors, by their roles in a decoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GGUF: Names = {
     "mixer.b": "ssm_beta",
     "mixer.a": "ssm_alpha",
     "mixer.conv": "ssm_conv1d",
-    "mixer.A_log": "ssm_a",  # minus its exponential
+    "mixer.A_log": "ssm_a",  # stores -exp(A_log)
     "mixer.dt_bias": "ssm_dt.bias",
     "mixer.D": "ssm_d",
     "mixer.norm": "ssm_norm",

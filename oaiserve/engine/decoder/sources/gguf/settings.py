@@ -1,6 +1,6 @@
-"""The settings of a GGUF file's model, as those of a config.json, from its metadata.
+"""Derives the settings of a GGUF file's model, in the form of a config.json, from its metadata.
 
-Most keys are the same metadata in all architectures; the others are the architecture's own.
+Most keys are the same in all architectures; each architecture adds the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope
 
-# Keys of a config.json, and the metadata that are all of each. A key whose metadata are missing has its default.
+# Keys of a config.json, and the metadata that hold their values. A key whose metadata are missing gets its default.
 _FIELDS = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -47,9 +47,9 @@ _FIELDS = {
 
 
 def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> Settings:
-    """Return the settings by a file's metadata and tensors.
+    """Return the settings that follow from a file's metadata and tensors.
 
-    Raises NotKnown for an architecture that is not known, and BadFile for a file without all required metadata.
+    Raises NotKnown for an unknown architecture, and BadFile if required metadata are missing.
     """
     metadata = Metadata(values, tensors)
     if metadata.architecture not in ARCHITECTURES:
@@ -57,13 +57,13 @@ def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor
     architecture = ARCHITECTURES[metadata.architecture]
     own = architecture.fields(metadata)
     name = own.pop("model_type", architecture.type)
-    keys = keys_of(name) | {"head_dim"}  # Types that don't list it have it, too.
+    keys = keys_of(name) | {"head_dim"}  # Types that don't list it use it, too.
     known = {key: value for key, value in common_fields(metadata).items() if key in keys}
     return settings_of({"model_type": name, **known, **own})
 
 
 def common_fields(metadata: Metadata) -> Fields:
-    """Return the fields of a config.json that all architectures have, of which each type heeds some."""
+    """Return the fields of a config.json that all architectures share. Each type uses some of them."""
     fields = {field: metadata.get(name) for field, name in _FIELDS.items()}
     fields |= {
         "vocab_size": metadata.vocab_size,

@@ -1,4 +1,4 @@
-"""Reads the tensors of a decoder from a GGUF file, with the changes of llama.cpp's conversion undone.
+"""Reads the tensors of a decoder from a GGUF file and undoes the changes of llama.cpp's conversion.
 
 Matrices stay in the file's blocks; their rows may be reordered. Weights of norms and speeds of states need no change:
 the file already has them in the form that a step needs.
@@ -24,20 +24,21 @@ from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
 
-# Tensors that have another number of dimensions in the file: vectors, and the weights of convolutions.
+# Tensors whose number of dimensions differs in the file: vectors, and the weights of convolutions.
 _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
 _CONVOLUTION = "mixer.conv.weight"
 
 
 class GgufTensors(Tensors):
-    """Reads the tensors of a decoder, and keeps track of those that were read."""
+    """Reads the tensors of a decoder, and records which were read."""
 
     has_norms_as_computed = True
     bias_dtype = torch.float32
 
     def __init__(self, head: GgufHead, names: Names, settings: Settings, dtype: torch.dtype) -> None:
-        """`names` are those of the family on the hub, by which adapters name modules. `dtype` is that of matrices which
-        are not in blocks.
+        """`names` are the family's names on the hub, which adapters use for modules.
+
+        `dtype` applies to matrices that are not in blocks.
         """
         self.dtype = dtype
         self.names = names
@@ -49,7 +50,7 @@ class GgufTensors(Tensors):
         self._tensors = self._file.tensors
         for name in self._architecture.unused:
             self._tensors.pop(name, None)
-        # The layers after the model's own predict further tokens.
+        # Layers after the model's own predict further tokens.
         num_layers = settings["num_hidden_layers"]
         num_further = values.get(f"{self._architecture.name}.nextn_predict_layers") or 0
         further = tuple(f"blk.{num_layers + number}." for number in range(num_further))
@@ -75,7 +76,7 @@ class GgufTensors(Tensors):
         return blocks
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
-        """Return the matrix [n, k] of each expert. The file has one tensor with all experts."""
+        """Return the matrix [n, k] of each expert. The file has one tensor for all experts."""
         (tensor,) = self._take(path)
         if len(tensor.shape) != 3:
             raise NotKnown(f"its tensor '{tensor.name[:100]}' is not of several experts")
@@ -107,7 +108,7 @@ class GgufTensors(Tensors):
         return tensors
 
     def _find(self, path: str) -> list[GgufTensor]:
-        """Return the tensors of a path, whose rows follow each other; an empty list if not all are there."""
+        """Return the tensors whose rows make up a path's matrix, or an empty list if any of them is missing."""
         module = path
         last = ""
         for suffix in (".weight", ".bias"):
@@ -139,7 +140,7 @@ class GgufTensors(Tensors):
         return tensor.reshape(_shape_on_hub(path, tuple(tensor.shape)))
 
     def _expanded(self, path: str) -> Tensor:
-        """Return a tensor in the order of the hub, and in the shape of the file."""
+        """Return a tensor with the hub's order of rows, in the shape that the file has."""
         tensors = self._found(path)
         role = _role(path)
         parts = [self._file.expanded(tensor) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files, several in a file. A new file is imported automatically. Plug-ins add others."""
+"""The architectures of GGUF files. New files here are imported automatically, and plug-ins may add others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def add_architectures(architectures: Iterable[Architecture]) -> None:
-    """Add GGUF architectures. Raises ValueError for one that there is already, or whose family is not known."""
+    """Add GGUF architectures. Raises ValueError for one that already exists, or whose family is unknown."""
     for architecture in architectures:
         if ARCHITECTURES.get(architecture.name, architecture) != architecture:
             raise ValueError(f"there is a GGUF architecture '{architecture.name}' already")

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: keys and values of latent vectors. GLM-4.7 Flash and Kimi K2 have the same files."""
+"""DeepSeek V2 and V3, with latent attention. GLM-4.7 Flash and Kimi K2 use the same files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _fields(metadata: Metadata) -> Fields:
     rotated = metadata["rope.dimension_count"]
     width = metadata.get("attention.key_length_mla")
     values = metadata.get("attention.value_length_mla")
-    if width is None or values is None:  # older files have the widths of heads in these
+    if width is None or values is None:  # Older files have the widths of heads in these keys.
         width = metadata["attention.key_length"]
         values = metadata["attention.value_length"]
     has_bias = metadata.has(r"exp_probs_b")
@@ -43,7 +43,7 @@ def _fields(metadata: Metadata) -> Fields:
 
 
 def _of_latent(tensors: Sequence[Tensor]) -> Tensor:
-    """Join the matrices of each head that make keys, which are the other way round, and values of latent vectors."""
+    """Join the two tensors that compute keys and values from latent vectors. Each head's key matrix is transposed."""
     keys, values = tensors
     return torch.cat([keys.mT, values], dim=1).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts without latent vectors and states."""
+"""Mixtures of experts without latent attention and without states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma, whose norms have 1 added in the files."""
+"""Gemma. In its files, 1 has already been added to the weights of norms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oaiserve.engine.decoder.sources.names import Names
 
 
 def _scale(metadata: Metadata, layers_of_27b: int) -> Fields:
-    """Return the scale of scores in the models with 27B parameters. No file has it; in others, it is 256."""
+    """Return the scale of scores. Files don't state it: the 27B models have their own, and all others use 256."""
     if metadata.num_layers != layers_of_27b:
         return {}
     return {"query_pre_attn_scalar": metadata["embedding_length"] // metadata["attention.head_count"]}
@@ -38,7 +38,7 @@ def _gemma3(metadata: Metadata) -> Fields:
 
 
 def _gemma4(metadata: Metadata) -> Fields:
-    """Read the fields of Gemma 4. All published models rotate a quarter of the numbers of wide heads."""
+    """Read the fields of Gemma 4. All published models rotate a quarter of the numbers in wide heads."""
     slides = metadata.of_layers("attention.sliding_window_pattern")
     heads = metadata.of_layers("attention.head_count_kv")
     widths = metadata.of_layers("feed_forward_length")
@@ -71,7 +71,7 @@ def _gemma4(metadata: Metadata) -> Fields:
 
 
 def _embedding(metadata: Metadata) -> Fields:
-    """Read the fields of EmbeddingGemma, whose tokens see those after them."""
+    """Read the fields of EmbeddingGemma, whose tokens also see later tokens."""
     every = metadata.get("attention.sliding_window_pattern", 6)
     theta = {"full_attention": metadata["rope.freq_base"], "sliding_attention": metadata.get("rope.freq_base_swa", 1e4)}
     layers = windows(metadata) or {

@@ -1,4 +1,4 @@
-"""Granite: factors of embedding, residual and logits; without and with experts, and as a hybrid of Mamba 2."""
+"""Granite with and without experts, and its hybrid with Mamba 2. All scale the embedding, residuals and logits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _hybrid(metadata: Metadata) -> Fields:
     }
 
 
-# Tensors of the MLP that all tokens share; in models without experts, it is a layer's only MLP.
+# The shared MLP's tensors; in models without experts, it is a layer's only MLP.
 _SHARED: Names = {"shared.down": ("ffn_down_shexp", "ffn_down")}
 _JOINED = {"shared.gate_up": (("ffn_gate_shexp", "ffn_up_shexp"), ("ffn_gate", "ffn_up"))}
 ARCHITECTURES = (

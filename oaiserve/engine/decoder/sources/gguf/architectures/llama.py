@@ -8,7 +8,7 @@ from oaiserve.engine.decoder.sources.names import Names
 
 
 def _llama(metadata: Metadata) -> Fields:
-    """Read the fields of Llama, or those of Mixtral, whose files name the same architecture."""
+    """Read the fields of Llama or Mixtral. Their files name the same architecture."""
     fields = {"head_dim": metadata.get("attention.key_length", metadata.get("rope.dimension_count"))}
     if not metadata.has(r"^blk\.0\.ffn_gate_exps\.weight$"):
         return fields
@@ -16,14 +16,14 @@ def _llama(metadata: Metadata) -> Fields:
 
 
 def _mistral3(metadata: Metadata) -> Fields:
-    """Read the fields of Ministral 3, or those of Mistral Small 3.1, whose files name the same architecture."""
+    """Read the fields of Ministral 3 or Mistral Small 3.1. Their files name the same architecture."""
     fields = {"head_dim": metadata.head_dim}
     beta = metadata.get("attention.temperature_scale")
     if beta is None:
         return fields | {"model_type": "llama"}
     scaled = rope(metadata, metadata.head_dim) | {"llama_4_scaling_beta": beta}
     if all_dim := metadata.get("rope.scaling.yarn_log_multiplier"):
-        scaled |= {"mscale": 1.0, "mscale_all_dim": all_dim}  # llama.cpp takes the first of them as 1, too
+        scaled |= {"mscale": 1.0, "mscale_all_dim": all_dim}  # llama.cpp uses 1 for mscale, too
     return fields | {"rope_parameters": scaled}
 
 
@@ -36,10 +36,10 @@ def _deep_with_experts(metadata: Metadata) -> Fields:
 
 
 def _phi3(metadata: Metadata) -> Fields:
-    """Read the fields of Phi-3. Files of Phi-4 have a window of 0.
+    """Read the fields of Phi-3. In files of Phi-4, the window is 0.
 
-    Models for long texts have factors of frequencies in tensors: for texts up to the original length, which are read,
-    and for longer ones.
+    Models for long texts have tensors with frequency factors: those for texts up to the original length, which are
+    read, and those for longer texts.
     """
     fields: Fields = {"sliding_window": metadata.get("attention.sliding_window") or None}
     original = metadata.get("rope.scaling.original_context_length")

@@ -1,4 +1,4 @@
-"""Dense models with unusual norms or unusual positions of norms."""
+"""Dense models with unusual norms, or with norms in unusual places."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _gpt2(metadata: Metadata) -> Fields:
 
 
 def _olmo2(metadata: Metadata) -> Fields:
-    """Read the fields of OLMo 2, or of OLMo 3, which scales the rotary tables of layers without a window alone."""
+    """Read the fields of OLMo 2, or of OLMo 3, which scales only the rotary tables of layers without a window."""
     if metadata.get("attention.sliding_window") is None:
         return {}
     of_full = rope(metadata, metadata.head_dim)

@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.sources.names import Names
 
 
 def _lfm2(metadata: Metadata) -> Fields:
-    """Read the fields: layers without keys are short convolutions."""
+    """Read the fields of LFM2. Layers with 0 key heads are short convolutions."""
     heads = metadata.of_layers("attention.head_count_kv")
     return {
         "num_key_value_heads": max(heads),
@@ -42,7 +42,7 @@ def _delta(metadata: Metadata) -> Fields:
     keeps_state = metadata.get("attention.recurrent_layers")
     if not isinstance(keeps_state, list):
         keeps_state = [(layer + 1) % interval != 0 for layer in range(metadata.num_layers)]
-    of_pairs = axes(metadata) if metadata.get("rope.dimension_sections") else {}  # Qwen3-Next has none
+    of_pairs = axes(metadata) if metadata.get("rope.dimension_sections") else {}  # Qwen3-Next has no sections
     return of_pairs | {
         "layer_types": ["linear_attention" if keeps else "full_attention" for keeps in keeps_state],
         "linear_conv_kernel_dim": metadata["ssm.conv_kernel"],
@@ -53,7 +53,8 @@ def _delta(metadata: Metadata) -> Fields:
     }
 
 
-# The rows of a file in the order of the hub. Queries and keys of all key heads come first there, then values.
+# These functions return orders that turn a file's rows into the hub's. In files, all queries and keys precede the
+# values.
 def _by_key_head(settings: Settings) -> Order:
     """Return the rows of Qwen3-Next's projections, sorted by key head: its query, its key, its values, their gates."""
     heads = settings["linear_num_key_heads"]
@@ -65,8 +66,10 @@ def _by_key_head(settings: Settings) -> Order:
 
 
 def _grouped(settings: Settings, width: int = 1) -> Order:
-    """Return the order that puts the value heads of each key head next to each other. Each has `width` numbers. A GGUF
-    file stores the first value head of every key head, then the second one of every key head, and so on."""
+    """Return the order that puts the value heads of each key head next to each other. Each has `width` numbers.
+
+    A GGUF file stores the first value head of every key head, then the second value head of every key head, and so on.
+    """
     keys = settings["linear_num_key_heads"]
     values = settings["linear_num_value_heads"]
     return np.arange(values * width).reshape(values // keys, keys, width).swapaxes(0, 1).reshape(-1)
@@ -87,7 +90,7 @@ _GROUPED = {
     **dict.fromkeys(("mixer.a", "mixer.b", "mixer.A_log", "mixer.dt_bias"), _grouped),
 }
 _LFM2: Names = {
-    "final_norm": ("output_norm", "token_embd_norm"),  # names in newer and in older files
+    "final_norm": ("output_norm", "token_embd_norm"),  # newer and older name
     "mixer.in": "shortconv.in_proj",
     "mixer.conv": "shortconv.conv",
     "mixer.out": "shortconv.out_proj",
