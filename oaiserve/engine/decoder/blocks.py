@@ -101,7 +101,7 @@ class Blocks:
         return replace(self, rows=self.rows[rows])
 
     def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
-        """Return the matrix with its columns in another order: for each column of the data, that of the matrix."""
+        """Return the matrix with its columns reordered. `columns` has the matrix's column for each of the data's."""
         return replace(self, columns=columns.astype(np.int32))
 
     def chunk(self, parts: int) -> list[Blocks]:
@@ -185,12 +185,12 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
         return _expand_integers(data, kind)
     if kind in EXPANDERS:
         num_bytes, expander = EXPANDERS[kind]
-        blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # a mapped file cannot be written
+        blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # torch can't write a mapped file
         return expander(blocks.view(-1, num_bytes)).view(len(data), -1)
     import gguf  # rarely needed, so imported only here
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))
-    return torch.from_numpy(np.require(expanded, np.float32, "W"))  # plain numbers may be the file's own
+    return torch.from_numpy(np.require(expanded, np.float32, "W"))  # unquantized numbers may be the file's
 
 
 def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:

@@ -211,6 +211,6 @@ def _speeds(reader: Reader, *, is_exact: bool = False) -> Tensor:
 
 
 def _gated_norm(reader: Reader, facts: Facts, epsilon: float | None = None) -> Norm:
-    """Describe the norm after the gates, which is stored unchanged, also in families whose other norms are not."""
+    """Describe the norm after the gates. It is stored unchanged, even in families whose other norms are not."""
     kind = replace(facts.norm, adds_one=False)
     return reader.norm("norm", kind if epsilon is None else replace(kind, epsilon=epsilon))

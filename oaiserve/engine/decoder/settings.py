@@ -50,7 +50,7 @@ _ROPE: dict[str, Values] = {
 }
 _ROPE["lfm3"] = {**_ROPE["gemma4_text"], FULL: {**_ROPE["gemma4_text"][FULL], "partial_rotary_factor": 0.5}}
 _ROPE["gemma4_unified_text"] = _ROPE["gemma4_text"]
-_WITHOUT_DEFAULTS = {"gemma4_text", "gemma4_unified_text", "mellum"}  # Their rotary numbers have no defaults.
+_WITHOUT_DEFAULTS = {"gemma4_text", "gemma4_unified_text", "mellum"}  # Their rotary parameters have no defaults.
 _PARTS_ROTATED = {
     **dict.fromkeys(("bamba", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "nemotron", "persimmon", "phi"), 0.5),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "stablelm"), 0.25),
@@ -203,7 +203,7 @@ def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a multimodal model's config that describes its text model, or all of another model's."""
+    """Return the part of a multimodal model's config that describes its text model. Return other configs whole."""
     if not is_wrapper(config):
         # Like transformers, read a Mistral model with layer types as Ministral, except in a wrapper, where all layers
         # of Mistral have one type.

@@ -115,8 +115,7 @@ class FallbackExecutor:
         return torch.cat([*draws, *predictions])
 
     def _texts(self, batch: Batch) -> Tensor:
-        """Return the ids [T] of a batch, or with media the embeddings [T, hidden size], some of which the media's
-        vectors replace."""
+        """Return the ids [T] of a batch. With media, return embeddings [T, hidden size] with the media's vectors."""
         if (media := batch.media) is None:
             return batch.input_ids
         ids = batch.input_ids.index_fill(0, media.rows, 0)  # The ids of images may be outside the vocabulary.

@@ -1,4 +1,4 @@
-"""The model runner builds the batch of a step, passes it to an executor, and samples.
+"""The model runner: builds the batch of a step, passes it to an executor, and samples.
 
 Steps are computed one by one on one stream, so each step sees everything that earlier steps have written.
 """
@@ -36,12 +36,12 @@ class Launched:
     sample_chunks: list[int]  # the chunk of row i, see Batch
     draws: list[Chunk]  # the chunk of row i, cut after the token that the row follows
     prompt_rows: list[tuple[int, int, int]]  # see Batch
-    waiting_rows: list[int]  # rows that `draw` draws
+    waiting_rows: list[int]  # rows to be drawn later, by `draw`
     waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
-    # On a CUDA device: when the device had this step's inputs, and when the previous step ended.
+    # On a CUDA device: the events when the device had this step's inputs, and when the previous step ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
-    samplings: list[tuple[list[int], PendingDraws]] = field(default_factory=list)  # each with its rows
+    samplings: list[tuple[list[int], PendingDraws]] = field(default_factory=list)  # each with the rows that it draws
     rows_without_memory: list[int] = field(default_factory=list)
     ended: torch.cuda.Event | None = None  # on CUDA: recorded when the results of all draws so far are on the host
 
@@ -49,10 +49,10 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that they
-    can. `tables` are a GPU's block tables of sequences, which `graphs` read, too. With `counts` by these tables,
-    `sample_ids` takes `edits`, as that of `triton_sampling` does. `states` are needed if the model's layers have
-    states.
+    `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that fit
+    them. `tables` are the sequences' block tables on a GPU, which `graphs` also read. With `counts`, whose rows are
+    those of the tables, `sample_ids` takes `edits`, as the one in `triton_sampling` does. `states` are needed if the
+    model's layers have states.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ModelRunner:
         self._counts = counts
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # keyed by adapter number
-        # The next fields belong to the last launched step: the ids that it draws, the row of each sequence among them,
-        # and the event of its end.
+        # The following fields describe the last launched step: the ids that it draws, the row of each sequence among
+        # them, and the event when it ends.
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
@@ -90,17 +90,16 @@ class ModelRunner:
 
     @property
     def counts_tokens(self) -> bool:
-        """Return whether the device counts the tokens of sequences with penalties, as `Sequence.is_counted` says."""
+        """Return whether the device counts the tokens of sequences with penalties. See `Sequence.is_counted`."""
         return self._counts is not None
 
     @property
     def block_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the KV cache, whose first dimension is that of blocks. A runner without blocks has
-        none."""
+        """Return the tensors of the KV cache. Their first dimension is the block. A runner without blocks has none."""
         return self.executor.block_tensors
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
+        """Add an adapter under an unused number above 0. Any thread may call this."""
         self._adapters[number] = self.executor.prepare(adapter)
 
     def drop_adapter(self, number: int) -> None:
@@ -112,15 +111,15 @@ class ModelRunner:
         _without_torch(lambda: self.executor.copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, with the draws AT_LAUNCH. On CUDA, the host doesn't wait.
+        """Launch a step, including the draws AT_LAUNCH. On CUDA, the host doesn't wait.
 
-        Ids that the host doesn't have yet are read from the draws of the previous step, on the device. Raises
+        Ids that the host doesn't have yet are read on the device, from the draws of the previous step. Raises
         OutOfMemory if the device has no memory for the step.
         """
         return _without_torch(lambda: self._launch(step))
 
     def _launch(self, step: Step) -> Launched:
-        # The step begins when the device has its inputs. The time in which the host makes them counts as the gap
+        # The step begins when the device has its inputs. The time that the host takes to prepare them counts as the gap
         # before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         adapters: list[Adapter | None] = []  # each chunk's adapter; empty if no chunk has one
@@ -193,7 +192,7 @@ class ModelRunner:
         """Sample from all rows except those that wait for `draw`."""
         rows = list(range(len(launched.sample_chunks)))
         if launched.waiting_rows and not self.is_asynchronous:
-            # The forward is complete, so all rows are drawn together, which saves copies of logits.
+            # The forward pass is complete, so all rows are drawn together, which saves copies of logits.
             launched.waiting_rows = rows
             launched.waiting_known = known
             return
@@ -204,7 +203,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, launched: Launched, masks: Masks | None = None) -> None:
-        """Make those late draws that still count after the step has been settled."""
+        """Make the late draws that are still needed after the step has been settled."""
         if not launched.waiting_rows:
             return
         chunks = launched.step.chunks
@@ -213,7 +212,8 @@ class ModelRunner:
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
-            # Once rows are drawn, the step can't be launched again, so the rest is drawn with the least memory.
+            # Once rows are drawn, the step can't be launched again, so draw the rest row by row, which takes the least
+            # memory.
             for row in rows:
                 torch.cuda.empty_cache()
                 try:
@@ -235,12 +235,12 @@ class ModelRunner:
                 result = results[of_row[row]]
                 draft = draws[row][4]
                 if draft and result.token_ids != [*draft]:
-                    continue  # This token was drawn after a draft that was wrong.
+                    continue  # This token was drawn after a wrong draft.
                 if is_finite:
                     result.token_ids.append(token_id)
                     if logprobs is not None:
                         result.logprobs = [*(result.logprobs or []), logprobs]
-                elif not draft:  # A draft's last token is drawn again in the next step, which then reports this.
+                elif not draft:  # The next step draws a draft's last token again, and then reports the error.
                     result.error = _why_not_finite(draws[row])
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
@@ -272,7 +272,7 @@ class ModelRunner:
         launched.samplings.append((rows, sampling))
 
     def _keep_drawn(self, launched: Launched) -> None:
-        """Store the draws of this step, which are all launched, for the next step."""
+        """Store the ids drawn in this step for the next step. All draws have been launched."""
         samplings = [sampling for _, sampling in launched.samplings]
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
@@ -291,7 +291,7 @@ class ModelRunner:
 
 
 def _why_not_finite(chunk: Chunk) -> str:
-    """Return why no token could be drawn. That of BAD_LOGITS may also be that the parameters leave no token."""
+    """Return why no token could be drawn. BAD_LOGITS may also mean that the sampling parameters exclude all tokens."""
     failed = chunk.sequence.failed_rule
     if failed is not None and failed[0] == chunk.known_end:
         return f"A sampling rule of the plug-in '{failed[1]}' failed on this request. The server's log says why."
@@ -305,7 +305,7 @@ def _without_torch(run: Callable[[], T]) -> T:
             return run()
     except torch.OutOfMemoryError as error:
         reason = str(error)
-    # The exception has been freed, and so have the tensors of the step, which its traceback held.
+    # By now, the exception is freed, and with it the tensors of the step, which its traceback referenced.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
 

@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA) as tensors, which add to the products of some linear layers of a model, and their loading.
+"""Low-rank adapters (LoRA) and their loading. Their tensors add to the products of some linear layers of a model.
 
-A layer with weights W computes x W^T + scale * (x A^T) B^T for the rows of a step with the adapter.
+A layer with weights W computes x W^T + scale * (x A^T) B^T for the rows of a step that use the adapter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AdapterPart:
         return len(self.a)
 
     def added(self, x: Tensor) -> Tensor:
-        """Return the addition to the product of the rows `x` [..., columns]."""
+        """Return what is added to the product of the rows `x` [..., columns]."""
         return (x @ self.a.T * self.scale) @ self.b.T
 
 
@@ -53,7 +53,7 @@ class Adapter:
 def probe_adapter(
     shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device, rank: int
 ) -> Adapter:
-    """Return an adapter for layers of these shapes, by name, that changes results. It is the same in each call."""
+    """Return an adapter that changes results, for layers of these shapes, by name. Each call returns the same one."""
     generator = torch.Generator().manual_seed(0)
     parts = {}
     for name, (rows, columns) in sorted(shapes.items()):
@@ -64,7 +64,7 @@ def probe_adapter(
 
 
 def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str, tuple[int, int]]) -> None:
-    """Raise StartupError if one of these folders, by its adapter's name, has an adapter for another model.
+    """Raise StartupError if an adapter, in a folder keyed by its name, doesn't fit the model.
 
     It reads no weights, so that a start, which may take minutes, can check the adapters first.
     """
@@ -78,13 +78,13 @@ def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str,
 def load_adapter(
     name: str, files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device
 ) -> Adapter:
-    """Load an adapter in the model's dtype. `adaptable` has rows and columns of the model's layers.
+    """Load an adapter in the model's dtype. `adaptable` has the rows and columns of the model's layers.
 
-    Raises BadAdapter for an adapter of another model, or with numbers that are not finite.
+    Raises BadAdapter for an adapter of another model, or for numbers that are not finite.
     """
     _refuse_unless_it_fits(files, adaptable)
     try:
-        # Read, not mapped: if someone cuts a file that is mapped, the system ends the process.
+        # Read, not mapped: if someone truncates a mapped file, the system kills the process.
         with files.weights.open("rb", buffering=0) as file:
 
             def read(stored: StoredTensor) -> Tensor:
@@ -120,7 +120,7 @@ def _tensor(file: RawIOBase, stored: StoredTensor, path: Path) -> Tensor:
 def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
     """Raise BadAdapter unless each tensor has the shape for its layer of the model."""
     for module, part in files.modules.items():
-        # An adapter that was trained on a multimodal checkpoint has the names of its modules.
+        # An adapter that was trained on a multimodal checkpoint uses that checkpoint's names of modules.
         if (own_module := text_name(module)) not in adaptable:
             raise BadAdapter(
                 f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"

@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.description import AttentionParameters, RotaryTable
 from oaiserve.engine.model.batch import Batch
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0  # largest number of E4M3
+FP8_MAX = 448.0  # largest number of an E4M3 float
 
 
 class LayerCache(NamedTuple):
@@ -27,7 +27,7 @@ class LayerCache(NamedTuple):
 
 
 class ScaledCache(LayerCache):
-    """A layer's part of a KV cache in eight bits (float8_e4m3fn), with a scale each for its keys and its values."""
+    """A layer's part of an 8-bit KV cache (float8_e4m3fn), with one scale for its keys and one for its values."""
 
     _scales: tuple[float, float]
 
@@ -43,23 +43,22 @@ class ScaledCache(LayerCache):
 
 
 class Scoring(NamedTuple):
-    """The way in which a layer computes scores from queries and keys."""
+    """How a layer computes scores from queries and keys."""
 
     scaling: float
-    sliding_window: int | None = None  # number of last tokens that a token attends to
+    sliding_window: int | None = None  # how many of the latest tokens a token attends to
     softcap: float | None = None  # squashes scores to the range from -softcap to softcap
     sinks: torch.Tensor | None = None  # float32 [heads], scores of an extra key with the value 0, which all tokens see
     looks_ahead: bool = True  # whether tokens see others up to `Batch.last_visible`, or only earlier ones
 
     @property
     def parameters(self) -> AttentionParameters:
-        """Return these without the sinks, as the reference takes them."""
+        """Return the parameters without the sinks, as the reference expects them."""
         return AttentionParameters(self.scaling, self.sliding_window, self.softcap, self.looks_ahead)
 
 
 class Rotation(NamedTuple):
-    """The norm of each head of a layer's queries and keys, if any, and then its rotation, if any, for backends that
-    compute these."""
+    """How a layer norms and rotates the heads of its queries and keys, for backends that do so. Both are optional."""
 
     positions: torch.Tensor  # [T] int64, the positions of the step's tokens
     cosines: torch.Tensor | None  # float32 [positions, pairs], or None without a rotation
@@ -77,7 +76,7 @@ class Rotation(NamedTuple):
 
 
 class StepAttention(Protocol):
-    """The attention of one step. It is called once per layer, and holds the data of the batch for all layers."""
+    """The attention of one step. It is called once per layer, and holds the batch's data for all layers."""
 
     def __call__(
         self,
@@ -87,10 +86,12 @@ class StepAttention(Protocol):
         cache: LayerCache,
         scoring: Scoring,
     ) -> torch.Tensor:  # [T, heads, value_dim]
-        """Write the keys and values into the cache, unless an earlier layer with the same cache has done so. Then each
-        token attends to its own sequence, up to itself or its `Batch.last_visible`."""
+        """Write the keys and values into the cache, unless an earlier layer with the same cache has done so.
+
+        Then each token attends to its own sequence, up to itself or its `Batch.last_visible`.
+        """
 
 
 # Returns rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated.
 Angles = Callable[[RotaryTable], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-Backend = Callable[[Batch], StepAttention]  # makes the attention of a step
+Backend = Callable[[Batch], StepAttention]  # creates the attention of a step

@@ -1,4 +1,4 @@
-"""Packs a step into a batch: tensors with all tokens of all chunks in one row, without padding."""
+"""Packs a step into a batch: tensors with all tokens of all chunks, concatenated without padding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 
-ALIGNMENT = 16  # Each tensor of a batch begins at a multiple of 16 integers, 128 bytes, which suits kernels.
+ALIGNMENT = 16  # Each tensor of a batch begins at a multiple of 16 integers (128 bytes), as kernels prefer.
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -35,7 +35,7 @@ class BatchMedia:
 
 
 class CapturedAdapters(Protocol):
-    """Adds the adapters of a captured step, which may change with each replay."""
+    """Applies the adapters of a captured step, which may change with each replay."""
 
     modules: Collection[str]
 
@@ -52,32 +52,32 @@ class Batch:
     """
 
     input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device has
-    positions: torch.Tensor  # [T] int64; they rotate queries and keys. In an image, they are not the tokens' indices.
+    positions: torch.Tensor  # [T] int64, rotate queries and keys; in an image, they differ from the tokens' indices
     slots: torch.Tensor  # [T] int64
     block_tables: torch.Tensor  # [N, M] int64; only the first entries of a row are read, the blocks of its sequence
     table_rows: torch.Tensor  # [B] int64, the row of each sequence in the block tables
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
-    logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are wanted
+    logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are needed
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
-    # Tokens whose ids only the device has, and their places in the ids that the previous step draws: int64 [P] each.
+    # int64 [P] each: tokens whose ids only the device has, and their indices in the ids that the previous step draws.
     unknown_rows: torch.Tensor = _NONE
     drawn_rows: torch.Tensor = _NONE
-    # The chunk of each draw, in order. Draws have the first rows of logits. A chunk with a draft draws several times.
+    # The chunk of each draw, in order. Draws use the first rows of logits. A chunk with a draft has several draws.
     sample_chunks: list[int] = field(default_factory=list)
     # (chunk, first row, number of rows) for log-probabilities of prompts
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
     adapters: list[Adapter | None] = field(default_factory=list)  # each chunk's adapter; empty if no chunk has one
-    captured_adapters: CapturedAdapters | None = None  # the adapters of captured steps, instead of those above
+    captured_adapters: CapturedAdapters | None = None  # the adapters of captured steps, which replace `adapters`
     states: StepStates | None = None  # None if the model's layers keep no states
     media: BatchMedia | None = None
-    axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`
-    # [num_decodes] int64: the slots of decodes in a captured step with prompts, for which `slots` has -1. The first of
-    # them are decodes; the rest is padding, with -1, and has no tokens: the next ones are those of prompts.
+    axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all equal `positions`
+    # [num_decodes] int64: the slots of decodes in a captured step with prompts, for which `slots` has -1. The decodes
+    # come first. The rest is padding, with -1, and has no tokens: the tokens after the decodes belong to prompts.
     decode_slots: torch.Tensor | None = None
-    # [T] int64: the last token of its sequence that each token sees, by index. If this is None, it is the token itself.
+    # [T] int64: the index of the last token of its sequence that each token sees. None: each token sees up to itself.
     last_visible: torch.Tensor | None = None
 
     def own_tables(self) -> torch.Tensor:
@@ -86,7 +86,7 @@ class Batch:
 
 
 def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[Adapter, list[int]]:
-    """Return the rows of each adapter's tokens, given the adapters of sequences and their numbers of tokens."""
+    """Return the rows of each adapter's tokens, given each sequence's adapter and number of tokens."""
     rows: dict[Adapter, list[int]] = {}
     first = 0
     for adapter, num_tokens in zip(adapters, query_lens, strict=True):
@@ -98,7 +98,7 @@ def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[
 
 @dataclass(slots=True)
 class StepLists:
-    """The tokens of a step and the wanted logits, as lists of the fields of `Batch`."""
+    """The tokens of a step and the rows of needed logits, as lists for the fields of `Batch`."""
 
     input_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -115,7 +115,7 @@ class StepLists:
 
 
 def lists_of(step: Step, block_size: int, drawn_rows: Mapping[Sequence, int] | None = None) -> StepLists:
-    """Return the tokens of a step. `drawn_rows` is needed if the host doesn't have the ids of all of them yet.
+    """Return the tokens of a step. `drawn_rows` is needed if the host doesn't have all of their ids yet.
 
     It maps each sequence that drew a token in the previous step to its row among the ids of that step.
     """
@@ -154,7 +154,7 @@ def lists_of(step: Step, block_size: int, drawn_rows: Mapping[Sequence, int] | N
             lists.sample_chunks.append(index)
             lists.logits_rows.append(num_known - 1)
         if sequence.wants_prompt_logprobs:
-            # The logits at one position predict the next token, so those at the prompt's end belong to the answer.
+            # The logits at one position predict the next token, so the last row of the prompt belongs to the answer.
             num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
             lists.prompt_rows.append((index, len(lists.prompt_positions), num_rows))
             lists.prompt_positions += range(first, first + num_rows)
@@ -170,8 +170,8 @@ def build_batch(
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `tables` are block tables on the device, and the row of each chunk in them. Without these, the batch gets tables of
-    its own, padded to the longest. For `drawn_rows` see `lists_of`.
+    `tables` are block tables on the device, and the row of each chunk in them. Without them, the batch gets its own
+    tables, padded to the longest. For `drawn_rows` see `lists_of`.
     """
     lists = lists_of(step, block_size, drawn_rows)
     own_tables: list[int] = []
@@ -217,7 +217,7 @@ def build_batch(
 def _media_lists(
     step: Step, with_media: list[tuple[int, Chunk]], positions: list[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the rows of vectors, the positions on three axes, and the last tokens that tokens see, as in Batch.
+    """Return the rows of vectors, the positions on three axes, and the last visible tokens, as in Batch.
 
     A list is empty if no chunk needs it.
     """
@@ -246,8 +246,8 @@ def _media_lists(
 
 
 def _vectors(with_media: list[tuple[int, Chunk]]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Return the vectors that replace embeddings of these chunks, in order, and those added to outputs of layers."""
-    parts: list[tuple[Any, ...]] = []  # For each medium, these are its vectors, and then those for each layer.
+    """Return the vectors that replace embeddings of these chunks, in order, and those added to layers' outputs."""
+    parts: list[tuple[Any, ...]] = []  # for each medium: its vectors, then those for each layer
     for _, (sequence, start, num_tokens, *_) in with_media:
         assert sequence.media is not None
         rows = sequence.media.rows_in(start, start + num_tokens)
@@ -271,6 +271,6 @@ def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
         packed += values
         packed += [0] * padding
         sizes += len(values), padding
-    # An array is made from a list over three times as fast as a tensor is.
+    # NumPy converts a list over three times as fast as torch.
     tensor = on_device(torch.frombuffer(array("q", packed), dtype=torch.int64), device)
     return list(tensor.split(sizes))[::2]

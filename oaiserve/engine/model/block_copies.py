@@ -15,20 +15,20 @@ from torch import Tensor
 
 from oaiserve.engine.model.transfer import on_device
 
-PIECE_BYTES = 32 << 20  # The size of each of the two buffers on the device.
+PIECE_BYTES = 32 << 20  # the size of each of the two buffers on the device
 
 
 class Stream(Protocol):
-    """Work that a device does in its order."""
+    """Work that a device does in order."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Begin work that `work` launches."""
+        """Start the work that `work` launches."""
 
     def mark(self) -> Any:
-        """Return the moment after all work so far."""
+        """Return a marker after all work so far."""
 
     def wait(self, moment: Any) -> None:
-        """Let all work from now on wait for a moment of another stream."""
+        """Make all later work wait for a marker of another stream."""
 
 
 class Streams(NamedTuple):
@@ -38,10 +38,10 @@ class Streams(NamedTuple):
 
 
 class BlockCopies:
-    """The copies of a KV cache's blocks, between its tensors and `num_bytes` of host memory in slots."""
+    """Copies the blocks of a KV cache between its tensors and slots in `num_bytes` of host memory."""
 
     def __init__(self, tensors: list[Tensor], num_bytes: int, streams: Streams | None = None) -> None:
-        """Reserve the host memory, and pin it for a GPU. The first dimension of the tensors is that of blocks."""
+        """Reserve the host memory, and pin it for a GPU. The first dimension of the tensors is the block."""
         self._device = tensors[0].device
         rows = [tensor.view(torch.uint8).view(len(tensor), -1) for tensor in tensors]
         if all(one.shape[1] % 8 == 0 for one in rows):
@@ -117,7 +117,7 @@ class CudaStream:
             work()
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # A thread that waits for it sleeps.
+        event = torch.cuda.Event(blocking=True)  # A thread that waits for a blocking event sleeps.
         event.record(self._stream)
         return event
 
@@ -126,7 +126,7 @@ class CudaStream:
 
 
 class Inline:
-    """A stream without a device: all work is done when `run` returns. It is its own moment."""
+    """A stream without a device: all work is done when `run` returns. It is its own marker."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -147,8 +147,10 @@ def streams_of(device: torch.device) -> Streams:
 
 
 def _pin(memory: Tensor) -> None:
-    """Pin memory where it is: torch's pinned memory would take up to twice as much. Raises RuntimeError if the system
-    refuses."""
+    """Pin memory that is already allocated.
+
+    torch's pinned memory would take up to twice as much. Raises RuntimeError if the system refuses.
+    """
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if int(status):
         raise RuntimeError(f"cudaHostRegister returned {status}")

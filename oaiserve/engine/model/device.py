@@ -1,4 +1,4 @@
-"""Selects the device of a model and its dtype, and moves the model there."""
+"""Selects the device and the dtype of a model, and moves the model there."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from oaiserve.errors import StartupError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# oneDNN compiles code for each shape of a bfloat16 product, which takes nearly a MiB, and caches the 1,024 shapes that
-# were used last. torch caches as many itself. A step of another size has about five new shapes.
+# oneDNN compiles code for each shape of a bfloat16 product, nearly 1 MiB each, and caches the 1,024 shapes that were
+# used last. torch also caches as many. A step of a new size has about five new shapes.
 _CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_SHAPES = 128
 
 
 def select_device(name: str) -> torch.device:
-    """Return the torch device of this name; `auto` is CUDA if torch sees a GPU. Raises StartupError if it sees none."""
+    """Return the torch device of this name. Raises StartupError for CUDA without a GPU.
+
+    `auto` is CUDA if torch sees a GPU.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
-    if name == "cuda":  # cuDNN's attention takes longer to plan a new length than a step takes.
+    if name == "cuda":  # For each new length, planning cuDNN's attention takes longer than a step.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return torch.device(name)
 
@@ -55,13 +58,13 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
             f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
             "(nvidia-smi lists it), or take a smaller --dtype, quantized weights or another --device."
         ) from error
-    except RuntimeError as error:  # For example, CUDA itself has no memory because of other programs.
+    except RuntimeError as error:  # For example, CUDA itself may have no memory because of other programs.
         text = " ".join(str(error).split()) or type(error).__name__
         text = text if len(text) <= 300 else text[:300] + "…"
         raise StartupError(f"--device {device}: CUDA does not start there: {text}") from error
 
 
 def limit_compiled_shapes() -> None:
-    """Limit the code that torch and oneDNN cache, unless the user does. They read the limits at their first work."""
+    """Limit the code that torch and oneDNN cache, unless the user sets limits. Both read them at first use."""
     for variable in _CODE_LIMITS:
         os.environ.setdefault(variable, str(_MOST_SHAPES))

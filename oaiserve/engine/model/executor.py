@@ -17,7 +17,7 @@ class Executor(Protocol):
 
     @property
     def block_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the KV cache, whose first dimension is that of blocks."""
+        """Return the tensors of the KV cache. Their first dimension is the block."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`, writable, until the next call overwrites them."""
@@ -26,4 +26,4 @@ class Executor(Protocol):
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Return an adapter ready for steps, without weights if the executor copies them. Any thread may call this."""
+        """Return an adapter ready for steps. It has no weights if the executor copies them. Any thread may do this."""

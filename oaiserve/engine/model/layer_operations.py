@@ -25,9 +25,9 @@ def add_and_norm(
     out_norm: Norm | None,
     norm: Norm | None,
     scale: float = 1.0,
-    rounded: None = None,  # where kernels write the norm once more
+    rounded: None = None,  # Only kernels also write the rounded norm.
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden + scale * out_norm(the sum of `added`), maybe in its place, and the norm of that, if any."""
+    """Return hidden + scale * out_norm(the sum of `added`), possibly in place, and its norm, if there is one."""
     if added:
         total = sum((one.float() for one in added[1:]), added[0].float())
         total = total if out_norm is None else out_norm(total)

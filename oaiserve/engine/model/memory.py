@@ -1,4 +1,4 @@
-"""Decides how many blocks of the KV cache and states there are, from a GPU's free memory or a share of main memory."""
+"""Computes the numbers of KV cache blocks and states, from a GPU's free memory or a share of main memory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from oaiserve.system_memory import available_bytes
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-# Where weights are still to be packed, the KV cache and states get half of what these will leave, if that is less. A
-# machine that swaps may have less than its weights take, and then these get a small share in any case.
+# If weights still have to be packed, the KV cache and states get at most this share of the memory that weights will
+# leave. A machine that swaps may have less memory than its weights take. Then the least share applies.
 CPU_SHARE_OF_REST = 0.5
 LEAST_CPU_SHARE = 1 / 32
-STATES_SHARE = 0.5  # share of this memory, or of a GPU's free memory, that states may take from the KV cache
-# On a CPU, other programs need memory too. Running requests don't use more tokens than this, because a CPU computes too
-# slowly. More would only help the prefix cache.
+STATES_SHARE = 0.5  # share of the room for caches, or of a GPU's free memory, that states may take from the KV cache
+# On a CPU, other programs need memory too. The running requests together use no more tokens than this, because a CPU
+# computes too slowly. More would only help the prefix cache.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
-LEAST_CACHE_TOKENS = 128  # tokens of a short question in a chat template, and of its answer
+LEAST_CACHE_TOKENS = 128  # enough for a short question in a chat template, and its answer
 FEW_CACHES = 4  # Requests are limited to a length at which this many caches fit.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The uses of a GPU's memory without the KV cache, in bytes, and the share of the memory that may be in use."""
+    """The uses of a GPU's memory other than the KV cache, in bytes, and the share of the memory that may be used."""
 
     total: int
     weights: int
@@ -54,7 +54,7 @@ class MemoryUse:
 
 
 def _room_on_cpu(options: EngineOptions, unpacked_bytes: int) -> int:
-    """Return the bytes for the KV cache and states, while weights of `unpacked_bytes` have no memory yet."""
+    """Return the bytes for the KV cache and states, given `unpacked_bytes` of weights that have no memory yet."""
     free = available_bytes() // options.num_sharing
     of_rest = max(CPU_SHARE_OF_REST * (free - unpacked_bytes), LEAST_CPU_SHARE * free)
     return int(min(CPU_SHARE * free, of_rest))
@@ -63,10 +63,10 @@ def _room_on_cpu(options: EngineOptions, unpacked_bytes: int) -> int:
 def num_states(
     spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None, *, unpacked_bytes: int = 0
 ) -> int:
-    """Return the number of states of sequences: 0 if the model's layers have none.
+    """Return the number of sequence states, or 0 if the model's layers have none.
 
-    Each running sequence needs one. With a prefix cache there are twice as many as may run, if they fit. A model on a
-    GPU needs `use`; on a CPU, weights take `unpacked_bytes` later. Raises StartupError if not even one fits.
+    Each running sequence needs one. With a prefix cache, there are twice as many as may run, if they fit. A model on a
+    GPU needs `use`; on a CPU, weights will take `unpacked_bytes`. Raises StartupError if not even one fits.
     """
     if not spec.state_shapes:
         return 0
@@ -103,12 +103,12 @@ def kv_blocks(
     """Return the number of blocks of the KV cache.
 
     The options may set that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but
-    not more than all running sequences can use. A model on a GPU needs `use`; on a CPU, weights take `unpacked_bytes`
-    later. States take `state_bytes`. Raises StartupError if the options demand more than there is, or if `least_tokens`
-    do not fit on a GPU.
+    not more than all running sequences can use. A model on a GPU needs `use`; on a CPU, weights will take
+    `unpacked_bytes`. States take `state_bytes`. Raises StartupError if the options demand more than there is, or if
+    `least_tokens` do not fit on a GPU.
     """
     block_bytes = spec.kv_bytes_per_token * options.block_size
-    if not block_bytes:  # No layer has attention, so blocks only count tokens, and take no memory.
+    if not block_bytes:  # No layer has attention, so blocks only count tokens and take no memory.
         return options.kv_blocks or options.max_running * -(-max_model_len // options.block_size)
     if use is not None:
         use = replace(use, states=state_bytes)
@@ -139,7 +139,7 @@ def kv_blocks(
 
 
 def cpu_sizes(spec: ModelSpec, options: EngineOptions, unpacked_bytes: int) -> tuple[int, int]:
-    """Return the numbers of KV cache blocks and of states on a CPU, as `kv_blocks` and `num_states` count them."""
+    """Return the numbers of KV cache blocks and states on a CPU. See `kv_blocks` and `num_states`."""
     most_states = num_states(spec, options, unpacked_bytes=unpacked_bytes)
     state_bytes = most_states * spec.state_bytes
     num_blocks = kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes, unpacked_bytes=unpacked_bytes)
@@ -148,16 +148,16 @@ def cpu_sizes(spec: ModelSpec, options: EngineOptions, unpacked_bytes: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of the cache in which transformers' code stores one sequence, in bytes."""
+    """The size in bytes of the cache in which transformers' code stores one sequence."""
 
-    fixed: int  # states, and other parts that don't grow
+    fixed: int  # states, and other parts whose size is fixed
     per_token: float
 
     def of(self, num_tokens: int) -> float:
         return self.fixed + num_tokens * self.per_token
 
     def most_tokens(self, num_bytes: float) -> int:
-        """Return the tokens of the longest sequence whose cache takes at most `num_bytes`."""
+        """Return the length of the longest sequence whose cache takes at most `num_bytes`."""
         room = max(0.0, num_bytes - self.fixed)
         return int(room / self.per_token) if self.per_token else int(room and sys.maxsize)
 
@@ -197,7 +197,7 @@ def sizes_of_caches(size: CacheSize, spec: ModelSpec, options: EngineOptions, ro
 
 
 def longest_request(spec: ModelSpec, capacity: int) -> int:
-    """Return the most tokens of a request with a KV cache of `capacity` tokens."""
+    """Return the most tokens that a request may have, given a KV cache of `capacity` tokens."""
     if capacity >= spec.max_model_len:
         return spec.max_model_len
     log.warning(

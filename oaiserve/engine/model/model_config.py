@@ -1,4 +1,4 @@
-"""Reads from a model's configuration whether it can be served, its longest request, its dtype and its packing."""
+"""Reads from a model's configuration whether it can be served, its longest request, its dtype and its quantization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oaiserve.errors import StartupError
 
 
 def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model that is not a text model, or whose code or weights transformers does not have."""
+    """Raise StartupError for a model that isn't a text model, or whose code or weights transformers doesn't support."""
     problem = None
     if "/" in str(config._attn_implementation):
         problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
@@ -40,7 +40,7 @@ def context_length(config: PreTrainedConfig) -> int:
     """Return the length of the longest sequence that the model computes in the same way as shorter ones."""
     keys = ("max_position_embeddings", "max_seq_len", "rope_parameters")
     limit = length_by_settings({key: getattr(config, key, None) for key in keys})
-    # Within the first chunk of attention, caches have all earlier tokens.
+    # In the first chunk, attention caches hold all earlier tokens.
     chunk = getattr(config, "attention_chunk_size", None)
     return limit if chunk is None else min(limit, chunk - 1)
 
@@ -55,7 +55,7 @@ def select_dtype(
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
-        return torch.bfloat16  # Weights in a GGUF file have a few bits each, and its configuration has no dtype.
+        return torch.bfloat16  # Weights in a GGUF file have a few bits each, and its configuration states no dtype.
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return suitable_dtype(dtype, device) if for_tensor_cores or device.type == "cpu" else dtype
 

@@ -1,7 +1,7 @@
 """Pads the size of a model's head, so that each row of logits on a GPU begins at an aligned address.
 
-With a vocabulary of an odd size, such as GPT-2's 50,257, matrix products would write unaligned rows, number by number.
-A model's logits are a view without the padding.
+With an odd vocabulary size, such as GPT-2's 50,257, matrix products would write unaligned rows number by number. A
+model's logits are a view without the padding.
 """
 
 ALIGNMENT = 64  # rows: 128 bytes of logits in bfloat16

@@ -1,7 +1,7 @@
-"""Makes rehearsal steps: artificial prompts and decodes whose results are dropped, before the first request.
+"""Builds rehearsal steps: artificial prompts and decodes that run before the first request. Their results are dropped.
 
-They show what a model's layers store, whether another way to compute it gives the same logits, and how much memory the
-largest step takes, and they compile kernels. They overwrite blocks, so no request may have begun.
+They show what a model's layers store, whether another way of computing gives the same logits, and how much memory the
+largest step takes, and they compile kernels. They overwrite blocks, so they must run before any request.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 
-# These ways to draw a token have different kernels. Each is used on the model's logits and on edited ones.
+# Each of these ways to draw a token has its own kernels. Each is used on the model's logits and on edited ones.
 _WAYS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=1.0, top_k=50, top_p=0.9),
 )
 _BIASES: tuple[dict[int, float], ...] = ({}, {0: 1.0})
-# These parameters make drawing a token take the most memory. Log-probabilities of prompts take more, in the steps that
-# compute them; if they don't fit, they are computed in parts.
+# With these parameters, drawing a token takes the most memory. Log-probabilities of prompts take more; if they don't
+# fit, they are computed in parts.
 _COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias={0: 1.0}, logprobs=NUM_TOP)
 
 

@@ -17,13 +17,13 @@ from oaiserve.engine.sequences.step import Chunk, Masks, Step
 
 
 class PendingDraws(Protocol):
-    """The drawn tokens of some rows, while the device computes them."""
+    """The drawn tokens of some rows, while the device is still computing them."""
 
     token_ids: torch.Tensor  # int64, on the device
 
     @property
     def read_back(self) -> ReadBack:
-        """The pending copy of the results to the host."""
+        """Copy of the results to the host, which may be pending."""
 
     def wait(self) -> Sampled:
         """Return the results once they are on the host."""
@@ -50,8 +50,8 @@ class Replays(Protocol):
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         `size` is the one that `find` returned, and `draws` are the chunks, each cut after a token that a draw follows.
-        If no draw needs edits of logits or log-probabilities, the results of the draws are returned, too.
-        `table_rows` are the step's rows of the tables. `drawn_ids` int64 [R] are the ids of the previous step. For
+        If no draw needs edits of logits or log-probabilities, the results of the draws are returned, too. `table_rows`
+        are the step's rows of the tables. `drawn_ids` int64 [R] are the ids that the previous step drew. For
         `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
 
@@ -66,7 +66,7 @@ class SequenceTables(Protocol):
 
 
 class TokenCounts(Protocol):
-    """The number of times that each sequence has each token, on the device."""
+    """How often each token occurs in each sequence, counted on the device."""
 
     def edits_of(self, draws: list[Chunk], masks: Masks | None) -> DeviceEdits:
-        """Return the edits of draws that are launched next, each in a row of its own."""
+        """Return the edits for draws that are launched next. Each draw has a row of its own."""

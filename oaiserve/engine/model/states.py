@@ -1,7 +1,7 @@
-"""Stores the states of all sequences, and gives a layer those of a step.
+"""Stores the states of all sequences, and provides each layer with the states of a step.
 
 A layer with states does not look back at its sequence, as attention does. Its only memory of earlier tokens is a state
-of fixed size, which each token changes. So each prompt of a step is computed alone, and all decodes together.
+of fixed size, which each token changes. So each prompt of a step is computed separately, and all decodes together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LayerStates(NamedTuple):
 
 
 class StateChunk(NamedTuple):
-    """The chunk of a sequence with a state: tokens `start` to `start + num_tokens`."""
+    """The chunk of a sequence with a state: `num_tokens` tokens from `start` on."""
 
     state: int
     start: int
@@ -41,7 +41,7 @@ class KeptStates(Protocol):
         """Copy states (from, to), in this order."""
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
-        """Return the states of a step, whose sequences with one token come first."""
+        """Return the states of a step. Sequences with one token come first."""
 
 
 class States:
@@ -71,17 +71,17 @@ class States:
                 tensor[target].copy_(tensor[source])
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
-        """Return the states of a step, whose sequences with one token come first. New sequences begin with zeros."""
+        """Return the states of a step. Sequences with one token come first. New sequences begin with zeros."""
         self.begin([part.state for part in parts if part.start == 0])
         decodes = [part.state for part in parts if part.num_tokens == 1]
-        # Adjacent states in order are changed in place. Others are gathered, and written back.
+        # Adjacent states in ascending order are changed in place. Others are gathered, and written back.
         first = decodes[0] if decodes else 0
         end = first + len(decodes)
         chosen = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, self._device)
         return StepStates(self._layers, chosen, len(decodes), parts[len(decodes) :], [part.state for part in parts])
 
     def of_rows(self, places: Tensor) -> StepStates:
-        """Return the states of sequences with one token each. Their places are read when layers are computed."""
+        """Return the states of sequences with one token each. Their indices are read when layers are computed."""
         return StepStates(self._layers, places, len(places))
 
     def begin(self, places: list[int]) -> None:
@@ -99,10 +99,10 @@ class StepStates:
     def __init__(
         self,
         layers: Mapping[int, LayerStates],
-        decodes: slice | Tensor,  # indices of their states in the pool
+        decodes: slice | Tensor,  # indices of the decodes' states in the pool
         num_decodes: int,
         prompts: Sequence[StateChunk] = (),
-        places: Sequence[int] = (),  # the places of all sequences in order, if the host has them
+        places: Sequence[int] = (),  # the indices of all sequences' states in order, if the host has them
     ) -> None:
         self._layers = layers
         self.places = places
@@ -115,7 +115,7 @@ class StepStates:
         return [0 if tensor is None else tensor.data_ptr() for layer in self._layers.values() for tensor in layer]
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
-        """Compute a layer for all tokens of the step, [1, tokens, width], sequence by sequence."""
+        """Compute a layer for all tokens of the step, [1, tokens, width], prompts one by one and decodes together."""
         states = self._layers[layer]
         out = []
         if num_decodes := self._num_decodes:

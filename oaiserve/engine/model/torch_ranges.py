@@ -1,4 +1,4 @@
-"""Ranges by torch: NVTX for a model on a GPU, and ITT on a CPU. Imported with --nvtx alone."""
+"""Ranges recorded through torch: NVTX for a model on a GPU, and ITT on a CPU. Imported only with --nvtx."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ class NvtxRanges:
 
 
 class IttRanges:
-    """Tasks for VTune. torch's tasks can't overlap, so one empty task marks the beginning of a request's phase, and
-    another one its end. Their names don't contain the request's id, because ITT never frees a name."""
+    """Tasks for VTune.
+
+    torch's tasks can't overlap, so one empty task marks the beginning of a request's phase, and another one its end.
+    Their names don't contain the request's id, because ITT never frees a name.
+    """
 
     def push(self, name: str) -> None:
         itt.range_push(name)

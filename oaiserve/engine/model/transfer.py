@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-# The types of tensors that `pack` can put together as bytes.
+# The dtypes that `pack` can concatenate as bytes.
 _NUMPY_TYPES = {torch.int64: np.int64, torch.float32: np.float32, torch.bool: np.bool_}
 
 
 def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Return `values` on the device without waiting for its work, as `torch.tensor(values, device=device)` would."""
-    # Without a device, `as_tensor` would use that of a surrounding `with torch.device(...)`.
+    # Without a device, `as_tensor` would use the one of a surrounding `with torch.device(...)`.
     return pinned(torch.as_tensor(values, dtype=dtype, device="cpu"), device).to(device, non_blocking=True)
 
 
@@ -25,7 +25,7 @@ def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class ReadBack:
-    """A copy of int64, float32 or bool tensors to the host, as one, after all work before. Only `wait` waits."""
+    """Copies int64, float32 or bool tensors to the host in one copy, after all earlier work. Only `wait` waits."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -48,8 +48,8 @@ class ReadBack:
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of all tensors, one after the other."""
-    # A tensor without elements may have strides of 0, as those from NumPy 2.5 have, and no view as bytes.
+    """Return the bytes of all tensors, concatenated."""
+    # An empty tensor may have strides of 0, as those from NumPy 2.5 have, and then can't be viewed as bytes.
     parts = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.numel()]
     if not parts:
         return torch.empty(0, dtype=torch.uint8, device=tensors[0].device)

@@ -1,4 +1,4 @@
-"""Kernels and CUDA graphs: how a model starts on a GPU, and what computes its steps there."""
+"""Kernels and CUDA graphs: how a model starts on a GPU, and how its steps are computed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports for `oaiserve doctor` what earlier starts found out about this machine's GPUs, in sentences."""
+"""Reports in sentences, for `oaiserve doctor`, what earlier starts found out about this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def findings() -> Iterator[tuple[str, str]]:
 
 
 def unfit(found: Probed) -> Iterator[tuple[str, str]]:
-    """Report the kernels that a start found not to fit on the GPU."""
+    """Report the kernels that an earlier start found unsuitable for the GPU."""
     for part, reason in found.unfit.items():
         text = f"Plain torch computes {part} of {found.about}, because Triton's kernels don't fit there: {reason}"
         yield "kernels", f"{text.rstrip('.')}."
 
 
 def products(found: Probed) -> tuple[str, str]:
-    """Report how long products took in each way when a start measured them, and which it chose."""
+    """Report how long products took in each way that a start measured, and which ways it chose."""
     times = []
     for way, seconds in found.seconds.items():
         listed = ", ".join(f"{taken * 1e6:,.0f} µs with {rows} rows" for rows, taken in sorted(seconds.items()))

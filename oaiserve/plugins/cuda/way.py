@@ -1,4 +1,4 @@
-"""The way to start a text model on a GPU. A start on a CPU imports nothing else of this plug-in."""
+"""The entry to start a text model on a GPU. A start on a CPU imports nothing else of this plug-in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OnGpu:
-    """The start of a model that its family describes on one GPU."""
+    """Starts a model with a description on one GPU."""
 
     name = ON_GPU
 

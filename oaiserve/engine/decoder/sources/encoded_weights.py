@@ -70,7 +70,7 @@ class EncodedWeights(TensorFiles):
         return True
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a quantized matrix, or None for a tensor that stays as it is. A file has space for each once."""
+        """Return a quantized matrix, or None for a tensor that isn't quantized. The file has space for each once."""
         kind = self._kind(name)
         if kind is None:
             return None

@@ -25,7 +25,7 @@ class Encoder:
         self._library.free_pool(self._pool)
 
     def __call__(self, weight: Tensor, kind: int, new: Callable[[int, int, int], Blocks] = new_blocks) -> Blocks:
-        """Return a matrix [n, k] of floats in blocks, in memory that `new` gives. k is a multiple of a block's."""
+        """Quantize a matrix [n, k] of floats to blocks, in memory from `new`. k must fill whole blocks."""
         n, k = weight.shape
         blocks = new(kind, n, k)
         row_bytes = blocks.data.shape[1]

@@ -1,9 +1,9 @@
 """The layout of keys and values for native attention, which reads them in place.
 
 Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16
-and in eight bits, numbers are also in pairs, as the dot-product instruction reads them. In eight bits, the scales of
-sixteen tokens lie before their numbers, so a copy of a block has both. Where all heads make their keys and values from
-one latent vector, there are only panels of keys: of the vector, and of the numbers shared by all keys.
+and in 8 bits, numbers are also grouped into pairs, as the dot-product instruction reads them. In 8 bits, the scales of
+sixteen tokens precede their numbers, so a copy of a block includes both. If all heads compute their keys and values
+from one latent vector, only keys are stored: the vector, and the numbers shared by all keys.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.kv_cache import zeroed
 
-LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
-MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
-MAX_LATENT_DIM = 576  # numbers cached for each token: MAX_KEY_DIM in src
-MAX_LATENT_RANK = 512  # maximum numbers of a latent vector
+LANES = 16  # numbers that native code reads at once; widths of activations, heads and blocks are multiples of it
+MAX_HEAD_DIM = 512  # must match MAX_VALUE_DIM in src
+MAX_LATENT_DIM = 576  # numbers cached for each token; must match MAX_KEY_DIM in src
+MAX_LATENT_RANK = 512  # limit of the latent vector's numbers
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
@@ -34,9 +34,9 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 
 
 def latent_dim(rank: int, shared: int, shape: KVShape) -> int:
-    """Return the width of the vector instead of a token's keys and values, or 0 if the layout cannot hold it.
+    """Return the width of the vector that replaces a token's keys and values, or 0 if the layout can't hold it.
 
-    It is the latent vector of keys and values, with `rank` numbers, and the numbers `shared` by all heads' keys.
+    It consists of the latent vector, with `rank` numbers, and the numbers `shared` by all heads' keys.
     """
     dims = (rank, shared, shape.key_dim - shared, shape.value_dim)
     fits = all(dim > 0 and dim % LANES == 0 for dim in dims)
@@ -49,8 +49,9 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
     """Return the cache of one layer, filled with zeros.
 
     Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
-    block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32. In eight bits, both are bytes
-    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens]. Latent vectors are keys of one head alone.
+    block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32. In 8 bits, both are bytes
+    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens]. Latent vectors are stored as the keys of a single
+    head.
     """
     if shape.is_int8:
         panels = (num_blocks, shape.kv_heads, block_size // LANES)

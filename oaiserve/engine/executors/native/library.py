@@ -1,6 +1,6 @@
 """The C interface of the native code, as src/decoder.cpp defines it: a table of its functions, and their structures.
 
-The arguments of operations are dataclasses with the same fields as structures of C, which are made of them.
+The arguments of operations are dataclasses with the same fields as C structures, and are converted to these.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from oaiserve.engine.decoder.grids import IN_NATIVE_CODE, points_of
 from oaiserve.engine.executors.native import build
 from oaiserve.engine.executors.native.kv_layout import LANES
 
-# The order is that of `enum class Activation` in src/activation.h.
+# Must be in the order of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-NONE = -1  # stands for no adapter site, no buffer, or no numbers of a row
+NONE = -1  # no adapter site, no buffer, or no numbers of a row
 
-MOST_EXPERTS = 1024  # experts of a layer, as in src/experts.h
+MOST_EXPERTS = 1024  # limit of a layer's experts; must match src/experts.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Normalize:
 
     @classmethod
     def of(cls, norm: Norm | None, width: int = 0) -> Normalize:
-        """Return a norm of the description. Without one, `width` numbers are copied."""
+        """Return the norm for a norm of the description. Without one, `width` numbers are copied."""
         if norm is None:
             return cls(None, None, width, 0.0, False)
         bias = None if norm.bias is None else _whole(norm.bias)
@@ -47,7 +47,7 @@ class Normalize:
 
 
 def _whole(numbers: Tensor) -> Tensor:
-    """Return the numbers followed by zeros, because native code reads LANES at a time."""
+    """Pad the numbers with zeros, because native code reads LANES at a time."""
     if rest := -len(numbers) % LANES:
         return torch.nn.functional.pad(numbers, (0, rest))
     return numbers
@@ -55,7 +55,7 @@ def _whole(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """A rotary position embedding of queries and keys. Without cosines, nothing is rotated."""
+    """A rotary position embedding for queries and keys. Without cosines, nothing is rotated."""
 
     cosines: Tensor | None
     sines: Tensor | None
@@ -70,7 +70,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """The way in which an expert combines its gate and its up projection, as src/experts.h has it."""
+    """How an expert combines its gate and its up projection. Must match the struct in src/experts.h."""
 
     activation: str
     alpha: float = 0.0
@@ -79,7 +79,7 @@ class Gating:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The settings by which a router chooses experts, with the fields of src/experts.h."""
+    """How a router chooses experts. Must match the struct in src/experts.h."""
 
     experts: int
     top_k: int
@@ -127,7 +127,7 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class ScanHeads:
-    """The heads of Mamba 2, as src/mamba.h has them."""
+    """The heads of a Mamba 2 mixer. Must match the struct in src/mamba.h."""
 
     heads: int
     head_dim: int
@@ -140,7 +140,7 @@ class ScanHeads:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The weights of experts, which follow each other, for the rows that an assignment has of each."""
+    """The weights of consecutive experts, and the assignment that gives each expert its rows."""
 
     first: int
     assignment: int
@@ -148,7 +148,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightRange:
-    """Weights in blocks that follow each other and read the same rows."""
+    """Consecutive weights in blocks that read the same input."""
 
     first: int
     count: int
@@ -156,7 +156,7 @@ class WeightRange:
 
 @dataclass(frozen=True, slots=True)
 class GatedNorm:
-    """The gates and the norm of a row, as src/gates.h has them."""
+    """The gates and the norm of a row. Must match the struct in src/gates.h."""
 
     x: int
     gates: int
@@ -166,7 +166,7 @@ class GatedNorm:
     own_weights: bool = False
 
 
-# The C types of fields, by their annotations. Those of operations are indices of parts of the decoder, or sizes.
+# The C types of fields, keyed by annotation. Integers in operations are sizes, or indices of parts of the decoder.
 _C_TYPES: dict[str, Any] = {
     "int": c_long,
     "float": c_float,
@@ -179,22 +179,24 @@ _C_TYPES: dict[str, Any] = {
 
 @cache
 def structure(kind: type) -> type[Structure]:
-    """Make the C structure with the fields of a dataclass, in their order."""
+    """Return the C structure with the fields of a dataclass, in the same order."""
     types = {field.name: str(field.type) for field in fields(kind)}
     c_fields = [(name, _C_TYPES.get(of_field) or structure(globals()[of_field])) for name, of_field in types.items()]
     return type(kind.__name__, (Structure,), {"_fields_": c_fields})
 
 
 def _c_type(kind: Any) -> Any:
-    has_fields = is_dataclass(kind)  # a variable, because mypy knows no type that is both a dataclass and hashable
+    has_fields = is_dataclass(kind)  # a variable, because mypy has no type for a dataclass that is hashable
     if has_fields:
         return structure(kind)
     return kind
 
 
 def argument(value: Any, keep: Callable[[Tensor], int | None]) -> Any:
-    """Return a value for C: a structure for a dataclass, a number for an activation, and for a tensor its place in
-    memory, by `keep`."""
+    """Convert a value for C: a dataclass to a structure, an activation to its number, a tensor to its address.
+
+    `keep` returns the address.
+    """
     if isinstance(value, Tensor):
         return keep(value)
     if isinstance(value, str):
@@ -205,12 +207,12 @@ def argument(value: Any, keep: Callable[[Tensor], int | None]) -> Any:
 
 
 def place_of(tensor: Tensor | None) -> int | None:
-    """Return where a tensor is in memory: a null pointer for none."""
+    """Return the address of a tensor, or a null pointer for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 class StepInput(Structure):
-    """The input of a step, and where its logits go; src/step.h has the types and shapes of its arrays."""
+    """The input of a step, and the address for its logits; src/step.h has the types and shapes of its arrays."""
 
     _SIZES = ("num_tokens", "num_sequences", "table_width", "num_logits")
     _ARRAYS = ("token_ids", "positions", "slots", "query_start", "seq_lens", "block_tables", "logits_rows", "logits")
@@ -241,7 +243,7 @@ class CacheMemory(Structure):
 
 
 class AttentionOptions(Structure):
-    """The options of a layer's attention. A window or softcap of 0, or a null pointer, means that it has none."""
+    """The options of a layer's attention. A window or softcap of 0, or a null pointer, turns the option off."""
 
     _fields_ = (
         ("heads", c_long),
@@ -256,8 +258,8 @@ class AttentionOptions(Structure):
 _POINTER = c_void_p
 _DECODER = c_void_p
 _ADAPTER = c_void_p
-_INDEX = c_long  # index of a part of the decoder; as a result, -1 if there is no memory for the part
-# The types of each function's arguments, where a dataclass stands for a structure, and of its result.
+_INDEX = c_long  # index of a part of the decoder; as a result, -1 means that there is no memory for the part
+# The argument types and the result type of each function. A dataclass represents a structure.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
     "free_pool": ((_POINTER,), None),
@@ -291,7 +293,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
     "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
 }
-# The types of an operation's arguments, by the letters that KIND in src/decoder.cpp has for them.
+# The types of an operation's arguments, keyed by the letters that KIND in src/decoder.cpp uses.
 _KINDS: dict[str, Any] = {"f": c_float, "b": c_bool, "i": c_int64, "p": c_void_p}
 
 
@@ -305,7 +307,7 @@ class Library:
         """Load the library as `build.load` does. Raises BuildError."""
         loaded = build.load(dtype)
         self.dtype = dtype
-        self.name = Path(loaded._name).name  # The name has a hash of sources, compiler and CPU, see `build`.
+        self.name = Path(loaded._name).name  # The name includes a hash of sources, compiler and CPU, see `build`.
         for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes = [_c_type(kind) for kind in arguments]
@@ -315,9 +317,9 @@ class Library:
             setattr(self, name, function)
 
     def add(self, decoder: int, operation: str, *arguments: Any, keep: Callable[[Tensor], int | None]) -> None:
-        """Add an operation to a decoder. `keep` returns where a tensor is in memory, and holds it.
+        """Add an operation to a decoder. `keep` returns the address of a tensor, and keeps the tensor alive.
 
-        Raises MemoryError, and ValueError for another number of arguments than it has.
+        Raises MemoryError, and ValueError for a wrong number of arguments.
         """
         kinds = self.arguments(operation.encode()).decode()
         values = [argument(value, keep) for value in arguments]
@@ -325,7 +327,7 @@ class Library:
         self.add_operation(decoder, operation.encode(), (c_void_p * len(own))(*map(addressof, own)))
 
     def set_grids(self, kinds: Iterable[int]) -> None:
-        """Pass the points of those formats whose codes are places in a table. Packed weights of them need it."""
+        """Pass the points of those formats whose codes are indices into a table. Packed weights need them."""
         for kind in IN_NATIVE_CODE.keys() & set(kinds):
             self.set_grid(kind, points_of(kind).ctypes.data)
 

@@ -1,4 +1,4 @@
-"""Tells native code the operations of layers that keep a state, from their descriptions."""
+"""Adds the operations of layers that keep a state to native code's list, from their descriptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MixerOperations:
 
     def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
         self._operations = operations
-        self._num_layers = 0  # layers that have their operations
+        self._num_layers = 0  # number of layers whose operations have been added
         if mixers:
             # A row holds a token's projections, followed by its decays.
             widths = (
@@ -50,7 +50,7 @@ class MixerOperations:
             self._decays = operations.floats(max(net.value_heads * net.key_dim for net in nets))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
-        """Add the operations of the next layer: they write the input of its last matrix to `out`."""
+        """Add the operations of the next layer. They write the input of its last matrix to `out`."""
         self._operations.project("projections", x, self._rows, mixer.projections)
         if isinstance(mixer, DeltaNet):
             self._delta_net(mixer, x, out)
@@ -115,7 +115,7 @@ class MixerOperations:
         operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, normalize)
 
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
-        """Add the convolution of the first numbers of a row, and return how many these are.
+        """Add the convolution of the first numbers of a row, and return how many numbers it covers.
 
         Those from `before` on multiply its inputs, and those from `after` on its outputs.
         """

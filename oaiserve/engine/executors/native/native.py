@@ -1,4 +1,4 @@
-"""The native executor: a step of the decoder, with all its layers, is one native call without the GIL."""
+"""The native executor: one native call, without the GIL, computes all layers of a step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from oaiserve.engine.model.kv_cache import block_tensors, copy_blocks
 
 
 class NativeDecoder:
-    """Runs one decoder in native code, and owns its KV cache, in the layout of `kv_layout.py`."""
+    """Runs one decoder in native code, and owns its KV cache, whose layout is in `kv_layout.py`."""
 
-    # The decoder has threads of its own. Torch has little left to do, and its threads would only compete with these.
+    # The decoder has threads of its own. Torch has little left to do, and its threads would only compete with them.
     torch_threads = 1
     is_exact = True
 
@@ -40,10 +40,11 @@ class NativeDecoder:
         reserved: ReservedMemory | None = None,
         before_packing: Callable[[], object] = lambda: None,
     ) -> None:
-        """Copy the weights, except for embeddings of floats, into `reserved` if it is there, whose rest is given back.
+        """Copy the weights, except for embeddings of floats.
 
-        With `has_adapters`, rows of a step may have adapters. `before_packing` is called each time before blocks are
-        packed, without Python's lock. Raises NotKnown for sizes that the native code does not support, and MemoryError.
+        They are copied into `reserved` if it is passed, and its unused rest is released. With `has_adapters`, rows of a
+        step may have adapters. `before_packing` is called each time before blocks are packed, without the GIL. Raises
+        NotKnown for sizes that the native code does not support, and MemoryError.
         """
         self._library = library
         self.library_name = library.name
@@ -122,7 +123,7 @@ class NativeDecoder:
         if (media := batch.media) is not None:
             sets = torch.stack([media.vectors, *media.deep]).float()
             vector_rows = media.rows.numpy().astype(np.int32)
-            arrays[0][vector_rows] = self._padding_id  # the ids of images may be outside of the vocabulary
+            arrays[0][vector_rows] = self._padding_id  # the ids of images may be outside the vocabulary
             step.num_sets, step.num_vectors, _ = sets.shape
             step.vectors = sets.data_ptr()
             step.vector_rows = vector_rows.ctypes.data
@@ -142,7 +143,7 @@ class NativeDecoder:
         return ready
 
     def durations_seconds(self) -> dict[str, float]:
-        """Return the seconds of the operations of each kind in all steps so far."""
+        """Return the total seconds of each kind of operation in all steps so far."""
         durations_ns = np.zeros(len(self._operations.names), np.int64)
         self._library.durations(self._handle, durations_ns.ctypes.data)
         totals = dict.fromkeys(self._operations.names, 0.0)

@@ -1,6 +1,6 @@
-"""The list of a decoder's operations in native code, to which those of its layers are added one after the other.
+"""The list of a decoder's operations in native code, to which layers add theirs in turn.
 
-Buffers, weights and operations are referred to by their indices, as src/decoder.cpp says.
+Buffers, weights and operations are referred to by their indices, as in src/decoder.cpp.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from oaiserve.engine.executors.native.pack_weights import WeightPacker
 
 class OperationList:
     def __init__(self, library: Library, handle: int, weights: WeightPacker, *, has_adapters: bool) -> None:
-        """Begin the operations of the decoder of this `handle`, whose weights these are."""
+        """Start the list of operations for the decoder of this `handle` with these weights."""
         self.names: list[str] = []  # the kind of each operation, in order
-        # Where adapters add: the matrices of each site, whose columns follow each other.
+        # Where adapters add to products: the matrices of each site, whose outputs lie side by side.
         self.sites: list[list[Matrix] | HeadRows] = []
         self.library = library
         self.handle = handle
         self.weights = weights
         self._has_adapters = has_adapters
-        self._kept: list[Tensor] = []  # tensors that native code has pointers to
-        self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
+        self._kept: list[Tensor] = []  # tensors that native code points to
+        self._groups = -1  # the buffer of 8-bit inputs, which weights in blocks read
 
     def add(self, name: str, operation: str, *arguments: Any) -> None:
-        """Add an operation of the kind `name`, which native code knows as `operation`, and hold its tensors."""
+        """Add an operation and keep its tensors alive. `name` is its kind, and `operation` its name in native code."""
         self.names.append(name)
         self.library.add(self.handle, operation, *arguments, keep=self.keep)
 
     def floats(self, width: int, rows_each: int = 1) -> int:
-        """Add a buffer with this many numbers for each token, or for each of its `rows_each` rows. Return its index."""
+        """Add a buffer of `width` floats for each token, or for each of its `rows_each` rows. Return its index."""
         return self.library.add_floats(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def elements(self, width: int, rows_each: int = 1) -> int:
@@ -44,11 +44,11 @@ class OperationList:
         return self.library.add_groups(self.handle, width, rows_each)  # type: ignore[no-any-return]
 
     def read_in_groups(self, most_columns: int) -> None:
-        """Make the buffer for inputs of quantized weights, with at most this many columns."""
+        """Add the buffer for inputs of quantized weights, with at most this many columns."""
         self._groups = self.groups(most_columns)
 
     def keep(self, tensor: Tensor | None) -> int | None:
-        """Keep a tensor as long as the decoder. Return where it is in memory, or None for none."""
+        """Keep a tensor alive as long as the decoder. Return its address, or None for None."""
         if tensor is None:
             return None
         tensor = tensor.contiguous()
@@ -56,7 +56,7 @@ class OperationList:
         return tensor.data_ptr()
 
     def add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
-        """Add the operation that norms `x`, and adds it to `hidden`, which is then multiplied by `factor`."""
+        """Add the operation that norms `x`, adds the result to `hidden`, and then multiplies `hidden` by `factor`."""
         self.add("norm", "add_norm", x, hidden, Normalize.of(norm), scale, factor)
 
     def project(
@@ -86,8 +86,8 @@ class OperationList:
     ) -> int:
         """Return the input buffer of products with `count` weights from this index on.
 
-        It is x, or x in eight bits, for which an operation is added. Rows that need more than eight bits also get what
-        rounding left over, the rests, if `with_rests`.
+        It is `x`, or `x` in 8 bits, for which an operation is added. For rows that need more precision, `with_rests`
+        also stores the rounding errors, the rests.
         """
         if weights not in self.weights.widths:
             return x
@@ -100,7 +100,8 @@ class OperationList:
     def site(self, x: int, matrices: list[Matrix] | HeadRows, heads: int = 1, each: int = 0) -> int:
         """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site.
 
-        The product may be of the numbers of each of the `heads`, which are `each` apart in `x`, with its own rows.
+        For a product of each head, `heads` is their number, and each head's input begins `each` numbers after the last
+        one's.
         """
         if not self._has_adapters:
             return NONE

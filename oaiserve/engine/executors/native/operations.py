@@ -1,4 +1,4 @@
-"""Tells native code the operations of a decoder, one after the other, from its description."""
+"""Adds the operations of a decoder to native code's list, from its description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from oaiserve.engine.model.attention import LayerCache
 class Operations:
     """The operations of a decoder in native code, with their weights, buffers and caches.
 
-    All of these are referred to by index, see src/decoder.cpp.
+    All of these are referred to by index, as in src/decoder.cpp.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Operations:
         block_size: int,
         has_adapters: bool,
     ) -> None:
-        """Add all operations of `decoder` to the one of this `handle`, and their weights to `weights`.
+        """Add all operations of `decoder` to the native decoder of this `handle`, and their weights to `weights`.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -114,7 +114,7 @@ class Operations:
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         operations.add("embed", "place_vectors", self._hidden, 0, self._width, decoder.vector_scale)
         if decoder.head.weight is not decoder.embedding:
-            operations.weights.num_bytes = 0  # a step reads some rows of the table
+            operations.weights.num_bytes = 0  # not counted: a step reads only some rows of the table
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(Progress(decoder.layers, desc="Packing weights", unit=" layers")):
@@ -187,7 +187,7 @@ class Operations:
         self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
     def _norm(self, norm: Norm | None) -> None:
-        """Add the operation that norms the hidden state for the matrices. Without a norm it converts it."""
+        """Add the operation that norms the hidden state for the matrices. Without a norm, it only converts it."""
         operations = self._operations
         normalize = Normalize.of(norm, self._width)
         operations.add("norm", "norm", self._hidden, self._normed, normalize, False)
@@ -218,7 +218,7 @@ class Operations:
             operations.add("attention", "gate_rows", self._attended, self._qkv, first, width)
 
     def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
-        """Add the operations of attention over latent vectors, as src/latent.h has them."""
+        """Add the operations of attention over latent vectors, as src/latent.h computes it."""
         operations = self._operations
         heads = attention.heads
         shape = attention.shape
@@ -254,7 +254,7 @@ class Operations:
         operations.add("output", "project_heads", latent, self._attended, weights, site, *sizes)
 
     def _weights_of_heads(self, weight: Tensor) -> int:
-        """Pack the matrices [heads, n, k] of all heads, so that the rows of each begin with a panel."""
+        """Pack the matrices [heads, n, k] of all heads, so that the rows of each head begin with a new panel."""
         operations = self._operations
         missing = -weight.shape[1] % PANEL
         return operations.weights.pack(
@@ -284,7 +284,7 @@ class Operations:
         return Rotary(table.cosines, table.sines, *sizes, *how, factors, table.axes)
 
     def _cache(self, index: int, attention: Attention) -> int:
-        """Return the cache that a layer reads, by its index. Its own one is made here."""
+        """Return the index of the cache that a layer reads. If it is the layer's own, it is created here."""
         if attention.cache_of is not None:
             return self._cache_indices[attention.cache_of]
         shape = attention.shape
@@ -302,7 +302,7 @@ class Operations:
         return self._cache_indices[index]
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float, factor: float = 1.0) -> None:
-        """Add the product with `matrix`, normed, to the hidden state. With a norm, `factor` then multiplies that."""
+        """Add the product with `matrix`, normed, to the hidden state. With a norm, the sum is scaled by `factor`."""
         operations = self._operations
         if norm is None:
             operations.project(name, x, self._hidden, [matrix], adds=True, scale=scale)
@@ -312,7 +312,7 @@ class Operations:
 
 
 def _qkv_width(attention: Attention) -> int:
-    """Return the width of a token's queries, keys, values and gates: of latent attention, only queries."""
+    """Return the width of a token's queries, keys, values and gates. In latent attention, there are only queries."""
     if isinstance(attention.qkv, LatentProjection):
         return attention.heads * attention.shape.key_dim
     gates = 0 if attention.gate is None else len(attention.gate.weight)

@@ -1,7 +1,7 @@
-"""Packs the matrices of a decoder for native code: several as one, in the model's dtype or in the blocks of a file.
+"""Packs a decoder's matrices for native code, in the model's dtype or in a file's blocks. Several may be packed as one.
 
 Matrices in blocks are listed first, and then packed together in one native call. Between two calls, the thread would
-wait for Python's lock, which another thread of a start holds for up to a quarter of a second.
+wait for the GIL, which another thread may hold for up to a quarter of a second during a start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.executors.native.kv_layout import LANES
 from oaiserve.engine.executors.native.library import Library, place_of
 
-PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
+PANEL = 32  # rows of a matrix that native code packs together; all rows of a panel have one format
 _BYTES_AT_ONCE = 2**30  # Larger models are packed in several calls, so that a progress bar moves.
 
 
@@ -27,18 +27,18 @@ class WeightPacker:
     def __init__(self, library: Library, handle: int, pool: int, before_packing: Callable[[], object]) -> None:
         """Pack weights of the decoder of this `handle` on the threads of `pool`. `before_packing` is called before each
         native call that packs blocks."""
-        # The input widths of quantized weights, by their index. Such inputs are in eight bits.
+        # The input widths of quantized weights, keyed by their index. Such inputs are rounded to 8 bits.
         self.widths: dict[int, int] = {}
-        self.orders: dict[int, int] = {}  # addresses of column orders that differ from the input's
+        self.orders: dict[int, int] = {}  # addresses of column orders that differ from the input's, by weight
         self.num_bytes = 0
         self._library = library
         self._handle = handle
         self._pool = pool
         self._before_packing = before_packing
-        self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
+        self._kept: list[NDArray[np.int32]] = []  # column orders that native code points to
         self._unpacked: list[Blocks] = []
         self._unpacked_bytes = 0
-        self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
+        self._shared: dict[int, int] = {}  # index of a matrix in blocks, keyed by id(), because matrices may be shared
 
     def pack(self, matrices: list[Matrix]) -> int:
         """Pack the rows of all `matrices` as one matrix, and return its index."""
@@ -86,7 +86,7 @@ class WeightPacker:
         return int(self._library.add_gated_weights(self._handle, *pointers, n, k, place_of(bias)))
 
     def pack_blocks(self, parts: list[Blocks], bias: Tensor | None = None) -> int:
-        """Pack the rows of all parts, whose formats may differ, as one matrix. One without a bias is packed once."""
+        """Pack the rows of all parts, whose formats may differ, as one matrix. A part without a bias is packed once."""
         is_shared = len(parts) == 1 and bias is None
         if is_shared and id(parts[0]) in self._shared:
             return self._shared[id(parts[0])]
@@ -122,7 +122,7 @@ class WeightPacker:
         n: int,
         bias: Tensor | None,
     ) -> int:
-        """Add a matrix of the rows of all `parts`, whose inputs have the columns of the first one."""
+        """Add a matrix with the rows of all `parts`. Their columns must have the same order as the first one's."""
         _, k = parts[0].shape
         pointers = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
         self._library.set_grids(part.kind for part in parts)
@@ -143,25 +143,25 @@ class WeightPacker:
 
 
 def padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
-    """Return the numbers, and zeros up to a multiple."""
+    """Pad the numbers with zeros up to a multiple."""
     return np.append(numbers, np.zeros(-len(numbers) % multiple, numbers.dtype))
 
 
 def _biases(matrices: list[Matrix]) -> list[Tensor] | None:
-    """Return a bias for each matrix, with zeros for those without one, or None if none has one."""
+    """Return the biases of all matrices, with zeros for those without one, or None if none has one."""
     if all(matrix.bias is None for matrix in matrices):
         return None
     return [torch.zeros(len(one.weight)) if one.bias is None else one.bias.float() for one in matrices]
 
 
 def _have_one_order(first: Blocks, second: Blocks) -> bool:
-    """Compare the order of two matrices' columns: with the same one, they can read the same input."""
+    """Return whether the columns of two matrices have the same order, so that they can read the same input."""
     if first.columns is None or second.columns is None:
         return first.columns is second.columns
     return np.array_equal(first.columns, second.columns)
 
 
 def _side_by_side(of_gate: NDArray[Any], of_up: NDArray[Any]) -> NDArray[Any]:
-    """Interleave values of the rows of both matrices as gated weights are: a panel has sixteen rows of each."""
+    """Interleave values of the rows of both matrices like gated weights: a panel has sixteen rows of each."""
     halves = [padded(numbers, LANES).reshape(-1, 1, LANES) for numbers in (of_gate, of_up)]
     return np.concatenate(halves, axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""An adapter packed for native code, see src/adapters.h."""
+"""An adapter packed for native code. See src/adapters.h."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from oaiserve.engine.executors.native.kv_layout import LANES
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 
-RANKS = 4  # the ranks of a linear layer are padded to a multiple of this, as src/adapters.h says
+RANKS = 4  # Ranks of a linear layer are padded to a multiple of this, as in src/adapters.h.
 
 
 class PackedAdapter:
-    """Owns the native form of an adapter. `sites` are those of the decoder, with the matrices of each."""
+    """Owns the native form of an adapter. `sites` are the decoder's sites, with the matrices of each."""
 
     def __init__(self, library: Library, adapter: Adapter, sites: list[list[Matrix] | HeadRows]) -> None:
         """Copy the weights of the adapter. Raises MemoryError."""
@@ -32,7 +32,7 @@ class PackedAdapter:
         self._library.free_adapter(self.handle)
 
     def _set(self, index: int, adapter: Adapter, matrices: list[Matrix]) -> None:
-        """Give a site its weights. A module that is several of its matrices has its ranks once."""
+        """Set the weights of a site. A module that several of its matrices belong to has its ranks only once."""
         parts = {
             module: part for matrix in matrices if (part := adapter.parts.get(module := matrix.module)) is not None
         }
@@ -60,14 +60,14 @@ class PackedAdapter:
         self._give(index, torch.cat(downs), torch.tensor(scales), firsts, counts, torch.cat(ups))
 
     def _set_heads(self, index: int, part: AdapterPart, rows: HeadRows) -> None:
-        """Give a site of heads its weights: each head has rows of `b` of its own, and `a` is that of all.
+        """Set the weights of a site of heads. Each head has its own rows of `b`; all heads share `a`.
 
         To the product of a head's numbers x, scale * b (a x) is added; with transposed rows, scale * a^T (b^T x).
         """
         b = part.b.unflatten(0, (rows.heads, -1))[:, rows.first : rows.first + rows.count]
         shared = part.a.expand(rows.heads, -1, -1)
         down, up = (b.mT, shared.mT) if rows.is_transposed else (shared, b)
-        down = torch.nn.functional.pad(down, (0, 0, 0, -part.rank % LANES))  # ranks of two heads share no vector
+        down = torch.nn.functional.pad(down, (0, 0, 0, -part.rank % LANES))  # no vector spans two heads' ranks
         ups = [_padded(of_head) for of_head in up]
         num_groups = -(-len(ups[0]) // LANES)
         firsts = [head * down.shape[1] for head in range(rows.heads) for _ in range(num_groups)]
@@ -87,19 +87,19 @@ class PackedAdapter:
 
 
 def _in_groups(b: Tensor) -> Tensor:
-    """Return the rows of B in groups of sixteen, each of which has packs of its ranks side by side."""
+    """Return the rows of B in groups of sixteen. Within a group, packs of each rank are side by side."""
     b = torch.nn.functional.pad(b, (0, 0, 0, -len(b) % LANES))
     pack = _pack(b.dtype)
     return b.reshape(-1, LANES, b.shape[1] // pack, pack).transpose(1, 2).flatten()
 
 
 def _pack(dtype: torch.dtype) -> int:
-    """Return the number of elements of one dot-product instruction, as in src/packs.h."""
+    """Return how many elements one dot-product instruction reads, as in src/packs.h."""
     if dtype == torch.bfloat16:
         return 2
     return 1
 
 
 def _padded(matrix: Tensor) -> Tensor:
-    """Return the matrix with as many columns of zeros as make a multiple of RANKS."""
+    """Pad the columns of a matrix with zeros, up to a multiple of RANKS."""
     return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % RANKS))

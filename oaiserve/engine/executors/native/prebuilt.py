@@ -1,8 +1,8 @@
-"""The libraries of an installed wheel, and the choice of the one for this machine's CPU.
+"""The prebuilt libraries of an installed wheel, and the choice of the one for this machine's CPU.
 
-An installation from sources has none. They are next to the code that reads them, and a user who can change one can
-change the other. So their folder's permissions are not checked, only that they are sound, and compiled from the sources
-next to them.
+An installation from sources has none. The libraries are next to the code that reads them, and a user who can change one
+can change the other. So their folder's permissions are not checked, only that they are intact and were compiled from
+the sources next to them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent / "lib"
 CPUINFO = Path("/proc/cpuinfo")
 LIMIT = "ATEN_CPU_CAPABILITY"  # torch's variable, which limits the native code, too
-# The system call on x86-64 that asks for a part of a thread's state, here the tile registers of AMX.
+# The system call on x86-64 that requests permission for a part of a thread's state, here the tile registers of AMX.
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _TILE_DATA = 18
 
 
-@cache  # cached, so that the log explains a missing library only once
+@cache  # cached, so that a missing library is logged only once
 def find(kind: str) -> Path | None:
-    """Return the library of this kind for this CPU, or None. Log why a library of the wheel cannot be used."""
+    """Return the library of this kind for this CPU, or None. Log why the wheel's libraries can't be used."""
     if not FOLDER.is_dir():
         return None
     variant = fitting(platform.machine(), usable_features())
@@ -66,7 +66,7 @@ def fitting(machine: str, features: frozenset[str]) -> Variant | None:
 
 
 def usable_features() -> frozenset[str]:
-    """Return the features of this machine's CPU, without AMX if the system refuses it, and within the LIMIT."""
+    """Return the features of this machine's CPU, limited by LIMIT, and without AMX if the system refuses it."""
     features = cpu_features(CPUINFO)
     if is_limited():
         return frozenset(name for name in features if not name.startswith(("amx", "avx512")))
@@ -81,7 +81,7 @@ def is_limited() -> bool:
 
 @cache  # the answer holds for all threads of a process, and for processes that it forks
 def _may_use_tiles() -> bool:
-    """Ask Linux for the tile registers of AMX. Where it refuses, as in some sandboxes, the log says so."""
+    """Request the tile registers of AMX from Linux. If it refuses, as in some sandboxes, log so."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0:
         return True
@@ -90,7 +90,7 @@ def _may_use_tiles() -> bool:
 
 
 def cpu_features(cpuinfo: Path) -> frozenset[str]:
-    """Return the common features of all cores; none where the system does not tell."""
+    """Return the features that all cores share, or none if the system doesn't report them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""Memory for weights, which a thread takes from the system while the start imports code. Stdlib only.
+"""Memory for weights, which a thread requests from the system while the start imports code. Stdlib only.
 
-The system gives memory when it is first written, and clears it before. In a virtual machine, its host has to find it
-then, too, which can take longer than to pack weights into it. On systems other than Linux nothing is reserved.
+The system provides and clears memory when it is first written. In a virtual machine, the host has to find that memory,
+too, which can take longer than packing weights into it. On systems other than Linux, nothing is reserved.
 
-The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
-waiting, which map files and memory: the map of the process is locked until the piece is there.
+The thread writes zeros. The alternative, requesting all pages of a piece at once (MADV_POPULATE_WRITE), would delay the
+imports, which map files and memory: the process's memory map is locked until the whole piece is there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from oaiserve.runtime import AT_ONCE, ENDED, Runtime, When, Worker
 from oaiserve.system_memory import available_bytes
 
 _HUGE_PAGE_BYTES = 2**21
-_PIECE_BYTES = 2**25  # bytes to take between two checks of whether the memory is still wanted
+_PIECE_BYTES = 2**25  # bytes requested between two checks of whether the memory is still wanted
 
 
 class ReservedMemory:
-    """Memory that begins at a huge page. It is given back with the last reference to it."""
+    """Memory that begins at a huge page. It is released with the last reference to it."""
 
     def __init__(self, num_bytes: int, runtime: Runtime) -> None:
-        """Reserve memory, and begin to take it from the system. Raises OSError."""
+        """Reserve memory, and start to request it from the system. Raises OSError."""
         self.num_bytes = -(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        self.num_taken = 0  # bytes that the system has given
+        self.num_taken = 0  # bytes that the system has provided
         size = self.num_bytes + _HUGE_PAGE_BYTES
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -40,12 +40,12 @@ class ReservedMemory:
         self._worker.start()
 
     def stop(self) -> None:
-        """Stop reserving, so that the memory can be written. The rest comes from the system as usual."""
+        """Stop reserving, so that the memory can be written. The system provides the rest at the first write."""
         self._is_enough = True
         self._worker.join()
 
     def keep(self, num_bytes: int) -> None:
-        """Give all but the first bytes back to the system."""
+        """Return all but the first bytes to the system."""
         self.stop()
         begin = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if begin < self.num_bytes and self._advise(self.address + begin, self.num_bytes - begin, mmap.MADV_DONTNEED):
@@ -61,9 +61,9 @@ class ReservedMemory:
 
 
 def packed_bytes(num_bytes: int) -> int:
-    """Return the most memory that weights of a GGUF file of this size take when they are packed.
+    """Return the most memory that the packed weights of a GGUF file of this size take.
 
-    The small integers and exponents by which some formats scale get a byte or two each: MXFP4 grows by a seventeenth.
+    Some formats scale by small integers and exponents, which get a byte or two each: MXFP4 grows by a seventeenth.
     """
     return num_bytes + num_bytes // 16
 
@@ -71,7 +71,7 @@ def packed_bytes(num_bytes: int) -> int:
 def reserve(num_bytes: int, runtime: Runtime) -> ReservedMemory | None:
     """Reserve memory on Linux, unless it is more than half of the available memory, or the system refuses.
 
-    None: weights get their memory as they are packed.
+    If it returns None, memory is allocated as weights are packed.
     """
     if sys.platform != "linux" or num_bytes > available_bytes() // 2:
         return None

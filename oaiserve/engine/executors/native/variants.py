@@ -1,6 +1,6 @@
 """The flags of the native code's compiler, and the kinds of CPU in a wheel.
 
-Stdlib only, because the build of a wheel imports it, too. It does not know where libraries lie.
+Stdlib only, because the wheel's build imports it, too. It doesn't depend on where libraries are stored.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
-BLOCKS_SOURCE = "blocks.cpp"  # for all kinds of libraries
+BLOCKS_SOURCE = "blocks.cpp"  # compiled into all kinds of libraries
 KINDS = ("bf16", "float")  # kinds of libraries, by the type of activations, keys and values
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
-    # On aarch64, GCC would load early what doesn't fit into registers then. On x86, this is the default.
+    # Without this flag, GCC on aarch64 would load early what doesn't fit into registers. On x86, it is the default.
     "-fno-schedule-insns",
 ]
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -40,7 +40,7 @@ _AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", AMX_FLAG)
 _ARM = frozenset({"fp", "asimd"})
 _ARM_DOT = _ARM | {"atomics", "crc32", "asimdrdm", "fphp", "asimdhp", "asimddp"}
 _ARM_DOT_MARCH = "-march=armv8.2-a+fp16+dotprod"
-# From the best to the one for most CPUs.
+# Ordered from the best to the one for most CPUs.
 VARIANTS = (
     Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | AMX_FEATURES),
     Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
@@ -59,7 +59,7 @@ def kind_flag(kind: str) -> str:
 
 
 def digest(*parts: str, sources: Path = SOURCES) -> bytes:
-    """Return the SHA-256 of the sources and of all else on which the code depends."""
+    """Return the SHA-256 of the sources and of everything else that the code depends on."""
     hashed = hashlib.sha256()
     for part in parts:
         hashed.update(part.encode() + b"\0")
@@ -69,12 +69,12 @@ def digest(*parts: str, sources: Path = SOURCES) -> bytes:
 
 
 def origin(kind: str, variant: Variant) -> bytes:
-    """Return the digest of a wheel's library's origin, apart from the compiler. The library carries it."""
+    """Return the digest of what a wheel's library was built from, apart from the compiler. The library includes it."""
     return digest(*FLAGS, *variant.flags, kind_flag(kind))
 
 
 def library_name(kind: str, variant: Variant) -> str:
-    """Return the name of a wheel's library, which, as that of a compiled one, is unique for its code."""
+    """Return the name of a wheel's library. Like the name of a compiled one, it is unique for its code."""
     return f"{kind}-{variant.name}-{origin(kind, variant).hex()[:16]}.so"
 
 
@@ -85,7 +85,7 @@ def seal(path: Path, made_of: bytes = b"") -> None:
 
 
 def is_sound(content: bytes) -> bool:
-    """Return whether this is the content of a sealed file, neither cut nor changed since."""
+    """Return whether this is the content of a sealed file, neither truncated nor changed."""
     code = content[:-_DIGEST_BYTES]
     stored = content[-_DIGEST_BYTES:]
     return bool(code) and hashlib.sha256(code).digest() == stored

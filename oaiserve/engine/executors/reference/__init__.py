@@ -1,1 +1,1 @@
-"""The reference executor: plain torch, in any dtype and on any device. Other executors are compared with it."""
+"""The reference executor: plain torch, in any dtype and on any device. The other executors are compared with it."""

@@ -22,18 +22,18 @@ from oaiserve.engine.decoder.description import AttentionParameters
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
 
-PIECE_TOKENS = 2048  # keys and values that are gathered at once, for all sequences of a group together
+PIECE_TOKENS = 2048  # number of keys and values gathered at once, for all sequences of a group together
 TILE_QUERIES = 64  # tokens whose scores are computed at once
 GROUP_DECODES = 32  # sequences with one token each that are computed together
-_LEAST = torch.finfo(torch.float32).min  # finite, so that subtracting it from itself is 0
+_LEAST = torch.finfo(torch.float32).min  # finite, so that subtracting it from itself gives 0
 
 
 class _Group(NamedTuple):
-    """Sequences that have the same number of tokens in a step. Indices are those of tokens in their sequences."""
+    """Sequences that have the same number of tokens in a step. Indices count the tokens of each sequence."""
 
     rows: slice  # rows of the step's tokens
     tables: Tensor  # int64 [B, M], the blocks of each sequence
-    lengths: Tensor  # int64 [B, 1], cached tokens with those of this step
+    lengths: Tensor  # int64 [B, 1], cached tokens including this step's
     queries: Tensor  # int64 [B, Q], the index of each query
     last: Tensor | None  # int64 [B, Q], the index of the last key that each query sees; None: its own
     start: int  # the smallest index of a query
@@ -51,7 +51,7 @@ class PagedAttention:
     def write(self, blocks: Tensor, new: Tensor, scale: float = 1.0) -> None:
         """Write keys or values [T, kv_heads, dim] into their slots of a cache [num_blocks, block_size, kv_heads, dim].
 
-        A cache in eight bits stores them divided by `scale`.
+        An 8-bit cache stores them divided by `scale`.
         """
         slots = blocks.flatten(0, 1)
         if blocks.dtype == FP8:
@@ -60,7 +60,7 @@ class PagedAttention:
         slots[self._batch.slots] = new.to(slots.dtype)
 
     def attend(self, query: Tensor, cache: LayerCache, parameters: AttentionParameters, sinks: Tensor | None) -> Tensor:
-        """Return the attention float32 [T, heads, value_dim] of queries [T, heads, key_dim], whose keys are written."""
+        """Return the attention float32 [T, heads, value_dim] of queries [T, heads, key_dim]. Keys are in the cache."""
         shape = (*query.shape[:2], cache.values.shape[-1])
         out = torch.empty(shape, dtype=torch.float32, device=query.device)
         for group in self._groups:
@@ -70,7 +70,7 @@ class PagedAttention:
 
 
 def _groups(batch: Batch) -> list[_Group]:
-    """Cut a step into groups: up to GROUP_DECODES decodes, or the tokens of one prompt."""
+    """Split a step into groups: up to GROUP_DECODES decodes, or the tokens of one prompt."""
     num_decodes = batch.num_decodes
     chunks = [(first, min(first + GROUP_DECODES, num_decodes)) for first in range(0, num_decodes, GROUP_DECODES)]
     chunks += [(index, index + 1) for index in range(num_decodes, len(batch.query_lens))]
@@ -148,7 +148,7 @@ def _attend(
 
 
 def _first_key(query: int, window: int | None, chunk: int | None) -> int:
-    """Return the index of the first key that a query sees, by its own index."""
+    """Return the index of the first key that the query at this index sees."""
     first = 0 if window is None else max(0, query - window + 1)
     if chunk is None:
         return first
@@ -173,7 +173,7 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
 
 def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Return a copy of some rows of keys or values in float32."""
-    if numbers.dtype == FP8:  # torch can't copy these by index.
+    if numbers.dtype == FP8:  # torch can't copy 8-bit floats by index.
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
     return numbers.index_select(0, rows).float()
 

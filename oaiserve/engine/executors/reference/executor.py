@@ -31,14 +31,14 @@ class ReferenceExecutor:
     Weights, products and the cache are in `dtype`; hidden states, norms, attention and recurrences are in float32.
     """
 
-    is_exact = False  # matrix products round by the number of rows
+    is_exact = False  # matrix products round differently for different numbers of rows
 
     def __init__(
         self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
     ) -> None:
         """Copy the tensors that are not on the device in this dtype yet.
 
-        Raises NotKnown for a cache in integers.
+        Raises NotKnown for a cache of integers.
         """
         self.caches = {
             index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)
@@ -61,7 +61,7 @@ class ReferenceExecutor:
         return _Forward(self._decoder, self.caches, batch, products, attend).steps()
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        return adapter  # It is used as it is.
+        return adapter  # The executor uses adapters as they are.
 
     @property
     def block_tensors(self) -> list[Tensor]:
@@ -121,7 +121,7 @@ class _Forward(NamedTuple):
         yield logits
 
     def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor) -> Tensor:
-        """Return the inputs float32 [T, layers, numbers of a layer] of all layers."""
+        """Return the inputs float32 [T, layers, inputs of a layer] of all layers."""
         sizes = (len(self.decoder.layers), -1)
         projected = inputs.norm(self.products(hidden, inputs.projection).unflatten(1, sizes))
         of_tokens: Tensor = _embedded(ids, inputs.table).unflatten(1, sizes)
@@ -149,7 +149,7 @@ class _Forward(NamedTuple):
         return hidden
 
     def _layer(self, index: int, layer: Layer, hidden: Tensor) -> Tensor:
-        """Return the hidden state float32 [T, width] with the additions of a layer."""
+        """Return the hidden state float32 [T, width] after a layer has added its outputs."""
         scale = self.decoder.residual_scale
         scales = layer.scales or Scales()
         x = _normed(hidden, layer.attention_norm)
@@ -177,7 +177,7 @@ class _Forward(NamedTuple):
 
 
 def _embedded(ids: Tensor, table: Tensor | Blocks) -> Tensor:
-    """Return the rows float32 [T, width] of a table. Ids past its last row get the first one."""
+    """Return the rows float32 [T, width] of a table. Ids beyond its last row use the first one."""
     assert isinstance(table, Tensor)
     return table[ids.where(ids < len(table), 0)].float()
 

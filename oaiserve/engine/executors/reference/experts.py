@@ -46,9 +46,9 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
 
 
 def experts_output(mixture: Experts, expert_of: Callable[[int], Expert], x: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum float32 [T, width] of the outputs of the chosen experts, given the weights [T, experts] of all.
+    """Return the sum float32 [T, width] of the chosen experts' outputs, weighted by `weights` [T, experts].
 
-    How many tokens an expert has decides the shapes of its products, so the host waits for the device here.
+    The shapes of an expert's products depend on its number of tokens, so the host waits for the device here.
     """
     out = torch.zeros_like(x)
     is_chosen = weights.T != 0

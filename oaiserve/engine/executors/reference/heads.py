@@ -1,4 +1,4 @@
-"""The parts of a layer's attention around the scores: projections to heads, their norms, rotation, latent vectors."""
+"""The parts of a layer's attention around the scores: projection to heads, norms, rotation and latent vectors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attending:
         return self._attend_new(attention, query, key, value, cache)
 
     def _latent(self, attention: Attention, qkv: LatentProjection, x: Tensor, cache: LayerCache) -> Tensor:
-        """Return the attention of heads whose keys and values are made from one latent vector per token.
+        """Return the attention of heads whose keys and values are computed from one latent vector per token.
 
         The cache has keys and values, or the latent vector and the shared numbers of keys. In the latter case, a head's
         query is multiplied by the rows that would make its keys, q (W c) = (q W) c, and the sum of latent vectors by
@@ -78,7 +78,7 @@ class Attending:
         return self.products.of_heads(attended, to_values)
 
     def _attend_new(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
-        """Write keys and values into the cache, and return the attention float32 [T, heads, value_dim] of queries."""
+        """Write keys and values into the cache. Return the attention float32 [T, heads, value_dim] of the queries."""
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             self.paged.write(blocks, new, scale)
         return self._attend(attention, query, cache)

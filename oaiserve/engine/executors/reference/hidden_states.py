@@ -1,4 +1,4 @@
-"""Computes several hidden states of each token (alternating updates, Baykal et al. 2023, arXiv:2301.13310).
+"""Computes several hidden states per token (alternating updates, Baykal et al. 2023, arXiv:2301.13310).
 
 A layer predicts all states, computes its output from the active one, and corrects all states by that output.
 """

@@ -47,8 +47,8 @@ def _product(x: Tensor, part: Matrix | LowRank, products: Products) -> Tensor:
 
 
 def recurrence(
-    state: Tensor,  # [sequences, heads, key_dim, value_dim], which changes
-    decay: Tensor,  # [sequences, tokens, heads], or with a number for each row of a state: [..., key_dim]
+    state: Tensor,  # [sequences, heads, key_dim, value_dim]; changed in place
+    decay: Tensor,  # [sequences, tokens, heads], or [..., key_dim] with a number for each row of a state
     key: Tensor,  # [sequences, tokens, key heads, key_dim]; several heads may share one
     value: Tensor,  # [sequences, tokens, heads, value_dim]
     query: Tensor,  # the same shape as `key`
@@ -154,7 +154,8 @@ def _short_convolution(mixer: ShortConvolution, rows: Tensor, states: LayerState
 def _convolved(convolution: Convolution, x: Tensor, states: LayerStates) -> Tensor:
     """Return the convolution of `x` [sequences, tokens, channels], and store its last inputs.
 
-    Inputs are rounded to the dtype of the state, so that it doesn't matter where a prompt is cut.
+    Inputs are rounded to the dtype of the state, so that the result doesn't depend on how a prompt is split into
+    chunks.
     """
     before = states.conv
     known = torch.cat([before, x.mT.to(before.dtype)], dim=-1)  # [sequences, channels, taps + tokens]

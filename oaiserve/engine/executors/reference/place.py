@@ -1,4 +1,4 @@
-"""Places a description on a device, in the dtype that the reference computes in, and makes its KV cache."""
+"""Places a description on a device in the dtype of the reference executor, and creates its KV cache."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def new_cache(
 ) -> LayerCache:
     """Return the cache of one layer, filled with zeros.
 
-    A latent vector instead of keys and values is a token's only key. Raises NotKnown for keys and values in integers,
-    whose layout only native code knows.
+    A latent vector is stored as a token's only key. Raises NotKnown for keys and values in integers, whose layout only
+    native code supports.
     """
     if shape.is_int8:
         raise NotKnown("its KV cache has integers of eight bits")
@@ -70,10 +70,10 @@ class Placing:
             Matrix: {"weight": dtype},
             Router: {"weight": torch.float32},
         }
-        self._tensors: dict[object, Tensor] = {}  # keyed by the original tensor's identity and the dtype
+        self._tensors: dict[object, Tensor] = {}  # keyed by the identity of the original tensor and the dtype
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
-        """Return a part of a description on the device; if it is a tensor, in the dtype."""
+        """Return a part of a description on the device. A tensor is also converted to the dtype."""
         if isinstance(part, Tensor | Blocks):
             return self._tensor(part, dtype)
         if isinstance(part, list):

@@ -1,4 +1,4 @@
-"""Products with the matrices of a decoder, to which the adapters of a step's sequences add."""
+"""Products with the matrices of a decoder, including the additions of the step's adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Products:
         return out
 
     def of_heads(self, x: Tensor, rows: HeadRows) -> Tensor:
-        """Return the products float32 [T, heads, n] of the numbers of each head [T, heads, k] with its own rows."""
+        """Return the products float32 [T, heads, n] of each head's numbers [T, heads, k] with that head's rows."""
         assert isinstance(rows.matrix.weight, Tensor)
         chosen = slice(rows.first, rows.first + rows.count)
         weight = rows.matrix.weight.unflatten(0, (rows.heads, -1))[:, chosen]
@@ -58,12 +58,12 @@ class Products:
         return out
 
     def add_to(self, module: str, x: Tensor, out: Tensor) -> None:
-        """Add to the products `out` [T, n] of a whole module, whose input is `x` [T, k]."""
+        """Add the adapters' products to the products `out` [T, n] of a whole module, whose input is `x` [T, k]."""
         for rows, part in self.parts_of(module):
             out.index_add_(0, rows, part.added(x[rows]))
 
     def parts_of(self, module: str) -> Iterator[tuple[Tensor, AdapterPart]]:
-        """Yield the rows int64 of each adapter that has a part for this module, and that part."""
+        """Yield each adapter's part for this module, with the rows int64 of the tokens that use the adapter."""
         for adapter, rows in self._rows:
             if (part := adapter.parts.get(module)) is not None:
                 yield rows, part

@@ -1,1 +1,1 @@
-"""This package draws token ids from logits, on any device."""
+"""Draws token ids from logits, on any device."""

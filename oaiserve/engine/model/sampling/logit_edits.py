@@ -1,7 +1,7 @@
 """Edits logits by the requests' parameters, before temperature is applied, for the whole batch on its device.
 
 The host collects the ids that each row edits, so that each kind of edit is one look-up and one write. The order is
-vLLM's, followed by the rules of plug-ins, with masks of grammars last, so that nothing lifts them. A sequence may have
+vLLM's, then the rules of plug-ins, and last the masks of grammars, so that nothing overrides them. A sequence may have
 grown by the time of the draw: its length is taken from its chunk.
 """
 
@@ -24,7 +24,7 @@ Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each be
 RowIds = list[tuple[int, np.ndarray]]  # (row of the logits, int64 ids to edit in that row) pairs
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 
-# For each byte of a mask: the limits of its eight logits, infinity or -infinity.
+# For each byte of a mask, the limits of its eight logits: infinity or -infinity.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
@@ -71,13 +71,13 @@ def edit_logits(
 
 
 def mask_row(masks: Masks, chunk: Chunk) -> int:
-    """Return the row of the mask of a draw, or -1 if it has none."""
+    """Return the row of a draw's mask, or -1 if it has none."""
     first = masks.rows.get(chunk.sequence)
     return -1 if first is None else first + len(chunk.draft)
 
 
 def _edit_on_cpu(logits: torch.Tensor, allowed: RowIds, banned: RowIds, biased: list[tuple[int, FixedEdits]]) -> None:
-    """Restrict, ban and bias row by row: with many ids, one index for all rows would take ten times as long."""
+    """Restrict, ban and bias row by row. With many ids, one index for all rows would take ten times as long."""
     of_row = logits.numpy()
     for row, ids in allowed:
         allowed_logits = of_row[row, ids]
@@ -99,7 +99,7 @@ def _edit_on_device(
         logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
         logits[index] = allowed_logits
     if banned:
-        # A number instead of this tensor would be copied to the device, and the host would wait for that.
+        # A Python number would be copied to the device, and the host would wait for that.
         logits.index_put_(_index(banned, device), logits.new_full((), -torch.inf))
     if biased:
         values = np.concatenate([edits.biases for _, edits in biased])
@@ -129,7 +129,7 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
 
 
 def penalise(logits: torch.Tensor, penalised: Rows) -> None:
-    """Apply penalties: for repetition to ids of prompt and answer, for frequency and presence to ids of the answer."""
+    """Apply penalties: repetition to ids of the prompt and the answer, frequency and presence to ids of the answer."""
     ids = []
     factors = []
     subtrahends = []
@@ -148,8 +148,10 @@ def penalise(logits: torch.Tensor, penalised: Rows) -> None:
 
 
 def _apply_rules(logits: torch.Tensor, chunk: Chunk) -> None:
-    """Let the rules of plug-ins edit the logits of one draw. If one raises, the logits become NaN, which fails the
-    request and no other."""
+    """Apply the rules of plug-ins to the logits of one draw.
+
+    If a rule raises, the logits become NaN, so that only this request fails.
+    """
     sequence = chunk.sequence
     answer_ids = [*sequence.token_ids[sequence.prompt_len : chunk.known_end], *chunk.draft]
     for rule in sequence.rules:
@@ -175,8 +177,8 @@ def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarra
 def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
     """Do the same on a CPU.
 
-    A look-up for each byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
-    half of them are.
+    A table look-up per byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
+    half of the bits are 0.
     """
     of_row = logits.numpy()
     limits = np.empty((words.shape[1] * 4, 8), dtype=np.float32)
@@ -188,8 +190,8 @@ def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray)
 def counts_of(chunk: Chunk) -> TokenCounts:
     """Return the counts of the sequence's tokens and of the chunk's draft.
 
-    Those of its own tokens stay with the sequence: counting thousands of tokens in each step would take longer than all
-    other edits.
+    The counts of its own tokens stay with the sequence, because counting thousands of tokens in each step would take
+    longer than all other edits.
     """
     sequence = chunk.sequence
     counts = sequence.token_counts

@@ -1,9 +1,9 @@
 """Draws on the host, row by row in NumPy: a draw depends on the row's bytes and its `DrawRow` alone.
 
-Neither other rows nor the number of threads can change an id: every sum is over one row, in an order by the row. torch
-promises neither, as it may round the end of a row differently, and sum in as many pieces as there are threads. NumPy
-narrows the ids down to a few with a chance of the highest score, which is computed as `noise` defines it, in float64.
-It is for a CPU, for a GPU without Triton's kernels, and what these are compared with.
+Neither other rows nor the number of threads can change an id: every sum is over one row, in an order that depends only
+on the row. torch promises neither: it may round the end of a row differently, and split a sum by the number of threads.
+NumPy narrows the ids down to a few that may have the highest score, which is computed as `noise` defines it, in
+float64. This code runs on a CPU and on a GPU without Triton's kernels, and those kernels are compared with it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, noise
 
-# The bits of a positive float32, read as an integer and divided by 2**23, are 127 more than its logarithm to base 2 or
-# up to 0.09 less than that. So these make of the bits of the hash an upper bound of the noise.
+# The bits of a positive float32, read as an integer and divided by 2**23, exceed its base-2 logarithm by 127, or by up
+# to 0.09 less. These constants turn the bits of the hash into an upper bound of the noise.
 _BOUND_SLOPE = np.float32(-math.log(2) / 2**23)
 _BOUND_OFFSET = (127 + 32) * math.log(2)
 # By how much rounding to float32 may change that bound plus a logit, for an id that can win: both are below 128.
@@ -41,7 +41,7 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
 
 
 def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
-    """Draw an id from a row with these finite logits float32 [vocab], or -infinity, of which `highest` is the best."""
+    """Draw an id from a row of logits float32 [vocab], finite or -infinity. `highest` is the best of them."""
     scaled = logits - highest
     scaled *= np.float32(1.0 / row.temperature)
     ids: np.ndarray | None = None  # ids that may be drawn; None: all
@@ -61,7 +61,7 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
     bounds += scaled
 
     def score(place: int) -> tuple[float, int]:
-        """Return the order of candidates: the score, then the lower id."""
+        """Return the sort key of candidates: the score, then the lower id."""
         token_id = place if ids is None else int(ids[place])
         exactly_scaled = (float(logits[token_id]) - float(highest)) / row.temperature
         return exactly_scaled + noise(row.seed, token_id), -token_id
@@ -75,8 +75,9 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
 def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
     """Return the places of the highest numbers whose weights reach the goal together, in ascending order.
 
-    The numbers are at most 0. Without weights, each counts 1. The first of equal numbers stay. The numbers are put
-    into buckets by the upper half of their bits, so that only the bucket in which the sum reaches the goal is sorted.
+    The numbers are at most 0. Without weights, each number counts as 1. Among equal numbers, the first ones are chosen.
+    The numbers are put into buckets by the upper half of their bits, so that only the bucket in which the sum reaches
+    the goal is sorted.
     """
     buckets = np.abs(scaled).view(np.uint32) >> np.uint32(16)
     sums = np.bincount(buckets, weights).cumsum()
@@ -91,9 +92,9 @@ def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: flo
 
 
 def _noise_bounds(seed: int, mixed: np.ndarray) -> np.ndarray:
-    """Return upper bounds of the noise of ids, less `_BOUND_OFFSET`: float32.
+    """Return upper bounds float32 of the noise of ids, less `_BOUND_OFFSET`.
 
-    `mixed` are the ids after `noise.mix32`, and this continues as `noise.noise_bits` does up to the upper half.
+    `mixed` are the ids after `noise.mix32`. This continues like `noise.noise_bits`, up to the upper half.
     """
     bits = mixed ^ np.uint32(seed >> 32)
     bits *= np.uint32(FACTOR_1)

@@ -9,17 +9,17 @@ import torch
 
 from oaiserve.engine.sequences.draw_columns import DrawRow
 
-MOST_COUNT = (1 << 15) - 1  # A count stays at this.
+MOST_COUNT = (1 << 15) - 1  # Counts stop at this number.
 
 SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the logits were finite, bool [R]
 
 
 class Penalties(NamedTuple):
-    """Penalties that draws apply by counts on the device, to which they add the ids that they draw."""
+    """Penalties that draws apply from counts on the device. Draws add their ids to these counts."""
 
-    counts: torch.Tensor  # int16 [N, vocab]: twice the times that an answer has an id, and 1 if its prompt has it, too
+    counts: torch.Tensor  # int16 [N, vocab]: 2 for each time that the answer has an id, plus 1 if the prompt has it
     factors: torch.Tensor  # float32 [N, 3]: the penalties for repetition, frequency and presence
-    rows: torch.Tensor  # int64 [R]: the row of each draw in both, or -1 for none
+    rows: torch.Tensor  # int64 [R]: the row of each draw in both tensors, or -1 for none
 
 
 class BitMasks(NamedTuple):
@@ -30,11 +30,11 @@ class BitMasks(NamedTuple):
 
 
 class DeviceEdits(NamedTuple):
-    """Edits of logits that a device's draws apply where they read these, in this order."""
+    """Edits that draws on a device apply when they read the logits, in this order."""
 
     penalties: Penalties
     masks: BitMasks | None = None
 
 
-# A function that draws one id from each row of the logits [R, vocab], and leaves these unchanged.
+# A function that draws one id from each row of the logits [R, vocab], without changing them.
 SampleIds = Callable[[torch.Tensor, list[DrawRow]], SampledIds]

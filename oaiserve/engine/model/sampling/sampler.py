@@ -20,7 +20,7 @@ from oaiserve.engine.model.transfer import ReadBack, on_device
 from oaiserve.engine.sequences.draw_rows import draw_row
 from oaiserve.engine.sequences.step import Chunk, Logprobs, Masks
 
-NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more
+NUM_TOP = 20  # how many alternatives are looked up if any are requested; clients can't request more
 
 
 class Sampled(NamedTuple):
@@ -35,10 +35,10 @@ class Sampled(NamedTuple):
 class Sampling:
     """The next token of each chunk's sequence, and log-probabilities, while the device computes them.
 
-    `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
-    the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
-    unmodified logits. `sample_ids` replaces NumPy, as that of `triton_sampling` does. Without `applies_masks`, it
-    applies them.
+    `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict the
+    tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
+    unmodified logits. `sample_ids` replaces NumPy, as the one in `triton_sampling` does. Without `applies_masks`, it
+    applies the masks.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Sampling:
 
 
 def take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Return these rows of the tensor, which are in ascending order. If they are all rows, no copy is made."""
+    """Return these rows of the tensor, in ascending order. If they are all rows, no copy is made."""
     if len(rows) == len(tensor):
         return tensor
     return tensor[on_device(rows, tensor.device)]
 
 
 def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]) -> list[torch.Tensor]:
-    """Return ids and their `logprobs`, [R, 1 + k] each: first those of `token_ids` [R], then the best of each row."""
+    """Return ids and their `logprobs`, [R, 1 + k] each: first the `token_ids` [R], then the best ids of each row."""
     ids = token_ids[:, None]
     if any(num_top):
-        # Which of several equal values `topk` takes depends on the number that it takes. So this number is the same
-        # for any other requests.
+        # Which of several equal values `topk` returns depends on k. So k is the same, whatever other requests there
+        # are.
         some = logprobs.topk(min(max(NUM_TOP, *num_top), logprobs.shape[-1]), dim=-1).indices.sort(dim=-1).values
         order = logprobs.gather(1, some).argsort(dim=-1, descending=True, stable=True)
         ids = torch.cat([ids, some.gather(1, order)[:, : max(num_top)]], dim=1)
@@ -105,7 +105,7 @@ def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
 
 
 def _ranks(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each token in its row, from 1. The lower of equal ids comes first, as in `_look_up`."""
+    """Return the rank of each token in its row, from 1. Of equal values, the lower id comes first, as in `_look_up`."""
     values = logprobs.gather(1, token_ids[:, None])
     if logprobs.device.type == "cpu":  # row by row, so that each stays in the cache: 20 times as fast as below
         rows = zip(logprobs.numpy(), values.numpy(), token_ids.tolist(), strict=True)

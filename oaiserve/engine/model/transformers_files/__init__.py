@@ -1,1 +1,1 @@
-"""This package reads checkpoints: the formats of weights, and the names that tensors have in them."""
+"""Reads checkpoints: the formats of weights, and the names of their tensors."""

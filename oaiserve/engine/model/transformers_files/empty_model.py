@@ -1,4 +1,4 @@
-"""Makes transformers' models without the data of their parameters, which list the tensors that a file must have."""
+"""Creates transformers' models without the data of their parameters, to list the tensors that a file must have."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def _without_data(_: Module, __: str, parameter: Parameter) -> Parameter:
 
 
 def named_parameters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters and buffers that a file has: all except for a shared output embedding."""
+    """Return the parameters and buffers that a file has: all except a shared output embedding."""
     is_tied = model.config.tie_word_embeddings
     return {name: tensor for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)}

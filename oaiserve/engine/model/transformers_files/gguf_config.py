@@ -1,7 +1,7 @@
-"""Makes transformers' configuration for the model of a GGUF file.
+"""Creates transformers' configuration for the model of a GGUF file.
 
-Most fields are the same metadata in all families; the others are the family's own. Transformers reads the files of
-families that have no description.
+Most fields come from the same metadata in all families; each family adds the others. For families that have no
+description, transformers reads the files itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         if architecture(values) in _READ_HERE:
             return config_of(values, tensors)
         config = _of_transformers(path, architecture(values))
-        config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
+        config.tie_word_embeddings = "output.weight" not in tensors  # transformers checks only the first file
         width = values.get(f"{architecture(values)}.attention.key_length")
         if width is not None and hasattr(config, "head_dim"):  # For some types, transformers ignores the file's.
             config.head_dim = width
@@ -43,7 +43,7 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
-    """Return the configuration that these metadata describe. Raises BadFile if required ones are missing."""
+    """Return the configuration that these metadata describe. Raises BadFile if required metadata are missing."""
     metadata = Metadata(values, tensors)
     of_files = _READ_HERE[metadata.architecture]
     own = of_files.fields(metadata)

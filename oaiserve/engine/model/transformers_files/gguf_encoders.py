@@ -38,7 +38,7 @@ def _modern_bert(metadata: Metadata) -> Fields:
     return layers | {
         "norm_eps": metadata["attention.layer_norm_epsilon"],
         "hidden_activation": act,
-        # This is the number of tokens on each side; the file has that of both sides.
+        # This setting counts the tokens on each side; the file's number is for both sides.
         "sliding_window": metadata.get("attention.sliding_window", 2 * metadata["context_length"]) // 2,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": theta},

@@ -1,7 +1,7 @@
 """Reads and expands the tensors of a GGUF file, under the names of transformers' parameters.
 
 Each tensor of a file must belong to a parameter. In a file, the experts of a layer share one tensor for gates and one
-for ups. Transformers joins both to one parameter: first all gates, or in gpt-oss alternating rows.
+for ups. Transformers joins both into one parameter, with all gates first, or in gpt-oss with alternating rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
 
 _ROPE_FACTORS = "frequency_factors"
-# The ends of names in transformers, and of paths. Names of tensors of all experts don't end with "weight".
+# The endings of names in transformers, and those of paths. Names of tensors of all experts don't end with "weight".
 _ENDINGS = (("", ""), ("", ".weight"), (".weight", ".weight"), (".bias", ".bias"), ("_bias", ".bias"))
 
 
@@ -34,7 +34,8 @@ class GgufWeights:
     def __init__(self, head: GgufHead, parameters: Mapping[str, Tensor], heads: tuple[str, ...] = ()) -> None:
         """Map the file.
 
-        Raises BadFile, and NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
+        Raises BadFile, and NotKnown for a tensor that belongs to no parameter, unless its name begins with one of
+        `heads`.
         """
         settings = settings_of_gguf(head.values, head.tensors)
         family = family_of(settings)
@@ -54,7 +55,7 @@ class GgufWeights:
             raise NotKnown(f"it has a tensor '{unknown[0][:100]}', which is not known")
 
     def _first(self, choices: list[str]) -> list[str] | None:
-        """Return the tensors of a parameter in the file: one, or the gates and the ups of experts."""
+        """Return the file's tensors for a parameter: one, or the gates and the ups of experts."""
         for path in choices:
             apart = [path.replace(".experts.gate_up.", f".experts.{part}.") for part in ("gate", "up")]
             for tensors in ([path], apart):

@@ -1,8 +1,8 @@
-"""Finds the text model in a multimodal checkpoint. It is served without the modules for images or sound.
+"""Finds the text model in a multimodal checkpoint, and serves it without the modules for images or sound.
 
 Some text models give each token three positions, for time, height and width. In text, all three are equal, so such a
-model computes the same as the plain text model of its family, and is loaded as that. `rope_axes` of the configuration
-says which of the three positions rotates each pair of numbers.
+model computes the same as the plain text model of its family, and is loaded as that model. `rope_axes` of the
+configuration says which of the three positions rotates each pair of numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN = {
     **dict.fromkeys(("qwen3_omni_moe_text", "qwen3_vl_moe_text"), "qwen3_moe"),
     "qwen3_vl_text": "qwen3",
 }
-# Settings that the code of a wrapped text model ignores and has fixed. The plain model's code obeys its configuration.
+# Settings that the code of a wrapped text model ignores, because they are fixed. The plain model's code reads them.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"attention_bias": False},
     "qwen3_omni_moe_text": {"norm_topk_prob": True},
@@ -34,8 +34,8 @@ _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transfor
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     """Return the configuration of the text model in a wrapper, or None if `config` is not of a known wrapper.
 
-    The known ones compute a text as the text model alone does. Others have layers for images between those of the text
-    model. PaliGemma reads text with an image in both directions, and text alone from left to right.
+    The known wrappers compute text like the text model alone. Others have layers for images between the text layers.
+    PaliGemma reads text with an image in both directions, and text alone from left to right.
     """
     wrapper: PreTrainedConfig = getattr(config, "thinker_config", config)  # Another model speaks the thinker's text.
     if wrapper.model_type not in table()["wrappers"]:
@@ -61,7 +61,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
 
 
 def bring_layout(config: PreTrainedConfig) -> None:
-    """Let transformers load the plain text model from a wrapper's tensors, where their layouts differ."""
+    """Make transformers load the plain text model from a wrapper's tensors, where their layouts differ."""
     if config.model_type == "qwen3_vl_moe":  # Its experts may have columns before rows.
         layouts = [get_checkpoint_conversion_mapping(name) or [] for name in ("qwen3_moe", "qwen3_vl_moe")]
         register_checkpoint_conversion_mapping("Qwen3MoeForCausalLM", [*layouts[0], *layouts[1]], overwrite=True)

@@ -35,9 +35,11 @@ class CudaStep:
         adapters: CapturedAdapters | None = None,
         rounded_columns: int | None = None,
     ) -> None:
-        """`adapters` add to products, in place of those of the batch. Inputs of products are rounded to floats of 8
-        bits for torch with a scale for each `rounded_columns`, where their number of rows is rounded, unless these are
-        None."""
+        """`adapters` add to products, instead of the batch's adapters.
+
+        If `rounded_columns` is not None and products of this many rows round their inputs, kernels also write the
+        inputs in 8-bit floats, with a scale for each `rounded_columns`.
+        """
         self.batch = batch
         self.dtype = dtype
         self.kernels = kernels
@@ -59,8 +61,10 @@ class CudaStep:
         return self._angles[id(table)]
 
     def new_rounded(self, columns: int, *, in_groups: bool = False) -> Rounded | None:
-        """Return rows that a kernel fills beside its result, or None if that is not rounded for the next product, or
-        not by groups, where it must be."""
+        """Return rows that a kernel fills in addition to its result, already rounded for the next product.
+
+        Returns None if that product doesn't round its input, or only in whole rows although `in_groups` is set.
+        """
         group = self._rounded_columns
         if group is None or (in_groups and not group) or (group and columns % group):
             return None
@@ -77,7 +81,7 @@ class CudaStep:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttending(Attending):
-    """The attention of layers with latent vectors and a cache of keys and values, to which the backend attends."""
+    """The attention of layers with latent vectors over a cache of keys and values, by the backend."""
 
     backend: StepAttention
     dtype: torch.dtype
@@ -160,8 +164,7 @@ class AttentionLayer:
 
 
 class LatentLayer:
-    """The attention of a layer whose keys and values are made from latent vectors, as the reference computes it. The
-    cache has keys and values."""
+    """The attention of a layer with latent vectors, as the reference computes it. The cache has keys and values."""
 
     def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
         self._attention: Attention = placing.part(attention)
@@ -172,10 +175,10 @@ class LatentLayer:
 
 
 class AbsorbedLayer:
-    """The attention of a layer with a cache of latent vectors, by a kernel, with products in the model's dtype.
+    """The attention of a layer over a cache of latent vectors, by a kernel, with products in the model's dtype.
 
-    A head's query is multiplied by the rows that would make its keys, and what it attends to by those that would make
-    its values.
+    A head's query is multiplied by the rows that would compute its keys, and its attention output by the rows that
+    would compute its values.
     """
 
     def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
@@ -239,7 +242,7 @@ def _scoring(attention: Attention) -> Scoring:
 
 
 def _norms_of_heads(attention: Attention) -> dict[str, Any]:
-    """Return the norms as fields of a Rotation if both are root mean squares of each head, as backends compute them."""
+    """Return the norms as fields of a Rotation, if both are root mean squares of each head, as backends require."""
     query_norm = attention.query_norm
     key_norm = attention.key_norm
     if query_norm is None or key_norm is None or query_norm.epsilon != key_norm.epsilon:

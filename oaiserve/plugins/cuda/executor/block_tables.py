@@ -1,4 +1,4 @@
-"""Block tables of sequences on the device, to which the host sends only new entries.
+"""The sequences' block tables on the device. The host sends only new entries.
 
 Each sequence has a row for as long as steps compute it. A decode needs a new entry only when it begins a block, so the
 host sends nothing for most steps, however long the sequences are.
@@ -16,21 +16,21 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 
-LEAST_ROWS = 4  # Steps that warm up or compare have this many sequences, even if fewer may run.
+LEAST_ROWS = 4  # Warm-up and comparison steps have this many sequences, even if fewer may run.
 
 
 @dataclass(slots=True)
 class _Row:
-    """The entries of a sequence's blocks on the device."""
+    """Which entries of a sequence's blocks are on the device."""
 
     index: int
-    blocks: list[int]  # the same list as the sequence's, which gets a new list if it loses its blocks
+    blocks: list[int]  # the sequence's own list; a sequence that loses its blocks gets a new list
     num_known: int = 0  # number of blocks on the device
     last: int = 0  # the last of these blocks
 
 
 class BlockTables:
-    """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
+    """Tables for up to `most` sequences, each with up to `width` blocks of `block_size` tokens.
 
     Launched work reads the entries as of its launch, because all copies are in stream order.
     """
@@ -44,12 +44,12 @@ class BlockTables:
 
     @property
     def most_tokens(self) -> int:
-        """Return the most tokens of a sequence."""
+        """Return the most tokens that a sequence may have."""
         return self._width * self._block_size
 
     @classmethod
     def with_room(cls, max_running: int, max_model_len: int, block_size: int, device: torch.device) -> Self:
-        """Make the tables of `max_running` sequences of `max_model_len` tokens each."""
+        """Create the tables for `max_running` sequences of `max_model_len` tokens each."""
         return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device)
 
     def update(self, step: Step) -> list[int]:
@@ -60,7 +60,7 @@ class BlockTables:
                 on_both = on_device([places, blocks], self.on_device.device)
                 self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
         except BaseException:
-            self.forget()  # The entries on the device are unknown.
+            self.forget()  # After a failure, the entries on the device are unknown.
             raise
         return rows
 
@@ -100,7 +100,7 @@ class BlockTables:
             elif first == last == row.num_known - 1 and blocks[last] == row.last:
                 rows.append(row.index)
                 continue
-            # The block to be written may have been replaced by a copy. Earlier blocks stay the same.
+            # The block that the step writes may have been replaced by a copy. Earlier blocks stay the same.
             first = min(first, row.num_known)
             begin = row.index * self._width
             places += range(begin + first, begin + last + 1)

@@ -1,7 +1,7 @@
-"""The recurrence of layers with states in chunks of tokens, by products of matrices in plain torch.
+"""The recurrence of layers with states, computed in chunks of tokens by matrix products in plain torch.
 
-A kernel that walks token by token leaves most of a device idle. Within a chunk, all tokens are computed at once (Yang
-et al. 2024, arXiv:2412.06464; Dao and Gu 2024, arXiv:2405.21060). Only the states between chunks depend on each other.
+A kernel that goes token by token leaves most of a device idle. Within a chunk, all tokens are computed at once (Yang et
+al. 2024, arXiv:2412.06464; Dao and Gu 2024, arXiv:2405.21060). Only the states between chunks depend on each other.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 from oaiserve.engine.executors.reference.mixers import Recurrence
 
 CHUNK = 64  # tokens
-CHUNKED_FROM = 128  # tokens of a prompt; with fewer, the launches of a chunk take longer than the walk
+CHUNKED_FROM = 128  # tokens of a prompt; below this, launching the chunks takes longer than going token by token
 LEAST_DECAY = 1e-30  # A state that decays by more than this in one token counts as zero.
 
 
 def in_chunks(walk: Recurrence) -> Recurrence:
-    """Return a recurrence that computes long prompts in chunks, and others by `walk`."""
+    """Return a recurrence that computes long prompts in chunks, and short ones by `walk`."""
 
     def recurrence(
         state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: Tensor, rate: Tensor | None

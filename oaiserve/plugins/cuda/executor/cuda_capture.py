@@ -1,4 +1,4 @@
-"""Captures work as CUDA graphs, on a stream of its own and in memory that all graphs share."""
+"""Captures work as CUDA graphs, on a separate stream and in memory that all graphs share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 Run = Callable[[], object]
-Capture = Callable[[Run], Run]  # It runs its argument, and returns a function that launches the same work again.
+Capture = Callable[[Run], Run]  # Runs its argument, and returns a function that launches the same work again.
 
 
 class CudaCapture:
@@ -20,7 +20,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return a function that replays it. Raises the error of one that fails."""
+        """Run `run`, capture it, and return a function that replays it. Raises the error if the capture fails."""
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph would wait for the device and empty torch's cached memory before each capture.
@@ -35,8 +35,11 @@ class CudaCapture:
         return graph.replay
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed. With torch 2.11, the allocator would never again free memory that it has cached,
-        because it stays in the capture if `capture_end` raises."""
+        """End a capture that failed.
+
+        With torch 2.11, the allocator stays in the capture if `capture_end` raises, and would never again free cached
+        memory.
+        """
         with suppress(RuntimeError):
             graph.capture_end()
         with suppress(RuntimeError):  # The allocator has left the capture.
@@ -45,8 +48,8 @@ class CudaCapture:
     def _rehearse(self, run: Run) -> None:
         """Run `run` before its capture, so that kernels are compiled, and libraries allocate their memory.
 
-        An operation that waits for the device can't be captured. Here, it raises an error that leaves torch usable.
-        This applies to all threads, so no other thread may use the device.
+        An operation that waits for the device can't be captured. In this rehearsal, it raises an error that leaves
+        torch usable. This applies to all threads, so no other thread may use the device.
         """
         with self._on_stream():
             with warnings.catch_warnings():
@@ -60,7 +63,7 @@ class CudaCapture:
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         self._stream.wait_stream(torch.cuda.current_stream())
-        # This `with` also restores the stream that was in use before, which a failed capture does not.
+        # This `with` also restores the previous stream, which a failed capture doesn't.
         with torch.cuda.stream(self._stream):
             yield
         torch.cuda.current_stream().wait_stream(self._stream)

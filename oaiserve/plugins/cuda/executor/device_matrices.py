@@ -1,4 +1,4 @@
-"""Stores matrices on a GPU as in the checkpoint: integers of 4 or 8 bits, and floats of 8 bits.
+"""Stores matrices on a GPU as in the checkpoint: integers of 4 or 8 bits, and 8-bit floats.
 
 In plain torch, each product expands the whole matrix. Kernels unpack it tile by tile.
 """
@@ -26,8 +26,8 @@ UNIT_COLUMNS = 32  # columns whose integers are stored together; groups are mult
 PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, "float8": 1, "dense": 1})
 SCALED_BLOCK = 128  # rows and columns that share a scale in published checkpoints
 BLOCKS_ALIGNMENT = 4  # torch reads scales of this many rows or blocks at a time
-SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
-LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
+SCALED_ALIGNMENT = 16  # torch multiplies matrices of 8-bit floats if their rows and columns are multiples of this
+LEAST_LARGEST = 1e-30  # lower bound of a row's largest number when its scale is computed
 DENSE_TILE = 64  # columns of weights in 16 bits
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # in the order of their codes
 
@@ -36,19 +36,19 @@ FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 class PackedMatrix:
     """A matrix [n, columns], whose weights are (code - zero) * scale. All columns of a group share zero and scale.
 
-    Kernels read integers and MXFP4 in numbers of 16 bits, which have four codes of 4 bits, or two of 8. Of each 32
-    columns, number i has the columns i, 8 + i, 16 + i and 24 + i, or i and 16 + i, from its lowest bits on.
+    Kernels read integers and MXFP4 as 16-bit numbers, which hold four codes of 4 bits or two of 8. Of each 32 columns,
+    number i has the columns i, 8 + i, 16 + i and 24 + i, or i and 16 + i, from its lowest bits on.
     """
 
     kind: Kind
-    # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]; the weights themselves of a dense
-    # matrix
+    # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]; for a dense matrix, the weights
+    # themselves
     codes: Tensor
     scales: Tensor  # [groups, n]; not read for a dense matrix
-    zeros: Tensor | None  # uint8 [groups, n]; if None, half of the range of integers, or 0
-    order: Tensor | None = None  # int64 [columns], the column of x for each column; if None, the same
-    # float32 [n / 128, blocks] for torch, with zeros after the last block of columns, if blocks of 128 rows and columns
-    # share the scales above
+    zeros: Tensor | None  # uint8 [groups, n]; None: half of the range for integers, else 0
+    order: Tensor | None = None  # int64 [columns], the column of x for each column; None: the same
+    # For torch, if blocks of 128 rows and columns share the scales above: float32 [n / 128, blocks], with zeros after
+    # the last block of columns.
     block_scales: Tensor | None = None
 
     @property
@@ -58,12 +58,12 @@ class PackedMatrix:
 
     @property
     def parts(self) -> int:
-        """Return how many codes a number has that kernels read."""
+        """Return how many codes each number that kernels read holds."""
         return PARTS[self.kind]
 
     @property
     def read_codes(self) -> Tensor:
-        """Return the codes as kernels read them."""
+        """Return the codes in the form that kernels read."""
         if self.kind == "dense":
             return self.codes
         return self.codes.view(torch.uint8 if self.kind == "float8" else torch.int16)
@@ -89,7 +89,7 @@ class PackedMatrix:
 
     @property
     def tile_columns(self) -> int:
-        """Return how many columns are multiplied at a time."""
+        """Return how many columns are multiplied at once."""
         if self.kind != "dense":
             return TILE_COLUMNS
         columns = self.shape[1]
@@ -97,13 +97,15 @@ class PackedMatrix:
 
     @property
     def rounded_columns(self) -> int:
-        """Return how many columns of x share a scale, where x is rounded to floats of 8 bits for torch's product; 0 if
-        the whole row does."""
+        """Return how many columns of x share a scale when x is rounded to 8-bit floats for torch's product.
+
+        0 means that the whole row shares one.
+        """
         return 0 if self.block_scales is None else SCALED_BLOCK
 
     @property
     def is_for_torch(self) -> bool:
-        """Return whether torch can multiply with this matrix in floats of 8 bits: with scales of rows or blocks."""
+        """Return whether torch can multiply with this matrix in 8-bit floats: its scales are of rows or blocks."""
         if self.block_scales is not None:
             return True
         is_whole = self.kind == "float8" and self.codes.dim() == 2 and len(self.scales) == 1 and self.order is None
@@ -121,7 +123,7 @@ class PackedMatrix:
             codes = torch.cat([units >> bits * part & (1 << bits) - 1 for part in range(self.parts)], dim=2).flatten(1)
         if self.kind == "mxfp4":
             numbers = torch.tensor(FLOATS_OF_4_BITS, device=codes.device)[codes.int()]
-            scales = (scales.int() << 23).view(torch.float32)  # The scales are exponents plus 127.
+            scales = (scales.int() << 23).view(torch.float32)  # The scales are exponents, offset by 127.
         else:
             numbers = codes.float()
         numbers = numbers.unflatten(1, (len(scales), -1))
@@ -144,7 +146,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices(PackedMatrix):
-    """A matrix [n, columns] for each expert. All tensors have a first dimension for the experts."""
+    """A matrix [n, columns] for each expert. The first dimension of all tensors is the expert."""
 
     bias: Tensor | None = None  # [experts, n]
 
@@ -159,12 +161,12 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     group = columns // matrix.scales.shape[1]
     if group % UNIT_COLUMNS:
         return None
-    # A tile has whole groups, or a part of one group. Groups that don't fit this are split, and each part gets the
-    # group's scale.
+    # A tile has whole groups, or a part of one group. Other groups are split into parts that fit, and each part gets
+    # the group's scale.
     repeats = 1 if group == columns else group // math.gcd(group, TILE_COLUMNS) if group % TILE_COLUMNS else 1
     scales = matrix.scales.T.repeat_interleave(repeats, 0).contiguous()
     if isinstance(matrix, Floats):
-        # Kernels read a code of NaN as a number, so its row gets a scale that is NaN.
+        # Kernels read a NaN code as a number, so its row gets a scale of NaN.
         has_nan = (matrix.codes.view(torch.uint8) & 0x7F == 0x7F).any(1)
         stored = scales.masked_fill(has_nan, math.nan)
         return PackedMatrix("float8", matrix.codes, stored, None, block_scales=block_scales_of(matrix))
@@ -174,8 +176,10 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
 
 
 def block_scales_of(matrix: Floats) -> Tensor | None:
-    """Return the scales of blocks of 128 rows and columns as torch reads them, or None for other scales, and for
-    tensors without numbers."""
+    """Return the scales of blocks of 128 rows and columns in the form that torch reads.
+
+    Returns None for other scales, and for tensors without numbers.
+    """
     n, columns = matrix.codes.shape
     if n % SCALED_BLOCK or matrix.scales.shape[1] * SCALED_BLOCK != columns:
         return None
@@ -187,7 +191,7 @@ def block_scales_of(matrix: Floats) -> Tensor | None:
 
 
 def in_parts(codes: Tensor, parts: int) -> Tensor:
-    """Return codes uint8 [n, columns] in the bytes [n, columns * 2 / parts] of numbers with `parts` codes each."""
+    """Return codes uint8 [n, columns] as bytes [n, columns * 2 / parts] of 16-bit numbers with `parts` codes each."""
     units = codes.unflatten(1, (-1, parts, UNIT_COLUMNS // parts)).unbind(2)
     if parts == 4:
         units = [units[0] | units[1] << 4, units[2] | units[3] << 4]
@@ -195,10 +199,10 @@ def in_parts(codes: Tensor, parts: int) -> Tensor:
 
 
 def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
-    """Return numbers [rows, columns] as floats of 8 bits, and the scales float32 [rows, groups] of `group` columns of
-    their rows, or of whole rows for 0.
+    """Return numbers [rows, columns] as 8-bit floats, and their scales float32 [rows, groups].
 
-    The largest number of a group becomes the largest float. Groups that are not finite become NaN.
+    `group` columns of a row share a scale, or whole rows for 0. The largest number of a group becomes the largest
+    float. Groups that are not finite become NaN.
     """
     groups = x.float().unflatten(1, (-1, group or x.shape[1]))
     scales = groups.abs().amax(2, keepdim=True).clamp(min=LEAST_LARGEST) / FP8_MAX
@@ -206,16 +210,19 @@ def rounded_rows(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
 
 
 class Rounded(NamedTuple):
-    """Rows that are rounded to floats of 8 bits. With groups, there are more, up to a multiple of 4, which mean
-    nothing, and the scales of a group are adjacent: torch reads four at a time."""
+    """Rows that are rounded to 8-bit floats.
+
+    With groups, meaningless rows pad them to a multiple of 4, and the scales of a group are adjacent, because torch
+    reads four at a time.
+    """
 
     codes: Tensor  # [rows, columns]
     scales: Tensor  # float32 [rows, groups]
-    group: int  # columns that share a scale; 0 if the whole row does
+    group: int  # number of columns that share a scale; 0: the whole row does
 
 
 def new_rounded(rows: int, columns: int, group: int, device: torch.device) -> Rounded:
-    """Return rows without numbers."""
+    """Return uninitialised rows."""
     if group == 0:
         scales = torch.empty(rows, 1, dtype=torch.float32, device=device)
     else:
@@ -225,7 +232,7 @@ def new_rounded(rows: int, columns: int, group: int, device: torch.device) -> Ro
 
 
 def in_float8(weights: Tensor) -> PackedMatrix | None:
-    """Return weights [n, columns] as floats of 8 bits with a scale for each row, or None if kernels can't read them."""
+    """Return weights [n, columns] as 8-bit floats with one scale per row, or None if kernels can't read them."""
     if weights.shape[1] % UNIT_COLUMNS:
         return None
     codes, scales = rounded_rows(weights)
@@ -233,7 +240,7 @@ def in_float8(weights: Tensor) -> PackedMatrix | None:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
-    """Return a matrix with the rows of all these, or None for none, and for matrices in different formats."""
+    """Return one matrix with the rows of all matrices, or None if there are none or their formats differ."""
     formats = {(one.kind, len(one.scales), one.scales.dtype, one.zeros is None) for one in matrices}
     orders = [one.order for one in matrices if one.order is not None]
     if len(formats) != 1 or len(orders) not in (0, len(matrices)):
@@ -249,7 +256,7 @@ def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
 
 
 def stacked(matrices: Sequence[PackedMatrix]) -> ExpertMatrices | None:
-    """Return the matrices of all experts, or None for none, and for matrices in different formats or orders."""
+    """Return the matrices of all experts as one, or None if there are none, or their formats or orders differ."""
     formats = {(one.kind, one.shape, one.scales.shape, one.scales.dtype, one.zeros is None) for one in matrices}
     if len(formats) != 1 or any(one.order is not None for one in matrices):
         return None
@@ -272,30 +279,31 @@ def _combined(
 
 
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Return the product of `x` [rows, columns] with a matrix, which is expanded for it."""
+    """Return the product of `x` [rows, columns] with a matrix that is expanded for this product."""
     return linear(x, matrix.expand(x.dtype), bias)
 
 
 def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Return the product float32 of `x`, whose rows are rounded to floats of 8 bits, with a matrix in these.
+    """Return the product float32 of `x`, with rows rounded to 8-bit floats, with a matrix of 8-bit floats.
 
-    Without the last rounding, this is what torch computes with such rows. A number x of a group whose largest one is m
-    moves by at most max(|x| / 16, m / 448 / 1024), so a product moves by at most the sum of these times the weights.
+    Apart from the last rounding, this is what torch computes with such rows. A number x of a group whose largest number
+    is m changes by at most max(|x| / 16, m / 448 / 1024), so a product changes by at most the sum of these times the
+    weights.
     """
     codes, scales = rounded_rows(x, matrix.rounded_columns)
     rounded = codes.float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]
     return linear(rounded.flatten(1), matrix.expand(torch.float32), None if bias is None else bias.float())
 
 
-# A function that multiplies rows with a matrix and adds a bias, as ProductWays says. Rounded has the same rows, if they
-# are rounded already.
+# A function that multiplies rows with a matrix and adds a bias, in the way that ProductWays chooses. Rounded holds the
+# same rows, if they are already rounded.
 Multiply = Callable[[Tensor, PackedMatrix, Tensor | None, ProductWays, Rounded | None], Tensor]
 
 
 def plain_product(
     x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays, rounded: Rounded | None = None
 ) -> Tensor:
-    """Compute `rounded_product` where `ways` round rows, and `expanded_product` elsewhere."""
+    """Compute `rounded_product` if `ways` rounds so many rows, else `expanded_product`."""
     if ways.rounds(len(x)) and matrix.is_for_torch:
         return rounded_product(x, matrix, bias).to(x.dtype)
     return expanded_product(x, matrix, bias)

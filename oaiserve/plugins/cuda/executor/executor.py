@@ -1,8 +1,8 @@
 """Runs a description on a GPU, with joined products, kernels and an attention backend.
 
-In a decode, a layer is four products, one kernel for attention with norms and rotation, two kernels for sums with the
-norms after them, and one for the activation. Parts without a kernel are computed as in the reference. The host reads
-nothing from the device, so that decodes can be captured in a graph.
+In a decode, a layer takes four products, one kernel for attention with norms and rotation, two kernels for sums with
+the norms after them, and one for the activation. Parts without a kernel are computed as in the reference. The host
+reads nothing from the device, so that decodes can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from oaiserve.plugins.cuda.executor.place import PLACED, JoiningPlacing
 
 
 class Addition(NamedTuple):
-    """A layer adds this to the hidden state: scale * norm(the sum of `parts`)."""
+    """What a layer adds to the hidden state: scale * norm(the sum of `parts`)."""
 
     parts: tuple[Tensor, ...]  # [T, width] each
     norm: Norm | None
@@ -60,7 +60,7 @@ class Addition(NamedTuple):
 class CudaExecutor:
     """Runs one decoder with hidden states, weights and KV cache in the dtype of the weights."""
 
-    is_exact = False  # matrix products round by the number of rows
+    is_exact = False  # matrix products round differently for different numbers of rows
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CudaExecutor:
         block_size: int,
         kernels: Kernels,
     ) -> None:
-        """Make a KV cache with these shapes, by layer. Raises NotKnown for one in integers."""
+        """Create a KV cache with these shapes, keyed by layer. Raises NotKnown for a cache of integers."""
         sizes = {"num_blocks": num_blocks, "block_size": block_size}
         self.caches: dict[int, LayerCache] = {
             layer: new_cache(shape, weights.dtype, weights.device, **sizes) for layer, shape in kv_shapes.items()
@@ -109,8 +109,10 @@ class CudaWeights:
     """The embedding, the layers and the head of a decoder on a device, with weights in `dtype` or in blocks."""
 
     def __init__(self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, in_float8: bool = False) -> None:
-        """Copy the weights one by one. Afterwards, the description is no longer needed. With `in_float8`, matrices of
-        layers are stored in floats of eight bits. Raises NotKnown for parts without kernels."""
+        """Copy the weights one by one. Afterwards, the description is no longer needed.
+
+        With `in_float8`, matrices of layers are stored in 8-bit floats. Raises NotKnown for parts without kernels.
+        """
         refuse_without_kernels(decoder)
         self.dtype = dtype
         self.device = device
@@ -119,18 +121,18 @@ class CudaWeights:
         self._vocab_size = len(decoder.head.weight)
         self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)
         self._decoder: Decoder = placing.part(replace(decoder, embedding=torch.empty(0), layers=[], head=PLACED))
-        # One norm precedes each layer, and one the head.
+        # One norm precedes each layer, and one precedes the head.
         norms = [*(layer.attention_norm for layer in decoder.layers), decoder.final_norm]
         self._norms: list[Norm | None] = placing.part(norms)
         self._layers = [
             _CudaLayer(index, layer, decoder.residual_scale, placing) for index, layer in enumerate(decoder.layers)
         ]
         self.num_bytes = placing.weight_bytes
-        self.packed: list[PackedMatrix] = placing.packed  # the matrices in blocks, and those of experts in any form
-        self.widest = placing.widest  # the most rows or columns of a layer's matrix
+        self.packed: list[PackedMatrix] = placing.packed  # matrices in blocks, and experts' matrices in any form
+        self.widest = placing.widest  # the maximum of rows and columns of all layers' matrices
         unpacked = [matrix for matrix in self.packed if not isinstance(matrix, ExpertMatrices)]
         groups = {matrix.rounded_columns for matrix in unpacked if matrix.is_for_torch}
-        self.rounded_columns = next(iter(groups)) if len(groups) == 1 else None  # None: each product rounds by itself
+        self.rounded_columns = next(iter(groups)) if len(groups) == 1 else None  # None: products round their own inputs
         self.largest_packed = max((math.prod(matrix.shape) for matrix in unpacked), default=0)
         self.sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
@@ -148,7 +150,7 @@ class CudaWeights:
         inputs: Sequence[Tensor | None] = [None] * len(self._layers)
         if decoder.layer_inputs is not None:
             inputs = self._layer_inputs(decoder.layer_inputs, ids, hidden, step)
-        # Vectors are added between a layer and the next norm.
+        # Vectors of images are added between a layer and the next norm.
         norms = [*self._norms[:1], *[None] * num_deep, *self._norms[1 + num_deep :]]
         hidden, x = added(step, hidden, [], norms[0])
         for index, layer in enumerate(self._layers):
@@ -179,7 +181,7 @@ class CudaWeights:
         return hidden
 
     def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
-        """Return the inputs [T, numbers of a layer] of each layer."""
+        """Return the inputs [T, inputs of a layer] of each layer."""
         assert isinstance(inputs.table, Tensor)
         sizes = (len(self._layers), -1)
         projected = inputs.norm(step.products(hidden, inputs.projection).unflatten(1, sizes))
@@ -189,7 +191,7 @@ class CudaWeights:
 
 
 def refuse_without_kernels(decoder: Decoder) -> None:
-    """Raise NotKnown for a decoder that only other executors compute."""
+    """Raise NotKnown for a decoder that only other executors can compute."""
     refuse_reference_only(decoder)
     nets = (layer.mixer for layer in decoder.layers if isinstance(layer.mixer, DeltaNet))
     if any(net.decays is not None or net.gates is not None or net.has_sigmoid_gates for net in nets):
@@ -233,9 +235,9 @@ class _CudaLayer:
         inputs: Tensor | None,
         next_norm: Norm | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden state [T, width] after the layer, maybe changed in place, and its norm by `next_norm`.
+        """Return the hidden state [T, width] after the layer, possibly changed in place, and its norm by `next_norm`.
 
-        `x` is the norm of the hidden state before the layer, and `inputs` are those of LayerInputs for the layer.
+        `x` is the norm of the hidden state before the layer, and `inputs` are the layer's own from LayerInputs.
         """
         layer = self._layer
         additions: list[Addition] = []
@@ -262,7 +264,7 @@ class _CudaLayer:
 
 
 class _GatedInputs:
-    """The addition of a layer's own inputs."""
+    """What a layer's own inputs add to the hidden state."""
 
     def __init__(self, gate: InputGate, placing: JoiningPlacing) -> None:
         self._gate = placing.joined([gate.gate])
@@ -277,11 +279,11 @@ class _GatedInputs:
 
 
 def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """Return the hidden state [T, width] with these additions, maybe changed in place, and its norm, if any."""
+    """Return the hidden state [T, width] with these additions, possibly changed in place, and its norm, if any."""
     operations = step.kernels.operations
     launches: list[Addition] = []
     for parts, out_norm, scale in additions:
-        # One launch adds two parts, if they differ in nothing else.
+        # One launch adds two parts if they have no norm and the same scale.
         if launches and out_norm is None and launches[-1][1:] == (None, scale) and len(launches[-1].parts + parts) <= 2:
             parts = launches.pop().parts + parts
         launches.append(Addition(parts, out_norm, scale))
@@ -297,5 +299,5 @@ def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm 
 
 
 def _rows(ids: Tensor, table: Tensor) -> Tensor:
-    """Return rows [T, width] of a table. Ids past its last row get the first one."""
+    """Return rows [T, width] of a table. Ids beyond its last row use the first one."""
     return embedding(ids.masked_fill(ids >= len(table), 0), table)

@@ -1,4 +1,4 @@
-"""The parts of a step for which a GPU has kernels, and the same in plain torch."""
+"""The parts of a step that a GPU has kernels for, and the same parts in plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # The import needs Triton.
 
 
 class PlainLatentAttention:
-    """The attention of one step to latent vectors in plain torch."""
+    """The attention of one step over latent vectors, in plain torch."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -53,8 +53,10 @@ class PlainLatentAttention:
 
 
 class Kernels(NamedTuple):
-    """The kernels of one executor, or plain torch in place of each. Without any, the host waits for the device in
-    mixtures of experts."""
+    """The kernels of one executor, or plain torch instead of each.
+
+    Without any kernels, the host waits for the device in mixtures of experts.
+    """
 
     attention: Backend = PlainAttention
     operations: ModuleType = layer_operations  # or `triton_layers`
@@ -68,7 +70,7 @@ class Kernels(NamedTuple):
 
 
 def triton_kernels() -> Kernels:
-    """Return all kernels in Triton. Raises ImportError without the package."""
+    """Return all Triton kernels. Raises ImportError if Triton isn't installed."""
     from oaiserve.plugins.cuda.executor import triton_layers, triton_products, triton_sampling, triton_states
     from oaiserve.plugins.cuda.executor.triton_attention import TritonAttention
     from oaiserve.plugins.cuda.executor.triton_latent import TritonLatentAttention

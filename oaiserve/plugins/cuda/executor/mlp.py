@@ -1,4 +1,4 @@
-"""MLPs, mixtures of experts and mixers with states, whose inputs are joined products."""
+"""MLPs, mixtures of experts, and mixers with states. Matrices that read the same input are joined into one product."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MLPLayer:
 
 
 class MixtureLayer:
-    """A mixture of experts. Without kernels, torch computes one expert after the other, and the host waits for each."""
+    """A mixture of experts. Without kernels, torch computes the experts in turn, and the host waits for each."""
 
     def __init__(self, mixture: Experts, placing: JoiningPlacing) -> None:
         experts = mixture.experts
@@ -97,14 +97,14 @@ class MixtureLayer:
         return Expert(next(iter(gates), None), up, down)
 
     def _by_kernels(self, kernels: Kernels, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the sum [T, width] of the outputs of the chosen experts int64 [T, top_k] with their weights."""
+        """Return the sum [T, width] of the outputs of the chosen experts int64 [T, top_k], weighted."""
         experts = kernels.experts
         activate = kernels.operations.activate
         assert experts is not None
         num_tokens, top_k = chosen.shape
         plan = experts.planned(chosen, len(self._gate_up.codes), kernels.ways)
         factors: Tensor | None = weights
-        if self._mixture.scales_inputs:  # Each pair of a token and an expert has a row of its own.
+        if self._mixture.scales_inputs:  # each pair of a token and an expert has its own row
             x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
             top_k = 1
             factors = None

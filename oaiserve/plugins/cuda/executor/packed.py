@@ -1,4 +1,4 @@
-"""Copies matrices in quantized blocks to a GPU, with a few bits per weight, in the order in which kernels read them."""
+"""Copies matrices in quantized blocks to a GPU, still with a few bits per weight, in the order that kernels read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FLOAT8_CAPABILITY = (8, 9)
 
 
 def takes_float8(device: torch.device) -> bool:
-    """Return whether kernels on this GPU can compute with floats of eight bits. Those of MI300 have another format."""
+    """Return whether kernels on this GPU can compute with 8-bit floats. Those of MI300 have another format."""
     if device.type == "cuda" and torch.version.hip is not None:
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
 
 def packed(weight: Tensor | Blocks, device: torch.device) -> PackedMatrix | None:
-    """Return a matrix in blocks on the device; None for other tensors, and for formats that no kernel reads."""
+    """Return a matrix in blocks on the device, or None for other tensors and for formats that no kernel reads."""
     if isinstance(weight, UnreadMatrix):
         matrix = weight.read()
         if isinstance(matrix, Floats) and not takes_float8(device):
@@ -49,7 +49,7 @@ def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
         scales = blocks[..., 0]
         pairs = blocks[..., 1:]
         codes = torch.cat([pairs & 15, pairs >> 4], dim=-1)
-    else:  # Each byte has two neighbouring codes.
+    else:  # Each byte has two adjacent codes.
         scales = _rows(weight.scales, weight.rows, device)
         pairs = data.view(n, -1, 16)
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)

@@ -16,12 +16,12 @@ from oaiserve.engine.model.padded_head import aligned
 from oaiserve.plugins.cuda.executor.device_matrices import ExpertMatrices, PackedMatrix, in_float8, joined, stacked
 from oaiserve.plugins.cuda.executor.packed import packed
 
-PLACED = Matrix(torch.empty(0, 0), None)  # It replaces a matrix that is on the device already.
+PLACED = Matrix(torch.empty(0, 0), None)  # stands for a matrix that is already on the device
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A range of columns of a product that adapters change, and the row of its module at which the range begins."""
+    """A range of a product's columns that adapters change, and the row of the module at which the range begins."""
 
     module: str
     begin: int
@@ -31,7 +31,7 @@ class Adapted:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMatrix:
-    """Matrices whose rows follow each other."""
+    """Several matrices as one, whose rows are in sequence."""
 
     weight: Tensor | PackedMatrix  # [n, k], in the model's dtype or in blocks
     bias: Tensor | None  # [n], in the model's dtype
@@ -39,9 +39,9 @@ class JoinedMatrix:
 
 
 class JoiningPlacing(Placing):
-    """Places the parts of one description, a matrix at a time.
+    """Places the parts of one description, one matrix at a time.
 
-    Matrices in blocks stay so if kernels can read them, and are expanded on the host otherwise.
+    Matrices in blocks stay in blocks if kernels can read them. Otherwise, they are expanded on the host.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, in_float8: bool = False) -> None:
@@ -53,12 +53,12 @@ class JoiningPlacing(Placing):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all matrices placed so far."""
+        """Return the total bytes of all matrices placed so far."""
         return sum(weight.nbytes for weight in self._weights.values())
 
     @property
     def packed(self) -> list[PackedMatrix]:
-        """Return the matrices in blocks, and those of experts in any form."""
+        """Return the matrices in blocks, and the experts' matrices in any form."""
         return [one for one in self._weights.values() if isinstance(one, PackedMatrix)]
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
@@ -68,7 +68,7 @@ class JoiningPlacing(Placing):
         return placed
 
     def joined(self, matrices: list[Matrix]) -> JoinedMatrix:
-        """Return one matrix with the rows of all these."""
+        """Return one matrix with the rows of all these matrices."""
         weight: Tensor | PackedMatrix | None = self._packed(matrices)
         if weight is None:
             weight = self._expanded([matrices])[0]
@@ -78,9 +78,9 @@ class JoiningPlacing(Placing):
         return JoinedMatrix(weight, None if biases is None else biases[0], _adapted(matrices))
 
     def embedding_and_head(self, embedding: Tensor | Blocks, head: Matrix) -> tuple[Tensor, JoinedMatrix]:
-        """Return the embedding and the head, which has rows of zeros at its end so that rows of logits are aligned.
+        """Return the embedding and the head. The head is padded with rows of zeros, so that rows of logits are aligned.
 
-        If they are one matrix, both have the same memory.
+        If they are one matrix, both share the same memory.
         """
         rows, columns = head.weight.shape
         weight = torch.zeros(aligned(rows), columns, dtype=self.dtype, device=self.device)
@@ -130,7 +130,7 @@ class JoiningPlacing(Placing):
         return biases
 
     def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
-        """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
+        """Return the rows of all matrices in blocks on the device, or None if they have no blocks that kernels read."""
         return joined(_unless_any_is_none(map(self._in_blocks, matrices)))
 
     def _in_blocks(self, matrix: Matrix) -> PackedMatrix | None:
@@ -143,7 +143,7 @@ class JoiningPlacing(Placing):
 
 
 def _unless_any_is_none(matrices: Iterable[PackedMatrix | None]) -> list[PackedMatrix]:
-    """Return the matrices, or none. They are read one by one, up to the first without blocks."""
+    """Return all matrices, or None. They are read one by one, up to the first one without blocks."""
     in_blocks = []
     for matrix in matrices:
         if matrix is None:
@@ -174,6 +174,6 @@ def _adapted(matrices: list[Matrix]) -> list[Adapted]:
 
 
 def _follows(part: Adapted, last: Adapted) -> bool:
-    """Return whether a range continues another one, in the product and in the module."""
+    """Return whether a range directly follows another one, in both the product and the module."""
     ends = last.module, last.end, last.first_row + last.end - last.begin
     return (part.module, part.begin, part.first_row) == ends

@@ -1,4 +1,4 @@
-"""In which way products with packed matrices are computed, by the number of rows of x."""
+"""Which way of computing a product with a packed matrix is used, by the number of rows of x."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
+PROGRAMS_PER_SM = 4  # With this many programs, enough loads are in flight to keep the memory busy.
 
 
 class MatrixTiles(NamedTuple):
@@ -17,7 +17,7 @@ class MatrixTiles(NamedTuple):
     programs_per_sm: int = PROGRAMS_PER_SM  # Columns are split until a product has this many programs.
 
     def constants(self) -> dict[str, int]:
-        """Return these tiles as arguments of kernels."""
+        """Return the tiles as arguments of kernels."""
         rows, n, num_warps, num_stages, _ = self
         return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
 
@@ -27,16 +27,20 @@ class MatrixTiles(NamedTuple):
 
 
 class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
-    """How products are computed, by their number of rows. Below `unpacked_from` and `rounded_from` rows, a kernel
-    unpacks the matrix tile by tile. None: it does so for any number of rows."""
+    """How products are computed, by their number of rows.
 
-    # The matrix is unpacked for cuBLAS. Without a measurement on the device: by arithmetic, this saves at least the
-    # time of unpacking from here on, on cards from an L4 to an H100.
+    Below `unpacked_from` and `rounded_from` rows, a kernel unpacks the matrix tile by tile. None: it does so for any
+    number of rows.
+    """
+
+    # From this number of rows on, the matrix is unpacked for cuBLAS. Without a measurement on the device, the number is
+    # an estimate: from here on, cuBLAS saves at least the time of unpacking, on cards from an L4 to an H100.
     unpacked_from: int | None = 1025
-    rounded_from: int | None = None  # x is rounded to floats of 8 bits, if the matrix has these, for torch's product.
-    adds_fast: bool = False  # Tensor cores keep fewer bits of the sums of such products.
-    # The kernel's tiles, by their rows: those for as many rows as they have, or the last ones for more. Without any, it
-    # takes those that were fastest on an H100. Those of experts are by the rows of an expert, if all have as many.
+    rounded_from: int | None = None  # From here on, x is rounded to 8-bit floats, if the matrix has them.
+    adds_fast: bool = False  # Tensor cores keep fewer bits of the sums of products of 8-bit floats.
+    # The kernel's tiles, sorted by their rows. A product uses the tiles for as many rows as it has, or the last ones if
+    # it has more. Without any, it uses the fastest ones on an H100. For experts, the number is the rows of each expert,
+    # if all have equally many.
     tiles: tuple[MatrixTiles, ...] = ()
     expert_tiles: tuple[MatrixTiles, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Products with joined matrices, to which the adapters of a step's sequences add."""
+"""Products with joined matrices, including the additions of the step's adapters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class StepProducts(Products):
         if adapters is not None:
             batch = replace(batch, adapters=[])
         super().__init__(batch)
-        self._dtype = dtype  # the model's
+        self._dtype = dtype  # the dtype of the model
         self._kernels = kernels
-        # Rows, and the same rounded. Other products have rows that are not rounded yet.
+        # Rows, and the same rows rounded. Other products still have to round their rows.
         self._rounded: tuple[Tensor | None, Rounded | None] = None, None
         self._captured = adapters
 
     def keep(self, x: Tensor, rounded: Rounded | None) -> None:
-        """Use these rounded rows, if there are any, in the next products with `x`."""
+        """Use these rounded rows, if any, in the next products with `x`."""
         self._rounded = x, rounded
 
     def joined(self, x: Tensor, matrix: JoinedMatrix) -> Tensor:
@@ -56,7 +56,7 @@ class StepProducts(Products):
         """Return the product float32 [T, n] of `x` [T, k] with a matrix that is not joined."""
         out = super().__call__(x, matrix)
         if self._captured is not None and matrix.module in self._captured.modules:
-            added = torch.zeros_like(out, dtype=self._dtype)  # Kernels need the dtype of adapters.
+            added = torch.zeros_like(out, dtype=self._dtype)  # Kernels need the dtype of the adapters.
             self._add_captured(matrix.module, matrix.first_row, x.to(self._dtype), added)
             out += added
         return out

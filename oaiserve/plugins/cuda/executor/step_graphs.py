@@ -1,4 +1,4 @@
-"""Runs steps as CUDA graphs: one launch for the forward of a step and its draws, instead of hundreds of kernels.
+"""Runs steps as CUDA graphs. One launch covers a step's forward pass and draws, instead of hundreds of kernels.
 
 A step is captured for a number of tokens and a number of decodes among them, with inputs at fixed addresses, and
 replayed for steps of at most these numbers. Kernels read on the device which tokens are decodes. Padding fills the rest
@@ -41,12 +41,12 @@ if TYPE_CHECKING:  # The import needs Triton.
 class Replayed:
     """The drawn tokens of a replayed step, while the device computes them. Other steps have a `Sampling` instead.
 
-    `drawn` is int64. It begins with the ids of the step's rows. From `first_finite` on, it has whether their logits
+    `drawn` is int64. It begins with the ids of the step's rows. From `first_finite` on, it states whether their logits
     were finite.
     """
 
     def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
-        self.token_ids = drawn[:num_rows]  # They are on the device. The next replayed step overwrites them.
+        self.token_ids = drawn[:num_rows]  # on the device; the next replayed step overwrites them
         self._num_rows = num_rows
         self._first_finite = first_finite
         results = drawn[: first_finite + num_rows]
@@ -91,7 +91,7 @@ class StepGraphs:
         self._adapters = adapters
         self._counts = counts
         most_rows = max(size.num_sequences for size in sizes)
-        # One tensor has the ids of the last step's draws, whether their logits were finite, and then all inputs from
+        # One tensor holds the ids of the last step's draws, whether their logits were finite, and then all inputs from
         # the host. So a single look-up can read ids from either part.
         first = 2 * aligned_size(most_rows)
         self._inputs = {size: StepInputs(size, first, block_size, states) for size in sizes}
@@ -102,7 +102,7 @@ class StepGraphs:
         self.logits = logits[:, : spec.vocab_size]
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         self._graphs: dict[tuple[Size, bool], Run] = {}  # keyed by size, and by whether the step has adapters
-        # The largest is captured first, because all others fit into the memory that it allocates.
+        # The largest size is captured first, because all others fit into the memory that it allocates.
         for size in reversed(sizes):
             for additions in [None, adapters] if adapters is not None else [None]:
                 self._graphs[size, additions is not None] = capture(self._run(size, forward, sampler, additions))
@@ -165,7 +165,7 @@ class StepGraphs:
         self._graphs[size, has_adapters]()
         logits = self.logits[: len(draws)]
         if not is_plain:
-            self._token_ids = None  # Draws with the parameters of no request have replaced them.
+            self._token_ids = None  # draws for no request have overwritten them
             return logits, None
         replayed = Replayed(self._words, len(draws), aligned_size(size.num_sequences))
         self._token_ids = replayed.token_ids
@@ -178,7 +178,7 @@ class StepGraphs:
         sampler: ModuleType,
         adapters: TritonAdapters | None,
     ) -> Run:
-        """Fill all inputs with padding, and return a function that computes a step, which reads them in place.
+        """Fill all inputs with padding, and return a function that computes a step and reads them in place.
 
         Lengths on the host only select kernels, here those for one prompt with all tokens and any context.
         """
@@ -218,17 +218,16 @@ class StepGraphs:
 
 
 def _has_room(size: Size, num_rows: int, num_others: int, num_draws: int) -> bool:
-    """Return whether a size with enough tokens has room for these decodes, for other tokens if there are any, and for
-    as many draws after those."""
+    """Return whether a size with enough tokens has room for a step's decodes, its other tokens, and their draws."""
     if (size.tokens > 0) != (num_others > 0) or size.rows < num_rows:
         return False
     return size.num_sequences >= num_rows + num_draws
 
 
 def _are_plain(draws: list[Chunk]) -> bool:
-    """Return whether there are draws, and each needs only the logits, the parameters and the counts of its row."""
+    """Return whether there are draws, and each depends only on the logits, parameters and counts of its row."""
     for draw in draws:
-        sequence, _, _, _, draft, moment = draw  # A star would make a list of the others.
+        sequence, _, _, _, draft, moment = draw  # A starred target would collect the others in a list.
         params = sequence.params
         if moment is not _AT_LAUNCH or sequence.has_edits or params.logprobs is not None:
             return False

@@ -1,4 +1,4 @@
-"""The inputs of a captured step: their places in one int64 tensor, and the numbers of a step in that order."""
+"""The inputs of a captured step: their places in one int64 tensor, and a step's numbers in that order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InputViews(NamedTuple):
     seeds: torch.Tensor  # [R], seeds of the draws' noise
     parameters: torch.Tensor  # float32 [columns, R], parameters of draws
     ids: torch.Tensor  # [T], the ids that the host knows
-    sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
+    sources: torch.Tensor  # [T], the index of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
     positions: torch.Tensor
     slots: torch.Tensor  # -1 for padding, and next to prompts also for decodes
     adapters: torch.Tensor  # [T], the number of each token's adapter; 0 for none
@@ -33,7 +33,7 @@ class InputViews(NamedTuple):
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     logits_rows: torch.Tensor
-    places: torch.Tensor  # [B], places of states, if layers have any
+    places: torch.Tensor  # [B], indices of states, if layers have any
     decode_slots: torch.Tensor  # the slots of decodes next to prompts, -1 for padding
     count_rows: torch.Tensor  # [R], the rows of draws with penalties in the counts; -1 for none
 
@@ -50,10 +50,10 @@ class StepInputs:
         number = size.num_sequences
         self._width = aligned_size(number)
         self._parameters = first + self._width
-        # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
+        # Two parameters fit into one int64. `begin` is the first word after the draws' inputs.
         self.begin = self._parameters + len(DRAW_COLUMNS) * self._width // 2
-        # The size and the padding of each column that is not for draws. In steps of only decodes, tokens, sequences and
-        # draws are the same rows.
+        # The size and the padding of each column, except those of draws. In steps with only decodes, tokens, sequences
+        # and draws have the same rows.
         places = range(self.begin, self.begin + num_tokens)
         padding: list[tuple[int, int | range]] = [
             *((num_tokens, filler) for filler in (0, places, 0, -1, 0)),
@@ -63,7 +63,7 @@ class StepInputs:
             (size.rows if size.tokens else 0, -1),
             (number, -1),
         ]
-        self._columns: list[slice] = []  # in all words
+        self._columns: list[slice] = []  # places in the tensor of all words
         begin = self.begin
         for num_words, _ in padding:
             self._columns.append(slice(begin, begin + num_words))
@@ -91,9 +91,11 @@ class StepInputs:
         count_rows: list[int],
         adapters: list[int],
     ) -> None:
-        """Copy the inputs of a step, with padding, into `words` on the device. `sampled` are its draws, unless all are
-        greedy. `count_rows` has a row for each draw, unless none has penalties, and `adapters` a number for each chunk,
-        unless all are 0."""
+        """Copy the inputs of a step, with padding, into `words` on the device.
+
+        `sampled` are its draws, unless all are greedy. `count_rows` has a row for each draw, unless none has penalties,
+        and `adapters` a number for each chunk, unless all are 0.
+        """
         packed = self._padding.copy()
         if sampled:
             self._parameters_in(packed)[:, : len(sampled)], packed[: len(sampled)] = draw_columns(sampled)
@@ -109,7 +111,7 @@ class StepInputs:
     def _of_decodes(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int] | np.ndarray]:
-        """Return the beginning of each column before `count_rows` of a step with one token of each sequence."""
+        """Return how each column before `count_rows` begins, for a step with one token of each sequence."""
         ids: list[int] = []
         sources: list[int] = []
         blocks: list[int] = []
@@ -137,25 +139,25 @@ class StepInputs:
         slots = _int64(blocks) * block_size + starts % block_size
         states = [chunk.sequence.state or 0 for chunk in chunks] if self._has_states else []
         if len(draws) == len(chunks):
-            draws = []  # They are as in the padding.
+            draws = []  # the padding's values are right for them
         return [ids, sources, positions, slots, adapters, table_rows, [], starts + 1, draws, states, []]
 
     def _of_prompts(
         self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int] | np.ndarray]:
-        """Return the beginning of each column before `count_rows` of a step with prompts."""
+        """Return how each column before `count_rows` begins, for a step with prompts."""
         lists = lists_of(step, self._block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
 
         def spread(values: list[int], filler: int = 0) -> list[int]:
-            """Put padding between the sequences of one token and the others."""
+            """Insert padding between the sequences of one token and the others."""
             return [*values[:num_decodes], *[filler] * missing, *values[num_decodes:]]
 
         sources = list(range(self.begin, self.begin + len(lists.input_ids)))
         for row, drawn in zip(lists.unknown_rows, lists.drawn_rows, strict=True):
             sources[row] = drawn
-        # Sequences of padding have no tokens.
+        # Padding sequences have no tokens.
         starts = spread(lists.query_start, num_decodes)
         starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))
         decode_slots = lists.slots[:num_decodes]
@@ -171,10 +173,10 @@ class StepInputs:
         ]
 
     def _parameters_in(self, packed: np.ndarray) -> np.ndarray:
-        """Return the parameters of draws in the words of this size, float32 [columns, R]."""
+        """Return the draws' parameters in the words of this size, float32 [columns, R]."""
         words = packed[self._width : self.begin - self._first]
         return words.view(np.float32).reshape(len(DRAW_COLUMNS), -1)
 
 
 def _int64(values: list[int]) -> np.ndarray:
-    return np.frombuffer(array("q", values), np.int64)  # An array is made from a list faster than NumPy's are.
+    return np.frombuffer(array("q", values), np.int64)  # A list converts faster to an array than to NumPy's.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_PROMPTS = 64  # maximum prompts in a replayed step; drafts count as prompts
-MOST_TOKENS = 2048  # Larger steps keep the device busy for longer than the host takes to launch their operations.
+MOST_PROMPTS = 64  # limit of prompts in a replayed step; drafts count as prompts
+MOST_TOKENS = 2048  # Larger steps keep the device busy for longer than the host takes to launch them.
 _FEW_ROWS = 64
 
 
 class Size(NamedTuple):
-    """The size of a step that is captured."""
+    """The size of a captured step."""
 
-    rows: int  # maximum sequences that compute one token each
+    rows: int  # limit of sequences with one token each
     tokens: int = 0  # all tokens of a step that also computes several tokens of other sequences; 0 if there are none
 
     @property
@@ -33,9 +33,9 @@ def step_sizes(max_running: int, max_step_tokens: int, *, has_states: bool = Fal
     """Return the sizes to capture, ascending: steps of only decodes, and others with few and with many decodes.
 
     A row of padding reads no keys, and with up to some hundred tokens, a matrix product takes as long as reading its
-    weights. So a few tokens of padding cost hardly any time. With more, each costs its arithmetic, so that there are
-    about 3 % of padding at most. Sizes with few decodes compute fewer rows of logits.
-    Layers with states compute each prompt by itself.
+    weights. So a few tokens of padding cost hardly any time. With more tokens, each costs its arithmetic, so sizes are
+    chosen for at most about 3 % of padding. Sizes with few decodes compute fewer rows of logits. Layers with states
+    compute each prompt separately.
     """
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_running, 64)]
     sizes = [Size(number) for number in _up_to(max_running, rows)]

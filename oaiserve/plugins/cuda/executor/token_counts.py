@@ -1,4 +1,4 @@
-"""Counts of the tokens of sequences with penalties, on the device, to which draws add the ids that they draw.
+"""Counts the tokens of sequences with penalties on the device. Draws add their ids to these counts.
 
 The host sends the ids of a sequence once, before its first draw, and later only those that no draw has counted: the
 tokens of a draft that were accepted, and those that a grammar has forced.
@@ -20,18 +20,18 @@ from oaiserve.plugins.cuda.executor.block_tables import BlockTables
 
 
 class DeviceCounts:
-    """Counts of the sequences in `tables`, each in the row that it has there."""
+    """Counts of the sequences in `tables`, each in the sequence's row of the tables."""
 
     def __init__(self, tables: BlockTables, vocab_size: int) -> None:
         device = tables.on_device.device
         self._counts = torch.zeros(tables.num_rows, vocab_size, dtype=torch.int16, device=device)
         self._factors = torch.ones(tables.num_rows, 3, dtype=torch.float32, device=device)
-        # Draws without masks read no words. They have one nevertheless, so that no kernel is compiled for the first
+        # Draws without masks read no words. One word is passed anyway, so that no kernel is compiled for the first
         # grammar.
         self._no_words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
         self._tables = tables
-        # Each row has a sequence, and the number of tokens of its answer that the device will have counted after all
-        # draws that are launched.
+        # For each row: its sequence, and how many tokens of the answer the device will have counted after all launched
+        # draws.
         self._counted: list[tuple[Sequence | None, int]] = [(None, 0)] * tables.num_rows
 
     def penalties(self, rows: torch.Tensor) -> Penalties:
@@ -39,7 +39,7 @@ class DeviceCounts:
         return Penalties(self._counts, self._factors, rows)
 
     def edits_of(self, draws: list[Chunk], masks: Masks | None) -> DeviceEdits:
-        """Return the edits of draws that are launched next, each in a row of its own."""
+        """Return the edits for draws that are launched next. Each draw has a row of its own."""
         device = self._counts.device
         words = self._no_words
         of_masks = [-1] * len(draws)
@@ -50,11 +50,14 @@ class DeviceCounts:
         return DeviceEdits(self.penalties(count_rows), BitMasks(words, mask_rows))
 
     def rows_of(self, draws: list[Chunk]) -> list[int]:
-        """Bring the counts of draws that are launched next up to date, and return the row of each draw: -1 if the host
-        applies its penalties, or it has none. A draw is counted once, so each call is followed by its launch."""
+        """Update the counts for draws that are launched next, and return the row of each draw.
+
+        The row is -1 if the draw has no penalties, or if the host applies them. A draw is counted once, so each call
+        must be followed by its launch.
+        """
         rows: list[int] = []
         new: list[tuple[int, Chunk]] = []
-        late: list[tuple[int, Chunk, int]] = []  # with the number of tokens that are counted
+        late: list[tuple[int, Chunk, int]] = []  # with the number of counted tokens
         known = self._counted
         row_of = self._tables.row_of
         for draw in draws:

@@ -1,6 +1,6 @@
 """The device code of `triton_adapters`, which launches it and describes its arguments.
 
-Rows are sorted by adapter, and cut into tiles as by `plan_experts_kernel`, so that a program reads the weights of only
+Rows are sorted by adapter, and cut into tiles as in `plan_experts_kernel`, so that a program reads the weights of only
 one adapter. The table has four words for each number: see `TritonAdapters.table`.
 """
 
@@ -12,7 +12,7 @@ from oaiserve.plugins.cuda.executor.triton_tiles import dot
 
 @triton.jit
 def _rows(order, first, end, ROWS: tl.constexpr):
-    """Return the rows int64 [ROWS] of a tile, and which of them it has."""
+    """Return the rows int64 [ROWS] of a tile, and a mask of those that exist."""
     place = tl.load(first) + tl.arange(0, ROWS)
     is_row = place < tl.load(end)
     return tl.load(order + place, mask=is_row, other=0).to(tl.int64), is_row

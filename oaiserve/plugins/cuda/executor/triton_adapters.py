@@ -1,6 +1,6 @@
-"""Adds adapters with Triton kernels: two launches add the adapters of all rows to the product of a linear layer.
+"""Adds adapters with Triton kernels. Two launches add all rows' adapters to the product of a linear layer.
 
-Rows are sorted by adapter on the device, once for all layers, as those of experts are.
+Rows are sorted by adapter on the device, once for all layers, like the rows of experts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from oaiserve.plugins.cuda.executor.triton_products import planned
 RANKS = 16
 SHRINK_COLUMNS = 128
 EXPAND_COLUMNS = 128
-# The rows of an adapter are cut as the few rows of an expert.
+# The rows of an adapter are cut into tiles like the rows of an expert with few rows.
 FEW_ROWS = ProductWays(expert_tiles=(MatrixTiles(16, 64, num_warps=4, num_stages=4),))
 WIDEST_REPLAYED = 128  # the highest rank of an adapter in a replayed step
 
 
 class TritonAdapters:
-    """A table of the addresses of adapters' weights, for up to `most` adapters at once, of which `modules` may have
-    parts. Sums are in float32."""
+    """A table of the addresses of adapters' weights, for up to `most` adapters at once.
+
+    `modules` are those that adapters may have parts for. Sums are in float32.
+    """
 
     def __init__(self, modules: Iterable[str], most: int, device: torch.device) -> None:
         self.places = {module: place for place, module in enumerate(modules)}
@@ -40,7 +42,7 @@ class TritonAdapters:
         self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # An unloaded adapter can be freed.
 
     def of_batch(self, batch: Batch) -> Addition:
-        """Return what the adapters of a batch add to products in one step."""
+        """Return an object that adds a batch's adapters to products of one step."""
         numbers = zip(self.numbers(batch.adapters), batch.query_lens, strict=True)
         of_tokens = [number for number, num_tokens in numbers for _ in range(num_tokens)]
         adapters = {adapter for adapter in batch.adapters if adapter is not None}
@@ -49,9 +51,9 @@ class TritonAdapters:
         return Addition(self, modules, on_device(of_tokens, self.table.device), widest)
 
     def captured(self, numbers: Tensor) -> Addition:
-        """Return the same for captured work, which reads the numbers of its tokens at each replay.
+        """Return the same for captured work, which reads its tokens' adapter numbers at each replay.
 
-        It adds to all modules, because each replay may adapt other ones.
+        It covers all modules, because each replay may have adapters of other modules.
         """
         return Addition(self, self.places.keys(), numbers, WIDEST_REPLAYED)
 
@@ -60,8 +62,11 @@ class TritonAdapters:
         return all(adapter is None or adapter.rank <= WIDEST_REPLAYED for adapter in adapters)
 
     def numbers(self, adapters: Sequence[Adapter | None]) -> list[int]:
-        """Return the number of each adapter. Copy the addresses of new ones to the device; in a full table, they
-        replace adapters that are not in use."""
+        """Return the number of each adapter.
+
+        The addresses of new adapters are copied to the device. In a full table, they replace adapters that are not in
+        use.
+        """
         used = {adapter for adapter in adapters if adapter is not None}
         new = [adapter for adapter in used if adapter not in self._numbers]
         free = set(range(1, len(self.table))).difference(self._numbers.values()) if new else set()

@@ -1,9 +1,9 @@
 """The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-Every choice is made from numbers on the host; nothing is read back. The grid of a decode step depends on its number of
-rows only: its programs work through a plan, a list of items, which a kernel makes of the lengths on the device. So the
-step can be captured in a CUDA graph, and replayed for sequences of any lengths. A padded row has seq_len 0 and slot -1:
-nothing is written for it, and its result is zeros.
+Every choice is made from numbers on the host; nothing is read back. The grid of a decode step depends only on its
+number of rows: its programs work through a plan, a list of items, which a kernel computes from the lengths on the
+device. So the step can be captured in a CUDA graph, and replayed for sequences of any lengths. A padded row has seq_len
+0 and slot -1: nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from oaiserve.plugins.cuda.executor.triton_attention_kernels import (
     write_kernel,
 )
 
-LEAST_ITEM_TOKENS = 512  # combining smaller items takes longer than it saves
-ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
-PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
-COMBINED_AT_A_TIME = 16  # items
+LEAST_ITEM_TOKENS = 512  # combining the results of smaller items takes longer than they save
+ITEM_ALIGNMENT = 128  # tokens; a multiple of what a program reads at once
+PLANNED_AT_A_TIME = 256  # sequences that a program of the plan reads at once, and items that it writes at once
+COMBINED_AT_A_TIME = 16  # items whose results are combined at once
 NO_WINDOW = 1 << 30  # tokens: longer than any sequence
-WRITE_NUMBERS = 4096  # the queries' or keys' numbers that a program norms and rotates, if one token has no more
+WRITE_NUMBERS = 4096  # a program norms and rotates this many numbers of queries or keys at once, but at least one token
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
 LARGE_SM_BYTES = 160 << 10  # shared memory of a multiprocessor that holds several of the decode kernel's larger tiles
 RESERVED_BYTES = 1024  # shared memory that a multiprocessor reserves for each program, besides the program's own
-LEAST_TOKENS = 16  # tokens of a tile, at least: tensor cores multiply no fewer
+LEAST_TOKENS = 16  # lower bound of a tile's tokens: tensor cores multiply no fewer
 
 
 class Card(NamedTuple):
-    """What the tiles depend on."""
+    """The properties of a card that tiles depend on."""
 
     shared_bytes: int  # the memory that one program may share among its threads
     sm_bytes: int  # the memory that all programs of a multiprocessor share
@@ -48,7 +48,7 @@ class Card(NamedTuple):
 
 
 HOPPER = Card(227 << 10, 228 << 10, is_hopper=True)
-AMD = Card(64 << 10, 64 << 10, is_hopper=False)  # MI300, whose major capability is Hopper's
+AMD = Card(64 << 10, 64 << 10, is_hopper=False)  # MI300; it reports Hopper's major capability
 
 
 class Tile(NamedTuple):
@@ -102,7 +102,7 @@ class TritonAttention:
 
 
 def scalars(scoring: Scoring) -> tuple[float, float]:
-    """Return the factor of scores in the kernels, and the softcap, both for weights in base 2."""
+    """Return the factor of scores in the kernels and the softcap, both for weights as powers of 2."""
     log2_e = math.log2(math.e)
     if scoring.softcap is None:
         return scoring.scaling * log2_e, 0.0
@@ -128,8 +128,10 @@ def programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, 
 
 
 def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
-    """Return the number of items for the decodes of a step, unless they become too small: as many as an SM runs
-    programs at once, for all of them. With more items, there is more to combine."""
+    """Return the number of items for the decodes of a step.
+
+    It is as many as all SMs run at once, unless items become too small. More items would only have to be combined.
+    """
     return max(1, num_multiprocessors(device) * programs // kv_heads)
 
 
@@ -138,13 +140,13 @@ class Plan(NamedTuple):
 
     items: torch.Tensor  # int32 [most, 5]
     num_items: torch.Tensor  # int32 [1]
-    num_done: torch.Tensor  # int32 [most, kv_heads], zeros, which each layer leaves as it finds them
-    num_places: int  # maximum items of tiles with several parts
-    alignment: int  # The tokens of a part are a multiple of this.
+    num_done: torch.Tensor  # int32 [most, kv_heads], zeros before and after each layer
+    num_places: int  # limit of items in tiles with several parts
+    alignment: int  # A part has a multiple of this many tokens.
 
 
 class Plans:
-    """The plans of one step, which layers share."""
+    """The plans of one step. Layers share them."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -153,8 +155,7 @@ class Plans:
     def __call__(
         self, window: int, kv_heads: int, tile_tokens: int, programs: int = 1, *, of_decodes: bool = False
     ) -> Plan:
-        """Return the plan for a sliding window, a number of key heads, the tokens of a tile, and as many programs for
-        an SM."""
+        """Return the plan for a sliding window, a number of key heads, a tile's tokens, and programs per SM."""
         key = window, kv_heads, tile_tokens, programs, of_decodes
         if key not in self._made:
             wanted = num_items(kv_heads, programs, self._batch.seq_lens.device)
@@ -173,8 +174,10 @@ def new_plan(
     *,
     of_decodes: bool = False,
 ) -> Plan:
-    """Cut the prompts of a batch into tiles of tokens, or its decodes, and their keys into parts if there are fewer
-    than `num_wanted` tiles."""
+    """Cut a batch's prompts into tiles of tokens, or its decodes.
+
+    If there are fewer than `num_wanted` tiles, their keys are cut into parts.
+    """
     first_sequence = batch.num_decodes
     num_sequences = len(batch.query_lens) - batch.num_decodes
     num_tokens = len(batch.input_ids) - (batch.num_decodes if batch.decode_slots is None else 0)
@@ -206,7 +209,7 @@ def new_plan(
 
 
 class Dims(NamedTuple):
-    """The numbers of a key and a value of a head in a tile: powers of two."""
+    """The numbers of a head's key and value in a tile: powers of two."""
 
     key: int
     value: int
@@ -229,12 +232,12 @@ def decode_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card
     else:
         tokens = max(LEAST_TOKENS, DECODE_BYTES // token_bytes)
         num_stages = 3
-    if card.sm_bytes < LARGE_SM_BYTES:  # Smaller tiles, so that there are several programs to hide each other's waits.
+    if card.sm_bytes < LARGE_SM_BYTES:  # smaller tiles, so that several programs can hide each other's waits
         tokens = min(tokens, 64)
         num_stages = 2
     rows = max(16, triton.next_power_of_2(group))
     num_warps = 8 if itemsize == 4 else 4
-    if rows >= 64:  # each thread has several rows, and registers for fewer keys
+    if rows >= 64:  # each thread has several rows, and fewer registers for keys
         tokens = min(tokens, 32)
         num_warps = 8
         num_stages = 2
@@ -243,9 +246,9 @@ def decode_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card
 
 @functools.cache
 def prefill_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, longest_query: int, card: Card) -> Tile:
-    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
+    """Return one of only two tiles for a model's prefills. Any other one would be compiled during a request."""
     least_rows = max(16, triton.next_power_of_2(group))
-    # Converting 8-bit keys and values takes registers, which Hopper's own tiles do not leave.
+    # Converting 8-bit keys and values takes registers that Hopper's own tiles don't leave.
     is_hopper = card.is_hopper and cache_itemsize == itemsize
     tile = _preferred_prefill_tile(sum(dims), itemsize, longest_query * group <= 64, is_hopper)
     rows = max(tile.rows, least_rows)
@@ -253,7 +256,7 @@ def prefill_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, lon
 
 
 def _preferred_prefill_tile(numbers: int, itemsize: int, is_short: bool, is_hopper: bool) -> Tile:
-    """Return the tile for keys and values of `numbers` numbers together, if the rows of one token fit into it."""
+    """Return the tile for keys and values of `numbers` numbers in total, if the rows of one token fit into it."""
     if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
         return Tile(32, tokens=16, num_warps=8, num_stages=2)
     if numbers > 512 and is_hopper:
@@ -269,9 +272,9 @@ def _preferred_prefill_tile(numbers: int, itemsize: int, is_short: bool, is_hopp
 
 
 def _fitting(tile: Tile, least_rows: int, dims: Dims, itemsize: int, card: Card) -> Tile:
-    """Return the tile or, if the card has too little shared memory for it, the largest smaller one that fits.
+    """Return the tile or, if it needs too much shared memory, the largest smaller one that fits the card.
 
-    None fits if the rows of a single token are too many: Triton says so when the start probes the kernels.
+    None fits if a single token has too many rows. Triton then raises an error when the start probes the kernels.
     """
     while shared_bytes(tile, dims, itemsize, card) > card.shared_bytes:
         if tile.num_stages > 2:
@@ -288,9 +291,12 @@ def _fitting(tile: Tile, least_rows: int, dims: Dims, itemsize: int, card: Card)
 
 
 def shared_bytes(tile: Tile, dims: Dims, itemsize: int, card: Card, cache_itemsize: int | None = None) -> int:
-    """Return the bytes of shared memory of an attention kernel: queries, the stages of keys and values, and weights,
-    unless each warp keeps those of its rows in registers. A test compares this with the compiled kernel."""
-    is_whole_group = card.is_hopper and tile.rows >= 64 and itemsize == 2  # four warps multiply as one
+    """Return the bytes of shared memory of an attention kernel.
+
+    They hold queries, the stages of keys and values, and weights, unless each warp keeps those of its rows in
+    registers. A test compares this with the compiled kernel.
+    """
+    is_whole_group = card.is_hopper and tile.rows >= 64 and itemsize == 2  # four warps multiply together
     stages = tile.num_stages if is_whole_group else tile.num_stages - 1
     queries = tile.rows * dims.key * itemsize
     tokens = stages * tile.tokens * sum(dims) * (cache_itemsize or itemsize)
@@ -310,7 +316,7 @@ def write(
 ) -> None:
     """Write the keys and values of the tokens from `first_token` on, of all heads, into their slots of the cache.
 
-    With a rotation, keys are normed and rotated before, and the queries of these tokens are in place.
+    With a rotation, keys are normed and rotated first. These tokens' queries are normed and rotated in place.
     """
     query = present(query, key)
     tensors = query, key, value, slots, *cache
@@ -328,7 +334,7 @@ def write(
 
 
 def _rotation(rotation: Rotation | None, key: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
-    """Return the tensors of a rotation for kernels, with an unread one in place of a missing one."""
+    """Return the tensors of a rotation for kernels. A missing tensor is replaced by one that isn't read."""
     if rotation is None:
         return key, key, key, key, key, 0.0
     tensors = rotation.cosines, rotation.sines, rotation.query_norm, rotation.key_norm
@@ -354,8 +360,7 @@ def decode(
     tile: Tile | None = None,
     rotation: Rotation | None = None,
 ) -> None:
-    """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values, if
-    there are any."""
+    """Compute the first `batch.num_decodes` rows of `out` [T, heads, value_dim], and write their keys and values."""
     heads = query.shape[1]
     kv_heads = cache.keys.shape[2]
     has_keys = key is not None
@@ -402,10 +407,10 @@ def prefill(
     *,
     plan_of: Callable[[int, int, int], Plan],
 ) -> None:
-    """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
+    """Compute the rows of prefills in `out` [T, heads, value_dim]. Their keys and values are already in the cache.
 
-    Without a tile, it is that for the batch's longest query. `plan_of` returns the plan for a sliding window, a number
-    of key heads, and a number of tokens of a tile.
+    Without a tile, the one for the batch's longest query is used. `plan_of` returns the plan for a sliding window, a
+    number of key heads, and a number of tokens of a tile.
     """
     kv_heads = cache.keys.shape[2]
     constants = _constants(query.shape[1], *cache.keys.shape[1:], cache.values.shape[3])
@@ -440,10 +445,11 @@ def prefill(
     )
 
 
-# The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
+# The result is cached, like tiles, because Triton's arithmetic is slow on the host, and every layer of every step needs
+# it.
 @functools.cache
 def _constants(heads: int, block_size: int, kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
-    """Return the constants of both attention kernels."""
+    """Return the constants that both attention kernels share."""
     dims = tile_dims(key_dim, value_dim)
     return {
         "KV_HEADS": kv_heads,
@@ -475,7 +481,7 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
         "TILE_KV_HEADS": tile_kv_heads,
         "TILE_KEY_DIM": tile_key_dim,
         "TILE_VALUE_DIM": tile_value_dim,
-        # Each thread has 16 numbers, of 2 bytes in most models, and of many heads more.
+        # Each thread has 16 numbers, 2 bytes each in most models, and more if there are many heads.
         "num_warps": min(8 if numbers <= 2 * WRITE_NUMBERS else 16, max(1, tokens * numbers // 512)),
     }
 

@@ -21,7 +21,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _turned(
-    first,  # [R], where the rows begin
+    first,  # [R], offsets of the rows
     is_row,  # [R]
     position,  # the position of the token that all rows belong to
     cosines,  # float32 [positions, ROTARY_DIM / 2]
@@ -55,7 +55,7 @@ def _turned(
             pair = tl.where(is_first, dim, dim - APART)
         partner = tl.where(is_first, dim + APART, dim - APART)
         partner = tl.where(is_rotated, partner, 0)
-        # The same numbers again, in another order: they come from the cache of the SM.
+        # The same numbers again, in another order. They are in the SM's cache.
         other = tl.load(first[:, None] + partner[None, :], mask=is_number, other=0.0).to(tl.float32)
         if HAS_NORM:
             other = other * scale[:, None] * tl.load(norm + partner, mask=is_dim, other=0.0)[None, :]
@@ -67,7 +67,7 @@ def _turned(
 
 @triton.jit
 def _to_cache(numbers, scale, cache):
-    """Return numbers as the cache has them: divided by the layer's scale if they have eight bits there."""
+    """Return numbers as the cache stores them: divided by the layer's scale if the cache has 8 bits."""
     if cache.dtype.element_ty == tl.float8e4nv:
         return to_float8(numbers.to(tl.float32) / scale, cache.dtype.element_ty)
     else:
@@ -76,7 +76,7 @@ def _to_cache(numbers, scale, cache):
 
 @triton.jit
 def _turned_pairs(
-    rows,  # [T, H], where the rows of tokens and heads begin
+    rows,  # [T, H], offsets of the rows of tokens and heads
     is_row,  # [T, H]
     position,  # [T]
     is_token,  # [T]
@@ -90,10 +90,10 @@ def _turned_pairs(
     APART: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Load rows of queries or keys, normed and rotated, as `_turned` does, each number once.
+    """Load rows of queries or keys, normed and rotated, like `_turned`, but each number only once.
 
-    Return the first and the second numbers of all pairs, float32 [T, H, TILE_PAIRS], where they are in memory, and
-    which there are. Numbers that are not rotated are pairs, too.
+    Return the first and the second numbers of all pairs, float32 [T, H, TILE_PAIRS], their offsets in memory, and masks
+    of those that exist. Numbers that are not rotated are also paired.
     """
     HALF: tl.constexpr = ROTARY_DIM // 2
     PAIRS: tl.constexpr = DIM // 2
@@ -168,8 +168,8 @@ def write_kernel(
     """Write the keys and values of a few tokens, of all heads, into their slots. The program is (tokens).
 
     If the layer has a rotation, keys are normed and rotated first, and so are the queries of the tokens, in place. A
-    token without a slot is left as it is. Its numbers are loaded nevertheless, because to wait for the slot first would
-    take longer.
+    token without a slot is skipped. Its numbers are loaded anyway, because waiting for the slot first would take
+    longer.
     """
     number = tl.program_id(0) * TILE_TOKENS + tl.arange(0, TILE_TOKENS)
     is_token = number < num_tokens
@@ -217,7 +217,7 @@ def write_kernel(
 
 @triton.jit
 def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr, ALL_ROWS: tl.constexpr):
-    """Load `pointers` [R, TILE_DIM], with zeros beyond rows and dimensions, and without a mask if none is beyond."""
+    """Load `pointers` [R, TILE_DIM], with zeros beyond rows and dimensions. If nothing is beyond, no mask is used."""
     if ALL_ROWS and DIM == TILE_DIM:
         return tl.load(pointers)
     elif ALL_ROWS:
@@ -230,13 +230,13 @@ def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr,
 
 @triton.jit
 def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
-    """Return the blocks of the tokens. Tokens from `last` on get block 0, of which nothing is read."""
+    """Return the blocks of the tokens. Tokens from `last` on get block 0, but nothing of it is read."""
     return tl.load(table + token // BLOCK_SIZE, mask=token < last, other=0)
 
 
 @triton.jit
 def _first_state(sinks, head, is_row, ROWS: tl.constexpr, TILE_VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Return the state of an online softmax before its first key. A sink, in these rows, is a key whose value is 0."""
+    """Return the state of an online softmax before its first key. In some rows, a sink adds a key whose value is 0."""
     acc = tl.zeros([ROWS, TILE_VALUE_DIM], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     highest = tl.full([ROWS], MASKED, tl.float32)
@@ -336,7 +336,7 @@ def plan_kernel(
     seq_lens,
     items,  # int32 [num_items, 5]: the sequence, its tile, the part of the keys, the number of parts, and its place
     num_items,  # int32 [1]
-    num_done,  # int32 [num_items, KV_HEADS]: for the first part of a tile, how many of its parts are computed
+    num_done,  # int32 [num_items, KV_HEADS]: for the first part of a tile, how many of its parts are finished
     first_sequence,
     num_sequences,
     num_wanted,
@@ -397,7 +397,7 @@ def plan_kernel(
 
 @triton.jit
 def _tile(item, row, query_start, seq_lens, TILE_TOKENS: tl.constexpr):
-    """Return the first token of an item's tile in the step, how many tokens it has, and the position of the first."""
+    """Return an item's tile: its first token in the step, its number of tokens, and the position of the first."""
     begin = tl.load(query_start + row)
     length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
     offset = tl.load(item + 1) * TILE_TOKENS
@@ -407,8 +407,10 @@ def _tile(item, row, query_start, seq_lens, TILE_TOKENS: tl.constexpr):
 
 @triton.jit
 def _part_of(first, last, part, parts, ITEM_ALIGNMENT: tl.constexpr):
-    """Return the range of a part of the tokens first..last-1. All parts but the last have the same multiple of
-    ITEM_ALIGNMENT."""
+    """Return the range of a part of the tokens first..last-1.
+
+    All parts but the last have the same length, a multiple of ITEM_ALIGNMENT.
+    """
     share = _up_to((last - first + parts - 1) // parts, ITEM_ALIGNMENT)
     begin = first + part * share
     return begin, tl.minimum(begin + share, last)
@@ -422,21 +424,21 @@ def _store_part(
     partial,  # float32 [places, R, DIM]
     log_weights,  # float32 [places, R]
     done,  # how many parts have been computed
-    place,  # where the result of this part belongs
+    place,  # where to store the result of this part
     part,
     parts,
     stride,  # distance between the places of two successive parts
     DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
 ):
-    """Store the result of a part, and return whether it is the last one to end, and what all parts give together."""
+    """Store the result of a part. Return whether it is the last part to finish, and the result of all parts."""
     row = tl.arange(0, acc.shape[0])
     dim = tl.arange(0, TILE_DIM)[None, :]
     rows = place * acc.shape[0] + row
-    weights = tl.where(total > 0.0, total, 1.0)  # A part of an early tile may have no key.
+    weights = tl.where(total > 0.0, total, 1.0)  # A part of an early tile may have no visible key.
     tl.store(partial + rows[:, None] * DIM + dim, acc / weights[:, None], mask=(dim < DIM) & (total > 0.0)[:, None])
     tl.store(log_weights + rows, tl.where(total > 0.0, highest + tl.log2(weights), MASKED))
-    # All threads of this program have written theirs before one of them says so, which releases it for the others.
+    # All threads of this program have stored their results before one of them counts the part, which publishes them.
     tl.debug_barrier()
     is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == parts - 1
     if is_last:
@@ -447,7 +449,7 @@ def _store_part(
         highest = tl.full([acc.shape[0]], MASKED, tl.float32)
         rows -= part * stride * acc.shape[0]
         for _ in range(parts):
-            # These come from the cache that all SMs share: other programs have written them.
+            # These are read from the cache that all SMs share, because other programs have written them.
             log_weight = tl.load(log_weights + rows, cache_modifier=".cg")
             is_seen = log_weight > MASKED
             results = tl.load(
@@ -537,7 +539,7 @@ def prefill_kernel(
     state = _first_state(sinks, head, is_row & (part == 0), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     seen = position
     last = first_position + num_tokens
-    if LOOKS_AHEAD:  # a token sees no less than those before it
+    if LOOKS_AHEAD:  # a token sees at least what earlier tokens see
         seen = tl.load(last_visible + first_token + token, mask=is_row, other=0)
         last = tl.load(last_visible + first_token + num_tokens - 1).to(tl.int32) + 1
     first = 0
@@ -609,7 +611,7 @@ def decode_kernel(
     table_stride,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_KEYS: tl.constexpr,  # False: an earlier layer has written those of the step
+    HAS_KEYS: tl.constexpr,  # False: an earlier layer has written the step's keys
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -627,9 +629,9 @@ def decode_kernel(
 ):
     """Compute attention of one token to the tokens of an item, for all query heads of a key head.
 
-    The program is (key head, item). The one with the sequence's last token also writes its key and value into the
-    cache. The last one to end of a sequence's items combines their results. If the layer has a rotation, query and key
-    are normed and rotated where they are read.
+    The program is (key head, item). The program with the sequence's last token also writes that token's key and value
+    into the cache. The last of a sequence's programs to finish combines the results. If the layer has a rotation, query
+    and key are normed and rotated where they are read.
     """
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
@@ -682,7 +684,7 @@ def decode_kernel(
 
     # The first part adds the sink.
     state = _first_state(sinks, head, is_row & (part == 0), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
-    # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
+    # There is only one loop, with masks: a second loop, just for the last tile, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
         scale, softcap,
@@ -701,7 +703,8 @@ def decode_kernel(
         place = (first_place + part) * heads + head
         tl.store(partial + place[:, None] * VALUE_DIM + value_dim[None, :], result, mask=is_number)
         tl.store(log_weights + place, highest + tl.log2(total), mask=is_row)
-        # All threads of this program have written theirs before one of them says so, which releases it for the others.
+        # All threads of this program have stored their results before one of them counts the part, which publishes
+        # them.
         tl.debug_barrier()
         done = num_done + (number - part) * KV_HEADS + kv_head
         if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == parts - 1:
@@ -728,7 +731,7 @@ def _combine(
     TILE_VALUE_DIM: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
 ):
-    """Combine the results of a sequence's items for a query head, each weighted by its sum of weights."""
+    """Combine the results of a sequence's items for a query head, weighted by their sums of weights."""
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     is_dim = value_dim < VALUE_DIM
     highest = tl.full([], MASKED, tl.float32)
@@ -738,7 +741,7 @@ def _combine(
         item = begin + tl.arange(0, TILE_ITEMS)
         is_item = item < num_items
         place = (first + item).to(tl.int64) * heads + head
-        # These come from the cache that all SMs share: other programs have written them.
+        # These are read from the cache that all SMs share, because other programs have written them.
         log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED, cache_modifier=".cg")
         new_highest = tl.maximum(highest, tl.max(log_weight, 0))
         weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)

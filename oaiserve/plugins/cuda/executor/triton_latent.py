@@ -1,7 +1,7 @@
-"""Attention to a cache of latent vectors (multi-head latent attention) by Triton kernels, with absorbed products.
+"""Attention over a cache of latent vectors (multi-head latent attention) by Triton kernels, with absorbed products.
 
-Prompts and decodes are computed by one kernel, whose programs work through plans as those of prompts in
-`triton_attention` do. A plan has tiles of heads in place of key heads.
+One kernel computes prompts and decodes. Its programs work through plans, like those of prompts in `triton_attention`. A
+plan has tiles of heads instead of key heads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from oaiserve.plugins.cuda.executor.launches import present
 from oaiserve.plugins.cuda.executor.triton_attention import LARGE_SM_BYTES, Card, Plans, Tile
 from oaiserve.plugins.cuda.executor.triton_latent_kernels import latent_kernel, latent_write_kernel
 
-MOST_ROWS = 32  # heads times tokens of a tile: with 64, threads spill registers on every card
+MOST_ROWS = 32  # heads times tokens of a tile; with 64, threads spill registers on every card
 
 
 class TritonLatentAttention:
-    """The attention of one step to latent vectors. Sums are in float32."""
+    """The attention of one step over latent vectors. Sums are in float32."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -38,7 +38,7 @@ class TritonLatentAttention:
         rotary: RotaryTable | None,
         angles: Angles,
     ) -> torch.Tensor:
-        """Compute `PlainLatentAttention.write`."""
+        """Do the same as `PlainLatentAttention.write`, in one kernel."""
         batch = self._batch
         num_tokens, heads, key_dim = query.shape
         rank = latent.shape[1]
@@ -60,7 +60,7 @@ class TritonLatentAttention:
         return absorbed
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, rank: int, scoring: Scoring) -> torch.Tensor:
-        """Compute `PlainLatentAttention.attend`."""
+        """Do the same as `PlainLatentAttention.attend`, in one kernel."""
         assert (scoring.softcap, scoring.sinks) == (None, None), "no family has these with latent vectors"
         batch = self._batch
         out = query.new_empty(*query.shape[:2], rank)
@@ -105,8 +105,8 @@ class TritonLatentAttention:
 
 @functools.cache
 def latent_tile(heads: int, longest_query: int, itemsize: int, card: Card) -> Tile:
-    """Return the tile for sequences of up to `longest_query` tokens: of one token's heads, or of several tokens."""
-    if itemsize == 4:  # Only comparisons compute in float32.
+    """Return the tile for sequences of up to `longest_query` tokens. It has the heads of one or of several tokens."""
+    if itemsize == 4:  # float32 is used only for comparisons
         return Tile(16, tokens=16, num_warps=8, num_stages=1)
     rows = max(16, triton.next_power_of_2(heads)) if longest_query == 1 else MOST_ROWS
     tokens = 32 if card.sm_bytes >= LARGE_SM_BYTES else 16

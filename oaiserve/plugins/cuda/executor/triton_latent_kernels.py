@@ -1,8 +1,8 @@
-"""Attention to latent vectors in a paged cache, as Triton device code. `triton_latent` launches it.
+"""Attention over latent vectors in a paged cache, as Triton device code. `triton_latent` launches it.
 
-A token's only key is its latent vector, of RANK numbers, and then SHARED ones, and its value is the latent vector. So
-all heads attend to the same keys, each with a query of as many numbers: a row is a head of a token, as it is next to
-grouped heads, and a program reads a key once for both uses.
+A token has only one key: its latent vector of RANK numbers, followed by SHARED more. Its value is the latent vector. So
+all heads attend to the same keys, each with a query of the same width. As with grouped heads, a row is one head of one
+token, and a program reads each key once, as key and as value.
 """
 
 import triton
@@ -47,8 +47,10 @@ def latent_write_kernel(
     ROTARY_DIM: tl.constexpr,
     APART: tl.constexpr,
 ):
-    """Write a token's latent vector and rotated shared numbers into its slot, if it has one, and the rotated numbers of
-    its queries behind those that the host absorbs. The program is (token)."""
+    """Write a token's latent vector and rotated shared numbers into its slot, if it has one.
+
+    The rotated numbers of its queries are written after those that the host absorbs. The program is (token).
+    """
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     rank = tl.arange(0, TILE_RANK)
@@ -147,7 +149,7 @@ def latent_kernel(
     key_token = first + tl.arange(0, TILE_N)
     block = _blocks(table, key_token, last, BLOCK_SIZE)
     for _ in range(first, last, TILE_N):
-        next_block = _blocks(table, key_token + TILE_N, last, BLOCK_SIZE)  # as `_attend` loads blocks
+        next_block = _blocks(table, key_token + TILE_N, last, BLOCK_SIZE)  # loaded ahead, as in `_attend`
         is_token = key_token < last
         key_rows = (cache + (block * BLOCK_SIZE + key_token % BLOCK_SIZE) * DIM)[:, None]
         latent = _load_rows(key_rows + rank[None, :], is_token, rank, RANK, TILE_RANK, False)

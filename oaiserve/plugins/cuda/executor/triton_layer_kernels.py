@@ -17,7 +17,7 @@ def _normed(x, is_inside, weight, bias, epsilon, width, HAS_MEAN: tl.constexpr):
 
 @triton.jit
 def _of_norm(weight, bias, column, is_inside, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Load the weight and the bias of a norm; 0 stands for one that is missing."""
+    """Load the weight and the bias of a norm, or 0 for one that is missing."""
     own_weight = 0.0
     own_bias = 0.0
     if HAS_NORM:
@@ -30,7 +30,7 @@ def _of_norm(weight, bias, column, is_inside, HAS_NORM: tl.constexpr, HAS_BIAS: 
 @triton.jit
 def _store_rounded(
     numbers,
-    codes,  # the row's codes, from the first of these columns on
+    codes,  # the row's codes, beginning at the first of these columns
     scales,  # the row's scales
     first_group,
     num_stored,
@@ -39,7 +39,7 @@ def _store_rounded(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write numbers [TILE] of a row, which has this many columns, rounded to floats of eight bits, and their scales."""
+    """Write numbers [TILE] of a row of this many columns as 8-bit floats, and write their scales."""
     rounded, scale = rounded_groups(numbers.to(tl.float32), codes.dtype.element_ty, GROUP, TILE)
     group = first_group + tl.arange(0, TILE // GROUP)
     tl.store(scales + group * num_stored, scale, mask=group * GROUP < columns)
@@ -78,7 +78,7 @@ def add_and_norm_kernel(
 ):
     """Add to a row of `hidden`, in place, and write its norm. The program is (row).
 
-    It loads all before it computes, so that it waits for memory once.
+    It loads everything before it computes, so that it waits for memory only once.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
@@ -93,7 +93,7 @@ def add_and_norm_kernel(
             added += tl.load(second + row * second_stride + column, mask=is_inside, other=0.0).to(tl.float32)
         if HAS_OUT_NORM:
             added = _normed(added, is_inside, added_weight, added_bias, out_epsilon, width, HAS_OUT_MEAN)
-        # The sum is rounded as it is stored, so that the norm is that of the next layer's input.
+        # The sum is rounded before the norm, so that the norm is computed from what is stored.
         x = (x + scale * added).to(hidden.dtype.element_ty)
         tl.store(hidden + row * hidden_stride + column, x, mask=is_inside)
         x = x.to(tl.float32)

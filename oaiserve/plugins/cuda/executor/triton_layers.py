@@ -13,7 +13,7 @@ from oaiserve.plugins.cuda.executor.device_matrices import Rounded
 from oaiserve.plugins.cuda.executor.launches import present
 from oaiserve.plugins.cuda.executor.triton_layer_kernels import activate_kernel, add_and_norm_kernel
 
-ACTIVATED_AT_A_TIME = 1024  # numbers
+ACTIVATED_AT_A_TIME = 1024  # numbers that a program computes
 
 
 def add_and_norm(
@@ -24,8 +24,10 @@ def add_and_norm(
     scale: float = 1.0,
     rounded: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32. The norm is also written to
-    `rounded`, if there are such rows."""
+    """Do the same as `layer_operations.add_and_norm`, with `hidden` changed in place.
+
+    Sums are in float32. The norm is also written to `rounded`, if it is passed.
+    """
     rows, width = hidden.shape
     out = hidden
     if norm is not None:
@@ -64,8 +66,10 @@ def activate(
     limit: float = 0.0,
     rounded: Rounded | None = None,
 ) -> Tensor:
-    """Compute `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`. The result is
-    also written to `rounded`, if there are such rows in groups."""
+    """Do the same as `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`.
+
+    The result is also written to `rounded`, if it is passed and has groups.
+    """
     rows, columns = products.shape
     inner = columns // (1 + is_gated)
     out = products.new_empty(rows, inner)

@@ -16,7 +16,7 @@ from oaiserve.plugins.cuda.executor.triton_unpacking import (
 
 @triton.jit
 def _scales_and_zeros(
-    scales,  # [TILE_N] addresses, as the zeros
+    scales,  # [TILE_N] addresses, like those of the zeros
     zeros,
     group,
     last_group,
@@ -38,7 +38,7 @@ def _scales_and_zeros(
 
 @triton.jit
 def _inputs(x_rows, column, columns, IS_WHOLE: tl.constexpr):
-    """Load columns of the inputs, transposed: [columns, rows]. After the last column, there are zeros."""
+    """Load columns of the inputs, transposed: [columns, rows]. They are zero beyond the last column."""
     if IS_WHOLE:
         return tl.load(x_rows + column[:, None])
     else:
@@ -47,7 +47,7 @@ def _inputs(x_rows, column, columns, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _codes(code_rows, place, width, IS_WHOLE: tl.constexpr):
-    """Load codes [TILE_N, places] of the matrix, or zeros after its last one."""
+    """Load codes [TILE_N, places] of the matrix. They are zero beyond its last one."""
     if IS_WHOLE:
         return tl.load(code_rows + place[None, :])
     else:
@@ -77,7 +77,7 @@ def product_kernel(
     out,  # [rows, n], or [pairs, n]
     partial,  # float32 [splits, rows or pairs, n]
     num_done,  # int32 [tiles], zeros before and after each launch
-    num_rows,  # rows of `out`
+    num_rows,  # the rows of `out`
     n,
     columns,
     splits,
@@ -106,8 +106,8 @@ def product_kernel(
     The program is (tile of W, tile of x, split). The stored codes of W are multiplied with x, and their product with
     the scale afterwards, unless a tile of columns has several groups: then weights are scaled first, and rounded to the
     dtype of x. Scales are loaded a tile ahead. W is the first factor, so that tensor cores read it from registers,
-    where it is unpacked. With several splits, each computes some of the columns, and the last one to end adds up all of
-    them in order.
+    where it is unpacked. With several splits, each computes some of the columns, and the last one to finish adds up all
+    of them in order.
     """
     tile = tl.program_id(1)
     split = tl.program_id(2)
@@ -127,7 +127,7 @@ def product_kernel(
         out_row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
         is_row = out_row < num_rows
         row = out_row
-    # What is computed for other rows is not stored, so any will do for them.
+    # Results of other rows are not stored, so any data will do for them.
     x_rows = x + tl.where(is_row, row, 0)[None, :] * x_stride
     output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = output < n
@@ -234,8 +234,8 @@ def plan_experts_kernel(
     chosen,  # int64 [pairs], the experts of rows
     order,  # int32 [pairs], the pairs sorted by expert
     tile_expert,  # int32 [tiles], -1 for an unused tile
-    tile_first,  # int32 [tiles], the place of its first pair in the order
-    tile_end,  # int32 [tiles], the place after the last pair of its expert
+    tile_first,  # int32 [tiles], the index of the tile's first pair in the order
+    tile_end,  # int32 [tiles], the index after the last pair of the tile's expert
     num_pairs,
     num_tiles,
     NUM_EXPERTS: tl.constexpr,
@@ -281,7 +281,7 @@ def unpack_kernel(
     columns,
     codes_stride,
     groups_stride,
-    KIND: tl.constexpr,  # this and the next ones as in `product_kernel`
+    KIND: tl.constexpr,  # this and the following ones as in `product_kernel`
     PARTS: tl.constexpr,
     GROUP_COLUMNS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -328,7 +328,7 @@ def round_rows_kernel(
     GROUP: tl.constexpr,  # columns that share a scale
     TILE: tl.constexpr,
 ):
-    """Round a row to floats of eight bits, and write the scales of its groups. The program is (row)."""
+    """Round a row to 8-bit floats, and write the scales of its groups. The program is (row)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     is_inside = column < columns

@@ -1,8 +1,8 @@
-"""Multiplies with packed matrices, and with those of experts, in one Triton kernel.
+"""Multiplies with packed matrices, including experts' matrices, in one Triton kernel.
 
 With few rows, a product takes as long as reading the packed matrix. With many rows, it takes as long as its arithmetic.
-cuBLAS does that fastest, with weights of 16 bits, so these are unpacked for it, except for experts. Rows of experts are
-planned on the device.
+cuBLAS is fastest then, but needs weights of 16 bits, so matrices are unpacked for it, except for experts. Rows of
+experts are planned on the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from oaiserve.plugins.cuda.executor.triton_product_kernels import (
 )
 
 MOST_SPLITS = 16
-LARGE_SHARED_BYTES = 128 << 10  # shared memory of a program for three stages of the largest tiles
+LARGE_SHARED_BYTES = 128 << 10  # shared memory that a program needs for three stages of the largest tiles
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
@@ -165,7 +165,8 @@ def planned(chosen: Tensor, num_experts: int, ways: ProductWays = UNMEASURED) ->
     rows = -(-num_pairs // num_experts)
     tiles = ways.tiles_for(rows, of_experts=True) or tiles_for(rows, chosen.device, of_experts=True)
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
-    # Parts of one tensor would begin at any address, and Triton compiles kernels for each kind of alignment.
+    # If these were parts of one tensor, they could begin at any address, and Triton compiles kernels for each
+    # alignment.
     order, tile_expert, tile_first, tile_end = (
         torch.empty(size, dtype=torch.int32, device=chosen.device)
         for size in (num_pairs, most_tiles, most_tiles, most_tiles)
@@ -215,7 +216,7 @@ def tiles_for(num_rows: int, device: torch.device, *, of_experts: bool = False) 
 
 
 def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs_per_sm: int) -> int:
-    """Return the number of splits of the columns, a power of two, for enough programs."""
+    """Return how many splits of the columns give enough programs, as a power of two."""
     splits = 1
     enough = num_multiprocessors(device) * programs_per_sm
     while splits < MOST_SPLITS and num_programs * splits < enough:
@@ -225,5 +226,8 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs
 
 @functools.cache
 def counters(device: torch.device) -> Tensor:
-    """Return counters of ended programs, one for each tile of a product with splits: fewer than fit on the device."""
+    """Return counters of finished programs, one for each tile of a product with splits.
+
+    There are never more such tiles than programs that fit on the device.
+    """
     return torch.zeros(1 << 14, dtype=torch.int32, device=device)

@@ -1,8 +1,8 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the draws on the host.
 
-Sampled ids are those of `noise` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
-it, either may count. Equal logits are in the order of their ids. `draw` reads nothing back and waits for nothing, so it
-can be captured in a CUDA graph.
+Sampled ids are those of `noise` up to float32 rounding. If two scores, or a probability and the limit of top_p or
+min_p, differ by less than that, either may win. Equal logits are in the order of their ids. `draw` reads nothing back
+and waits for nothing, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oaiserve.plugins.cuda.executor.triton_sampling_kernels import (
 )
 
 CHUNK = 4096  # ids that one program processes
-TILE = 2048  # candidates that a program processes at a time
+TILE = 2048  # candidates that a program processes at once
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow], edits: DeviceEdits | None = None) -> SampledIds:

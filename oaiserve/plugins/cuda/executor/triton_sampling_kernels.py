@@ -29,7 +29,7 @@ TWICE = tl.constexpr(1 << noise.NOISE_BITS + 1)  # twice the number of values th
 
 @triton.jit
 def _ordered(logits):
-    """Return int32 in the order of the float32 logits, with -0.0 equal to 0.0, and NaN above infinity."""
+    """Convert float32 logits to int32 in the same order, with -0.0 equal to 0.0, and NaN above infinity."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return tl.where(logits != logits, 0x7FFFFFFF, bits)
@@ -37,14 +37,14 @@ def _ordered(logits):
 
 @triton.jit
 def _store_best(best, row, chunk, num_chunks, x, token_id):
-    """Store the highest number of a chunk and its lowest id, as one number with the former in its upper bits."""
+    """Store the highest number of a chunk and its lowest id as one number, with the former in the upper bits."""
     both = (_ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - token_id).to(tl.int64)
     tl.store(best + row * num_chunks + chunk, tl.max(both, 0))
 
 
 @triton.jit
 def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Return the best of a row among those of its chunks, in the same format."""
+    """Return the best of a row from the bests of its chunks, in the same format."""
     chunk = tl.arange(0, TILE_CHUNKS)
     return tl.max(tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-(2**63)), 0)
 
@@ -113,9 +113,9 @@ def best_kernel(
     TILE_CHUNKS: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
 ):
-    """Take the id with the best score of a row's chunks, and look at its highest logit. The program is (row).
+    """Choose the id with the best score of a row's chunks, and check its highest logit. The program is (row).
 
-    Count the id if the row has penalties. No other draw of a launch has the same counts.
+    Count the id if the row has penalties. No other draw of a launch uses the same counts.
     """
     row = tl.program_id(0).to(tl.int64)
     bits = _best(best, row, num_chunks, TILE_CHUNKS) >> 32
@@ -157,7 +157,7 @@ def _load_parameter(parameters, width, row, COLUMN: tl.constexpr):
 
 @triton.jit
 def _is_cut(parameters, width, row, vocab):
-    """Return whether top_k or top_p can exclude an id. A greedy draw, with a top_k of 1, needs no such search."""
+    """Return whether top_k or top_p can exclude an id. A greedy draw, whose top_k is 1, doesn't need the search."""
     top_k = _load_parameter(parameters, width, row, TOP_K)
     top_p = _load_parameter(parameters, width, row, TOP_P)
     return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
@@ -284,7 +284,7 @@ def _threshold(weights, num, goal, lowest, highest, OF_COUNTS: tl.constexpr, TIL
                 x = tl.load(weights + place, mask=place < num, other=-1.0)
                 amount = tl.full([TILE], 1.0, tl.float32) if OF_COUNTS else x
                 reached += tl.sum(tl.where(x[None, :] >= pivots[:, None], amount[None, :], 0.0), 1)
-            is_enough = (reached >= goal) & (reached > 0.0)  # a goal of 0 is reached by the highest weight
+            is_enough = (reached >= goal) & (reached > 0.0)  # if the goal is 0, the highest weight reaches it
             bits += tl.max(tl.where(is_enough, pivot, 0), 0) << shift
     return tl.cast(bits, tl.float32, bitcast=True)
 
@@ -339,7 +339,7 @@ def cut_kernel(
 ):
     """Find the last id within top_k and top_p, and its weight. The program is (row).
 
-    Ids with a higher weight stay, and of those with the same weight the ones up to the last id.
+    Ids with a higher weight stay. Of the ids with the same weight, those up to the last id stay.
     """
     row = tl.program_id(0).to(tl.int64)
     if not _is_cut(parameters, width, row, vocab):
@@ -396,11 +396,12 @@ def _noise(seed, token_id):
     high = ((high ^ (high >> 15)) + second) * FACTOR_2
     high ^= high >> 16
     low = _mix32((high + mixed) ^ second)
-    # u and 1 - u are odd numbers of 2**-53. Both are made of integers, since one may be too close to 1 for a float32.
+    # u and 1 - u are odd multiples of 2**-53. Both are computed from integers, since one may be too close to 1 for
+    # float32.
     odd = (high.to(tl.int64) << (33 - LEFT_OUT_BITS)) + ((low >> LEFT_OUT_BITS).to(tl.int64) << 1) + 1
     rest = odd.to(tl.float32) / TWICE
     u = (-odd + TWICE).to(tl.float32) / TWICE
-    # -log(u) of a rounded u, times a correction of the rounding for u close to 1.
+    # -log(u) of a rounded u, times a correction for the rounding when u is close to 1.
     waited = tl.where(u == 1.0, rest, -tl.log(u) * (rest / (1.0 - u)))
     return -tl.log(waited)
 

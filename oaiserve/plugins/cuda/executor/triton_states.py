@@ -12,7 +12,7 @@ TILE_NUMBERS = 4096  # numbers of a state that one program computes
 
 
 def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: Tensor, rate: Tensor | None) -> Tensor:
-    """Compute `executors.reference.mixers.recurrence`. In between, the state is in float32."""
+    """Do the same as `executors.reference.mixers.recurrence`, with the state in float32 between tokens."""
     num_sequences, num_tokens, heads, value_dim = value.shape
     key_heads, key_dim = key.shape[2:]
     key, query, value = (with_heads_in_one_piece(part) for part in (key, query, value))

@@ -1,7 +1,7 @@
-"""Device code that turns codes of 4 and 8 bits into numbers of 16 bits, several at a time.
+"""Device code that converts codes of 4 and 8 bits to 16-bit numbers, several at a time.
 
-The instructions put codes where floats have their bits, so that nothing is converted. A test computes them in Python
-for all codes. Triton's interpreter has no inline assembly, so it takes the plain way.
+The instructions put codes where floats have their bits, so no conversion is needed. A test computes them in Python for
+all codes. Triton's interpreter has no inline assembly, so it computes in the plain way.
 """
 
 import triton
@@ -11,9 +11,8 @@ from triton.runtime.jit import constexpr_function
 
 from oaiserve.plugins.cuda.executor.triton_tiles import IS_INTERPRETED
 
-# In all of these, a number of 32 bits has two numbers of 16 bits.
-# `$0` to `$3` become the codes of 4 bits in `$4`, from the lowest on. An integer adds its value to a float whose last
-# bit counts as one.
+# In all of these, a 32-bit number holds two 16-bit numbers. `$0` to `$3` become the 4-bit codes in `$4`, from the
+# lowest on. An integer is added to a float whose last bit counts as one.
 _INTEGERS_OF_4_BITS = """{
 .reg .b32 u;
 lop3.b32 $0, $4, 0x000F000F, ONES, 0xEA;
@@ -93,7 +92,7 @@ FOUR_FLOAT8_FP16 = tl.constexpr(_FOUR_FLOATS_OF_8_BITS.replace("SHIFT", "1").rep
 
 @constexpr_function
 def _is_plain(kind, dtype):
-    """Return whether numbers are computed as float32, without the instructions above, which are those of CUDA."""
+    """Return whether numbers are computed in float32, without the instructions above, which only CUDA has."""
     is_fast = dtype == tl.bfloat16 or (dtype == tl.float16 and kind != "mxfp4")
     return IS_INTERPRETED.value or is_hip() or not is_fast
 
@@ -102,14 +101,15 @@ def _is_plain(kind, dtype):
 def factor_of(kind, dtype):
     """Return the factor by which products are too small.
 
-    With it, one multiplication of MXFP4 in bfloat16 reaches scales from 2^-66 to 2^61. Smaller scales count as 0, and
-    larger ones as the largest."""
+    With it, one multiplication of MXFP4 in bfloat16 covers scales from 2^-66 to 2^61. Smaller scales become 0, and
+    larger ones the largest.
+    """
     return 2.0**60 if kind == "mxfp4" and not _is_plain(kind, dtype) else 1.0
 
 
 @triton.jit
 def _plain(code, zero, KIND: tl.constexpr):
-    """Return the numbers that codes stand for, in float32."""
+    """Return the values of codes, in float32."""
     if KIND == "mxfp4":  # E2M1: a sign, two bits of the exponent and one of the fraction
         size = (code & 7).to(tl.int32)
         bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + (126 << 23)) | ((code & 8).to(tl.int32) << 28)
@@ -164,7 +164,7 @@ def of_8_bits(codes, zero, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def of_float8(codes, DTYPE: tl.constexpr):
-    """Return the numbers of floats of 8 bits (E4M3) in `DTYPE`, or in float32. NaN becomes a number."""
+    """Return the values of 8-bit floats (E4M3) in `DTYPE`, or in float32. NaN becomes a number."""
     IN_PAIRS: tl.constexpr = cuda_capability_geq(9) and not cuda_capability_geq(10)
     if _is_plain("float8", DTYPE):
         return _plain(codes, 0, "float8")
@@ -203,7 +203,7 @@ def scale_of(stored, KIND: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def by_column(of_groups, COLUMNS: tl.constexpr):
-    """Return numbers [n, groups] of groups for each of their columns: [n, COLUMNS], or [n, 1] for one group."""
+    """Repeat the numbers [n, groups] of groups for each of their columns: [n, COLUMNS], or [n, 1] for one group."""
     N: tl.constexpr = of_groups.shape[0]
     GROUPS: tl.constexpr = of_groups.shape[1]
     if GROUPS == 1:

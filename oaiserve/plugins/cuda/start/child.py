@@ -1,9 +1,9 @@
-"""Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
+"""Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory can't harm the server.
 
-A probe reads its order from stdin. It writes a line with the verdict on all features and the ways of products, and then
-computes with those; it does both again without a kernel that doesn't fit. It ends with 0 if the features of its last
-line are usable, and with DECLINED if the model cannot be started anyway. Otherwise, the last line of its log is the
-reason.
+A probe reads its order from stdin. It prints a line with the verdict on all features and the ways of products, and then
+computes with those. If a kernel doesn't fit, it does both again without that kernel. It exits with 0 if the features of
+its last line are usable, and with DECLINED if the model can't be started anyway. Otherwise, the last line of its log is
+the reason.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.plugins.cuda.start.probe")
 DECLINED = 3
-FOUND = "found: "  # This begins the line with what a probe found, as JSON.
-# A probe that takes longer hangs: compiling kernels takes about a minute, and reading weights from a slow disk some.
+FOUND = "found: "  # prefix of the line with a probe's findings, as JSON
+# A probe that takes longer hangs: compiling kernels takes about a minute, and reading weights from a slow disk takes a
+# few.
 LIMIT_SECONDS = 600.0
-KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
-_SHOWN = 300  # characters of the last line of a probe's log
+KILL_LIMIT_SECONDS = 10.0  # limit after a kill, because the driver may delay the process's end
+_SHOWN = 300  # characters of the log's last line that are shown
 
 
 class Order(NamedTuple):
@@ -40,20 +41,21 @@ class Order(NamedTuple):
     model: str  # a folder or a file
     options: EngineOptions
     device: str
-    verdict: Verdict  # before the probe, which does not try features that have a reason to be off
+    verdict: Verdict  # the verdict before the probe; features that have a reason to be off are not tried
 
 
 def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Probed | None:
     """Return the verdict on each feature, and the ways of products, or None for a model that cannot be started anyway.
 
-    If a probe fails, another one tries kernels and graphs alone, if that is less, and the last one no graphs either.
+    If a probe fails, a second one tries only kernels and graphs, if that is less, and a third one tries no graphs
+    either.
     """
     while True:
         code, reason, found = _run(order, command, limit_seconds)
         if code == DECLINED:
             return None
         verdict = order.verdict
-        if found is not None:  # A feature that is off stays off, so that the loop ends whatever a probe says.
+        if found is not None:  # A feature that is off stays off, so the loop ends whatever a probe reports.
             verdict = {feature: why or found.verdict[feature] for feature, why in order.verdict.items()}
             if code == 0:
                 return msgspec.structs.replace(found, verdict=verdict)

@@ -1,4 +1,4 @@
-"""Compares ways to compute steps on a GPU: plain torch, kernels launched one by one, and kernels in graphs."""
+"""Compares ways of computing steps on a GPU: plain torch, kernels launched one by one, and kernels in graphs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from oaiserve.plugins.cuda.executor.product_ways import ProductWays
 from oaiserve.plugins.cuda.executor.step_graphs import StepGraphs
 from oaiserve.plugins.cuda.start.on_gpu import Ready, executor_of
 
-# The lengths of the sequences that are compared. Several programs read the keys of the last one.
+# The lengths of the sequences to compare. The keys of the last one are split among several programs.
 LENGTHS = (9, 40, 17, 600)
 CHUNK_TOKENS = 5  # tokens of the last sequence in a mixed step, in which the others decode
-# The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
+# The lengths of single prompts. Products have different tiles for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
-# By sequence: how tokens are drawn, and the numbers of adapters. Penalties are negative, or factors far below 1: other
-# tokens are drawn without them.
+# For each sequence, how its tokens are drawn, and the numbers of adapters. Penalties are negative, or factors far below
+# 1, because tokens would be drawn without them otherwise.
 _PARAMS = (
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
     SamplingParams(temperature=0.0, frequency_penalty=-20.0, presence_penalty=-20.0),
@@ -43,7 +43,7 @@ _PARAMS = (
 _NO_PENALTIES: dict[str, Any] = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 _ADAPTERS = (1, 0, 2, 1)
 _ADAPTER_RANKS = {1: 3, 2: 20}
-_PADDING = 32  # tokens that the graph of a small step has besides those of the step, at most
+_PADDING = 32  # limit of the tokens that the graph of a small step adds as padding
 
 
 @torch.inference_mode()
@@ -64,12 +64,12 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     for with_adapters in (False, True) if has_adapters else (False,):
         for name, before, step in _steps(own, with_adapters=with_adapters):
             expected = _launched(plain, before, step)[0].clone()
-            # Rounding moves outputs more if numbers of 8 bits are in their sums, or were in those of the step before.
+            # Rounding moves outputs more if 8-bit numbers are in their sums, or were in those of the previous step.
             most_tokens = max(before.num_tokens, step.num_tokens) + _PADDING
             in_float8 = own.spec.has_float8_cache or kernels.ways.rounds(most_tokens)
             limit = tolerance(own.spec.dtype, in_float8=in_float8)
             for way, runner in runners.items():
-                if graphs is not None:  # A replay that computes nothing must not leave the right logits.
+                if graphs is not None:  # so that a replay that computes nothing doesn't leave the right logits
                     graphs.logits.zero_()
                 if problem := _problem(step, limit, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
@@ -94,7 +94,7 @@ def _plain_runner(own: Ready, ways: ProductWays) -> ModelRunner:
 
 def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tensor, list[int]]:
     """Run a step after the one before it. Return its logits, which the next step may overwrite, and its draws."""
-    if before.chunks:  # This is repeated for each step, because steps change states.
+    if before.chunks:  # repeated for each step, because steps change states
         runner.launch(before)
     launched = runner.launch(step)
     ((_, sampling),) = launched.samplings
@@ -135,8 +135,8 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
     start = max(0, last.end - CHUNK_TOKENS)
     yield "decodes beside a prompt", prompts, Step([*before, Chunk(last.sequence, start, last.end - start)])
     alone = [prompt(_possible(length, own), spec.vocab_size, block_size) for length in ROWS]
-    # Rotary tables end at the last position. All blocks of this sequence are the first one but its last, into which the
-    # step writes: programs read earlier keys meanwhile, and must not find the new one at their place.
+    # Rotary tables end at the last position. All blocks of this sequence are the first one, except its last, which the
+    # step writes: programs read earlier keys at the same time, and must not find the new one in their place.
     last_position = prompt(spec.max_model_len, spec.vocab_size, block_size, start=spec.max_model_len - 1)
     sequence = last_position.chunks[0].sequence
     sequence.blocks = [0] * (len(sequence.blocks) - 1) + [1]
@@ -146,6 +146,6 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
 
 
 def _possible(length: int, own: Ready) -> int:
-    """Return a length that `prompts_and_decodes`, the model and its cache take."""
+    """Return a length that `prompts_and_decodes`, the model and its cache support."""
     in_cache = own.num_blocks // len(LENGTHS) * own.options.block_size
     return max(3, min(length, own.spec.max_model_len, in_cache))

@@ -1,4 +1,4 @@
-"""The faster ways to compute on a GPU, and why some are off."""
+"""The faster ways of computing on a GPU, and why some are off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.plugins.cuda.executor.product_ways import UNMEASURED, ProductWays
 
 log = logging.getLogger(__name__)
 
-# By feature: an empty text, or the reason why it is off.
+# Keyed by feature: an empty text, or the reason why it is off.
 Verdict = Mapping[str, str]
 # By the names under which /metrics says what is on: the name in the log, and the consequence if it is off.
 FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -25,7 +25,7 @@ FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "state_chunks": ("States in chunks of tokens", "layers with a state walk through prompts token by token"),
     }
 )
-# What torch computes in place of kernels. These are on only if a probe finds them right and faster on this device.
+# Features that replace kernels by torch. They are on only if a probe finds them correct and faster on this device.
 BY_TORCH = ("fp8_products", "state_chunks")
 
 
@@ -34,11 +34,12 @@ class Probed(Struct, frozen=True):
 
     verdict: Verdict
     ways: ProductWays = UNMEASURED
-    # Seconds that multiplying with one matrix of each shape takes, keyed by the way to multiply and the number of rows
+    # Seconds that multiplying with one matrix of each shape takes, keyed by the way of multiplying and the number of
+    # rows.
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
-    trial_seconds: float = 0.0  # how long it took to choose ways and features, with the kernels that were compiled
-    about: str = ""  # the model and the device, as people call them
-    unfit: dict[str, str] = field(default_factory=dict)  # Why kernels of PARTS are off, by the name of their part.
+    trial_seconds: float = 0.0  # time to choose ways and features, including the compilation of kernels
+    about: str = ""  # the model and the device, by their usual names
+    unfit: dict[str, str] = field(default_factory=dict)  # why kernels of PARTS are off, by the name of their part
 
 
 def all_off(reason: str) -> Verdict:
@@ -56,8 +57,11 @@ def by_options(options: EngineOptions) -> Verdict:
 
 
 def log_off(found: Probed) -> None:
-    """Log why features are off: one warning at most, because graphs need kernels, and one for each kernel that does not
-    fit. No user has to act on others."""
+    """Log why features are off.
+
+    There is at most one warning, because graphs need kernels, plus one for each kernel that doesn't fit. Users need not
+    act on the others.
+    """
     verdict = found.verdict
     failed = [feature for feature, reason in verdict.items() if reason and feature not in BY_TORCH]
     for part, reason in found.unfit.items():

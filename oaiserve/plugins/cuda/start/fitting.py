@@ -1,5 +1,4 @@
-"""Starts without the kernels that do not compile for a GPU, or need more of it than it has: plain torch computes their
-parts."""
+"""Starts without kernels that a GPU can't compile or that need more of it than it has. Plain torch replaces them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from oaiserve.plugins.cuda.start.features import Probed, warn_unfit
 
 T = TypeVar("T")
 
-_OF_COMPILER = "PassManager::run failed"  # The compiler's passes raise it as a RuntimeError.
+_OF_COMPILER = "PassManager::run failed"  # compiler passes raise it as a RuntimeError
 
 
 class Part(NamedTuple):
@@ -23,7 +22,7 @@ class Part(NamedTuple):
 
     name: str
     fields: tuple[str, ...]
-    can_be_captured: bool = False  # whether graphs can have plain torch in their place
+    can_be_captured: bool = False  # whether graphs can contain plain torch instead
 
 
 # By the last part of the name of the module that launches the kernels. Plain torch has no gates of gpt-oss, which only
@@ -42,8 +41,10 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 
 
 def fitting(found: Probed, run: Callable[[Probed], T]) -> tuple[T, Probed]:
-    """Run with what an earlier probe found. Run again without each kernel that does not compile for the device, or does
-    not fit on it. Return the result, and what was found with the kernels that are off.
+    """Run with the findings of an earlier probe.
+
+    Run again without each kernel that doesn't compile for the device, or doesn't fit on it. Return the result, and the
+    findings with the kernels that are off.
     """
     while True:
         try:
@@ -74,5 +75,5 @@ def without(found: Probed, part: Part, reason: str) -> Probed:
 
 
 def fields_off(found: Probed) -> list[str]:
-    """Return the fields of `Kernels` in whose place plain torch computes."""
+    """Return the fields of `Kernels` that plain torch replaces."""
     return [name for part in PARTS.values() if part.name in found.unfit for name in part.fields]

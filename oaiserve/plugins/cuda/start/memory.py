@@ -1,5 +1,7 @@
-"""Sizes the KV cache of a model on a GPU: its blocks and states from the memory that the largest step and CUDA graphs
-leave, and its scales in FP8."""
+"""Sizes the KV cache of a model on a GPU.
+
+Blocks and states get the memory that the largest step and CUDA graphs leave. In FP8, the cache's scales are measured.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ log = logging.getLogger(__name__)
 # Attention reads keys in pieces: a step with a longer context takes more time, not more memory.
 MOST_CONTEXT = 8192
 SCALED_TOKENS = 64  # length of the rehearsal that determines the scales
-# Keys of other texts may be larger than those of the rehearsal, up to this factor. Even larger ones are cut off. Small
-# floats have as many digits as large ones, so the room costs nothing down to 2^-15 of the largest.
+# Keys of other texts may be larger than those of the rehearsal, up to this factor. Even larger ones are clipped. Small
+# floats have as many digits as large ones, so the headroom costs nothing down to 2^-15 of the largest.
 ROOM = 4
 # These estimate the memory of graphs. All graphs share one pool, whose size follows from the largest graph.
-LAYER_BYTES = 64 << 10  # memory of the driver for the launches of one layer, in each forward
+LAYER_BYTES = 64 << 10  # the driver's memory for the launches of one layer, in each forward pass
 POOL_BYTES = 128 << 20  # hidden states of the largest graph, parts of prompts, cuBLAS's workspace, and fragmentation
 WIDE_TENSORS = 4  # tensors of a layer that exist at once, each counted as wide as the widest
 DRAW_BYTES = 12  # bytes for each logit: its weight, and a candidate's weight and id for top_k and top_p
@@ -53,7 +55,7 @@ class MemoryReading(NamedTuple):
 
 
 def read_memory(device: torch.device) -> MemoryReading:
-    """Let torch free unused memory, and return the use then."""
+    """Make torch free unused memory, and return the memory use after that."""
     torch.cuda.synchronize(device)
     peak_in_tensors = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
@@ -142,8 +144,10 @@ def sizes_of(spec: ModelSpec, options: EngineOptions) -> list[Size]:
 
 @torch.inference_mode()
 def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int) -> ModelSpec:
-    """Return the model with a scale for the keys and one for the values of each layer. They are powers of two, such
-    that the largest number of a rehearsal is at most a fourth of the largest in the cache."""
+    """Return the model with a scale for the keys and one for the values of each layer.
+
+    They are powers of two, such that the largest number of a rehearsal is at most a fourth of the largest in the cache.
+    """
     plain = spec.with_cache("auto")
     num_tokens = min(SCALED_TOKENS, plain.max_model_len)
     sizes = {"num_blocks": -(-num_tokens // block_size), "block_size": block_size}

@@ -46,8 +46,11 @@ log = logging.getLogger(__name__)
 
 
 def start(request: StartRequest) -> ServedModel:
-    """Start the model on the GPU of the options. Raises StartupError for the user, and Declined for a model that is not
-    described, or has no kernels."""
+    """Start the model on the GPU of the options.
+
+    Raises StartupError for errors that the user can fix, and Declined for a model that has no description or no
+    kernels.
+    """
     options = request.options
     device = select_device(options.device)
     name = request.source.location
@@ -74,7 +77,7 @@ class Placed(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A model on a GPU whose steps can run, and be captured if it has kernels."""
+    """A model on a GPU, ready to run steps, and to capture them if it has kernels."""
 
     spec: ModelSpec
     options: EngineOptions
@@ -84,14 +87,14 @@ class Ready(NamedTuple):
     tables: BlockTables
     counts: DeviceCounts | None  # None without kernels
     num_blocks: int
-    longest: int  # tokens that a request may have
-    num_states: int  # sequences that can keep a state; 0 if no layer keeps one
+    longest: int  # limit of a request's tokens
+    num_states: int  # limit of sequences that can keep a state; 0 if no layer keeps one
     states: States | None
-    new_runner: Callable[..., ModelRunner]  # runs steps by these parts, and by `graphs` if there are any
+    new_runner: Callable[..., ModelRunner]  # creates a runner of these parts, with `graphs` if there are any
 
 
 def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> None:
-    """Raise StartupError for options that the model or the device cannot obey, and NotKnown for what has no kernels."""
+    """Raise StartupError for options that the model or device can't fulfil, and NotKnown for missing kernels."""
     refuse_unless_possible(model.spec, options, model.decoder.adaptable())
     if options.kv_cache_dtype == "fp8":
         refuse_unless_float8(model.spec.device, "--kv-cache-dtype fp8", "auto keeps keys and values in 16 bits")
@@ -102,8 +105,10 @@ def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> No
 
 
 def refuse_unless_float8(device: torch.device, setting: str, other: str) -> None:
-    """Raise StartupError for a setting on a GPU that cannot compute with floats of eight bits. `other` is another value
-    of its flag, and what that does."""
+    """Raise StartupError for a setting on a GPU that can't compute with 8-bit floats.
+
+    `other` is another value of its flag, and what that value does.
+    """
     if not takes_float8(device):
         needed = ".".join(map(str, FLOAT8_CAPABILITY))
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
@@ -114,7 +119,7 @@ def refuse_unless_float8(device: torch.device, setting: str, other: str) -> None
 
 
 def place(model: Described, options: EngineOptions, name: str) -> Placed:
-    """Bring the weights of a described model to its device one by one.
+    """Copy the weights of a described model to its device one by one.
 
     Raises NotKnown for a model without kernels, and StartupError for too little memory.
     """
@@ -138,10 +143,10 @@ def place(model: Described, options: EngineOptions, name: str) -> Placed:
 
 
 def start_on_gpu(model: Placed, options: EngineOptions, found: Probed) -> Started:
-    """Start a model whose weights are on a GPU, with the features that are usable, and the ways that are fastest.
+    """Start a model whose weights are on a GPU, with the usable features and the fastest ways.
 
     Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
-    are not numbers.
+    are not finite.
     """
     own = ready(model, options, found)
     features = dict(found.verdict)
@@ -172,7 +177,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, found: Probed) -> Starte
 
 
 def ready(model: Placed, options: EngineOptions, found: Probed, *, is_probe: bool = False) -> Ready:
-    """Make the kernels of a model, its KV cache with as many blocks as there is memory for, and its executor.
+    """Create the kernels of a model, its KV cache with as many blocks as fit, and its executor.
 
     A probe computes the last position of the model, for which its own cache may have no room.
     """
@@ -199,19 +204,19 @@ def ready(model: Placed, options: EngineOptions, found: Probed, *, is_probe: boo
     table_len = spec.max_model_len if is_probe else longest
     tables = BlockTables.with_room(options.max_running, table_len, options.block_size, spec.device)
     counts = DeviceCounts(tables, spec.vocab_size) if kernels.sampling is not None else None
-    states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
+    states = States.of(spec, num_states + 1)  # one more than sequences use, for padded rows of graphs
     new_runner = partial(new_runner, executor, tables=tables, counts=counts, states=states)
     sizes = num_blocks, longest, num_states
     return Ready(spec, options, adaptable, weights, executor, tables, counts, *sizes, states, new_runner)
 
 
 def captured(own: Ready, capture: Capture) -> StepGraphs:
-    """Capture the steps of a model with kernels. Raises the error of one that cannot be captured."""
+    """Capture the steps of a model with kernels. Raises the error of a step that can't be captured."""
     began_ns = THREADS.clock_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
     graphs = graphs_of(own, capture)
-    torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
+    torch.cuda.empty_cache()  # Before its capture, each size ran once in memory that the graphs don't use.
     left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
     seconds = (THREADS.clock_ns() - began_ns) / 1e9
     gib = (free_bytes - left_bytes) / 2**30
@@ -241,8 +246,7 @@ def graphs_of(own: Ready, capture: Capture) -> StepGraphs:
 def kernels_for(
     spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions, found: Probed
 ) -> Kernels:
-    """Return Triton's kernels, with what torch computes in their place, and with those for adapters if there may be
-    any."""
+    """Return Triton's kernels, except those that torch replaces, and with those for adapters if needed."""
     ways = found.ways
     if found.verdict["fp8_products"]:
         ways = msgspec.structs.replace(ways, rounded_from=None)
@@ -254,7 +258,7 @@ def kernels_for(
         return kernels
     from oaiserve.plugins.cuda.executor.triton_adapters import TritonAdapters
 
-    # Twice as many adapters as a step can have.
+    # twice as many adapters as a step can have
     adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device)
     return kernels._replace(adapters=adapters)
 
@@ -262,7 +266,7 @@ def kernels_for(
 def executor_of(
     weights: CudaWeights | Decoder, spec: ModelSpec, num_blocks: int, *, options: EngineOptions, kernels: Kernels
 ) -> CudaExecutor | ReferenceExecutor:
-    """Make an executor whose KV cache has `num_blocks` blocks."""
+    """Create an executor whose KV cache has `num_blocks` blocks."""
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     if isinstance(weights, CudaWeights):
         return CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=kernels)
@@ -270,10 +274,10 @@ def executor_of(
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
+    """Run a step of each kind, so that no request waits for kernels to be compiled or for libraries' handles.
 
-    The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
-    compiled when memory was measured.
+    The thread that runs the steps calls this, because each thread has its own handles. Kernels for long prompts have
+    been compiled when memory was measured.
     """
     for step in sampling_steps():
         runner.collect(runner.launch(step))

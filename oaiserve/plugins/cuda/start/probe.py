@@ -39,13 +39,13 @@ from oaiserve.plugins.cuda.start.on_gpu import Placed, captured, place, ready, w
 from oaiserve.plugins.cuda.start.trials import product_ways, reason, state_chunks
 from oaiserve.runtime import THREADS
 
-LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
+LEAST_LAYERS = 2  # at least two, because one kernel computes a layer's sums and the norm of the next layer
 CACHE_MEMORY = Bytes("1GiB")
 _OF_PLACE = ("module", "first_row", "cache_of")  # fields that differ between layers of a kind
 
 
 def kind_of(part: Any) -> Any:
-    """Return the features that all parts of this kind share: everything except for numbers and names."""
+    """Return the properties that all parts of this kind share: everything except numbers and names."""
     if isinstance(part, Tensor):
         return tuple(part.shape), str(part.dtype)
     if isinstance(part, Blocks):
@@ -68,11 +68,11 @@ def with_fixed_choices(layer: Layer) -> Layer:
 
 
 def first_layers(model: Described) -> Described:
-    """Return a model with its first layers, as many as are needed for all kinds."""
+    """Return a model with only its first layers, as many as are needed for all kinds."""
     decoder = model.decoder
     kinds = [kind_of(layer) for layer in decoder.layers]
     number = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
-    if decoder.layer_inputs is not None:  # These have numbers for each layer.
+    if decoder.layer_inputs is not None:  # These have inputs for each layer.
         number = len(decoder.layers)
     layers = [with_fixed_choices(layer) for layer in decoder.layers[:number]]
     spec = replace(
@@ -92,8 +92,8 @@ def first_difference(
     """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
 
     Return the first difference from plain torch, if there is any. The features and ways of the start are reported
-    before. Those are not tried that a verdict has off. Raises NotKnown and StartupError for a model that cannot be
-    started.
+    before that. Features that the verdict turns off are not tried. Raises NotKnown and StartupError for a model that
+    cannot be started.
     """
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
@@ -112,7 +112,7 @@ def first_difference(
 
 
 def tried(found: Probed, model: Placed, layers: list[Layer]) -> Probed:
-    """Choose the fastest ways of products, and try the features that torch computes, unless they are off already."""
+    """Choose the fastest ways of products, and try the features that use torch, unless they are already off."""
     began_ns = THREADS.clock_ns()
     weights = model.weights
     assert isinstance(weights, CudaWeights)
@@ -135,7 +135,7 @@ def _write(found: Probed) -> None:
 
 def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # All output goes to the log.
-    # The server ends a probe earlier, unless the server has ended.
+    # The server kills a slow probe earlier, unless the server itself has ended.
     faulthandler.dump_traceback_later(LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
     order: Order = pickle.load(sys.stdin.buffer)
     code = 1
@@ -150,7 +150,7 @@ def main() -> None:
         problem = named(error)
     if problem:
         print(problem, file=sys.stderr, flush=True)
-    os._exit(code)  # The end of a process whose device has failed would write more lines, or crash.
+    os._exit(code)  # The normal exit of a process whose device has failed would print more lines, or crash.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stores what probes of GPUs found: for later starts, and for people who ask."""
+"""Stores the results of GPU probes, for later starts and for `oaiserve doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder() -> Path:
 
 
 def recall(path: Path) -> Probed | None:
-    """Return the result of a probe, or None if it is missing, spoiled, of another version or of another user."""
+    """Return the result of a probe, or None if it is missing, corrupt, or of another version or user."""
     try:
         found = msgspec.json.decode(private.read_file(private.verified(path.parent) / path.name), type=Probed)
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def recall(path: Path) -> Probed | None:
 
 
 def remember(path: Path, found: Probed) -> None:
-    """Write what a probe found, for later starts."""
+    """Store the result of a probe for later starts."""
     try:
         private.make_folder(path.parent)
         private.verified(path.parent)
@@ -42,7 +42,7 @@ def remember(path: Path, found: Probed) -> None:
 
 
 def all_found() -> Iterator[Probed]:
-    """Yield what the starts of this user have found, newest first."""
+    """Yield the results of this user's starts, newest first."""
     with suppress(OSError):
         paths = sorted(folder().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         yield from filter(None, map(recall, paths))

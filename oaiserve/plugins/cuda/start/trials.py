@@ -1,5 +1,8 @@
-"""Tries the ways in which this device can compute products, and layers with a state: compares each candidate with plain
-torch, and times those that are right. A probe does so in its process, because the device may fail in it."""
+"""Tries the ways in which this device can compute products and layers with a state.
+
+Each candidate is compared with plain torch, and the correct ones are timed. A probe does this in its own process,
+because the device may fail.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ from oaiserve.plugins.cuda.executor.product_ways import UNMEASURED, MatrixTiles,
 from oaiserve.plugins.cuda.start.features import Probed
 
 Seconds = Callable[[Callable[[], object]], float]
-# By numbers of rows, the tiles that are tried for them besides those without a measurement; the first number decides.
-# Each is compiled, in one or two variants.
+# Keyed by numbers of rows: the tiles to try for them, in addition to the defaults. The first number decides. Each is
+# compiled, in one or two variants.
 Tried = Mapping[tuple[int, ...], tuple[MatrixTiles, ...]]
 
-RUNS = 4  # The fastest one counts.
+RUNS = 4  # The fastest run counts.
 FLUSHED_BYTES = 128 << 20  # more than the L2 cache of any card
-# The device sleeps for a millisecond or two while the host launches all runs. Otherwise a small product would take as
-# long as its launch, which a CUDA graph does not have.
+# The device sleeps for a millisecond or two while the host launches all runs. Otherwise, a small product would take as
+# long as its launch, which a CUDA graph doesn't have.
 SLEEP_CYCLES = 2_000_000
-STATE_ROWS = 2048  # the tokens of a prompt that layers with a state walk through
-# All ways multiply the same floats as plain torch. They differ in the last rounding, and in how precisely tensor cores
-# add.
+STATE_ROWS = 2048  # tokens of the prompt used to time layers with a state
+# All ways multiply the same floats as plain torch. They differ in the last rounding, and in the precision of tensor
+# cores' sums.
 TOLERANCE = 2**-6
 NO_MATRICES = "the model has no matrices in FP8 with a scale for each row, or for each block of 128 by 128"
 TILES: Tried = MappingProxyType(
@@ -42,7 +45,7 @@ TILES: Tried = MappingProxyType(
         (16, 1): (
             MatrixTiles(16, 64, 4, 6),
             MatrixTiles(16, 128, 4, 3),
-            MatrixTiles(16, 64, 4, 4, programs_per_sm=2),  # This one and the next compile nothing.
+            MatrixTiles(16, 64, 4, 4, programs_per_sm=2),  # This one and the next are already compiled.
             MatrixTiles(16, 64, 4, 4, programs_per_sm=8),
         ),
         (64,): (MatrixTiles(64, 128, 8, 3),),
@@ -51,7 +54,7 @@ TILES: Tried = MappingProxyType(
 )
 # The same for matrices of experts, by the rows of each expert.
 EXPERT_TILES: Tried = MappingProxyType({(16,): (MatrixTiles(16, 128, 4, 3),), (64,): (MatrixTiles(64, 64, 4, 3),)})
-# Ways of products with any number of rows, by their names in the table of `oaiserve doctor`
+# Ways of computing products with any number of rows, by their names in the table of `oaiserve doctor`.
 KERNEL = ProductWays(unpacked_from=None)
 UNPACKED = MappingProxyType({"unpacked": ProductWays(unpacked_from=0)})
 IN_FP8 = MappingProxyType(
@@ -60,12 +63,14 @@ IN_FP8 = MappingProxyType(
 
 
 class Wrong(Exception):
-    """A candidate computes something else than plain torch on this device."""
+    """On this device, a candidate's result differs from plain torch."""
 
 
 def seconds_on_device(run: Callable[[], object]) -> float:
-    """Return the seconds that the device takes for a run that has been compiled, with nothing of it in its caches, as
-    in a step."""
+    """Return the seconds that the device takes for a compiled run.
+
+    Nothing of it is in the device's caches, as in a step.
+    """
     run()
     others = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(RUNS)]
@@ -81,9 +86,9 @@ def seconds_on_device(run: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> Probed:
-    """Return in which ways products are fastest on this device, and why not in FP8.
+    """Return the ways in which products are fastest on this device, and why FP8 isn't used.
 
-    Raises what kernels raise: a start can't do without them.
+    Raises the kernels' errors, because a start can't do without them.
     """
     different = {(type(one), one.kind, one.shape, one.group_columns): one for one in weights.packed}.values()
     matrices = [one for one in different if not isinstance(one, ExpertMatrices)]
@@ -111,7 +116,7 @@ def product_ways(weights: CudaWeights, seconds: Seconds = seconds_on_device) -> 
 
 
 class Trials:
-    """Products with matrices of a model, and how long they have taken."""
+    """Products with matrices of a model, and the measured times."""
 
     def __init__(self, weights: CudaWeights, seconds: Seconds) -> None:
         from oaiserve.plugins.cuda.executor import triton_products  # The import needs Triton.
@@ -140,10 +145,10 @@ class Trials:
     def fastest(
         self, candidates: Mapping[str, ProductWays], matrices: Sequence[PackedMatrix], all_rows: Sequence[int]
     ) -> tuple[ProductWays, dict[int, float]]:
-        """Return the candidate that is fastest with the first number of rows, and its seconds by number of rows.
+        """Return the fastest candidate for the first number of rows, and its seconds by number of rows.
 
-        Candidates that do not fit on the device, or are wrong there, are not taken. The first error is raised if there
-        are no others.
+        Candidates that don't fit on the device, or are wrong there, are skipped. If no others are left, the first error
+        is raised.
         """
         times: dict[str, dict[int, float]] = {}
         errors: list[Exception] = []
@@ -159,7 +164,7 @@ class Trials:
         return candidates[fastest], times[fastest]
 
     def _tried(self, way: ProductWays, matrices: Sequence[PackedMatrix], rows: int) -> float:
-        """Compare a product with each matrix with that of plain torch, and return the seconds of all."""
+        """Compare a product with each matrix with the result of plain torch, and return the total seconds."""
         seconds = 0.0
         for matrix in matrices:
             multiply: Callable[..., Tensor] = self._kernels.multiply
@@ -195,14 +200,16 @@ def plain_product_of_experts(x: Tensor, matrices: ExpertMatrices, *_: object) ->
 
 
 def least_rows(times: Mapping[int, float], others: Mapping[int, float]) -> int | None:
-    """Return from how many rows on the times are less than the others, or None."""
+    """Return the number of rows from which on `times` are lower than the others, or None."""
     return min(takewhile(lambda rows: times[rows] < others[rows], sorted(times, reverse=True)), default=None)
 
 
 @torch.inference_mode()
 def state_chunks(layers: Iterable[Layer], device: torch.device, seconds: Seconds = seconds_on_device) -> str:
-    """Return why prompts of layers with a state shall not be computed in chunks, or an empty text. One of each shape is
-    tried."""
+    """Return why prompts of layers with a state should not be computed in chunks, or an empty text.
+
+    One layer of each shape is tried.
+    """
     from oaiserve.plugins.cuda.executor import triton_states
 
     shapes = {shape_of(layer.mixer) for layer in layers if isinstance(layer.mixer, DeltaNet | Mamba2)}
@@ -225,7 +232,7 @@ def state_chunks(layers: Iterable[Layer], device: torch.device, seconds: Seconds
 
 
 def shape_of(mixer: DeltaNet | Mamba2) -> tuple[int, int, int, int, bool]:
-    """Return heads, key heads, the dimensions of keys and values, and whether tokens have rates."""
+    """Return the numbers of heads and key heads, the dimensions of keys and values, and whether tokens have rates."""
     if isinstance(mixer, DeltaNet):
         return mixer.value_heads, mixer.key_heads, mixer.key_dim, mixer.value_dim, True
     return mixer.heads, mixer.groups, mixer.state_dim, mixer.head_dim, False
@@ -244,5 +251,5 @@ def unless_slower(by_torch: float, by_kernels: float) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return why a candidate is not taken. A library may raise anything for a device that it can't use."""
+    """Return why a candidate is rejected. A library may raise anything for a device that it can't use."""
     return str(error) if isinstance(error, Wrong) else named(error)

@@ -1,7 +1,7 @@
-"""Decides which faster ways to compute a start uses: those that passed a probe, unless the GPU has failed.
+"""Decides which faster ways of computing a start uses: those that passed a probe, unless the GPU has failed.
 
-What a probe found is stored for later starts. It is valid for one model, one GPU, its driver, and the versions of the
-packages that make kernels.
+The result of a probe is stored for later starts. It is valid for one model, one GPU, its driver, and the versions of
+the packages that create kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Usable:
     """The result of the probe for one model on one GPU."""
 
     def __init__(self, request: StartRequest, spec: ModelSpec) -> None:
-        """Read what an earlier start found, or probe the GPU."""
+        """Read the result of an earlier start, or probe the GPU."""
         self._device = spec.device
         about = "\n".join(map(str, _about(request, spec)))
         self._path = folder() / hashlib.sha256(about.encode()).hexdigest()[:16]
@@ -63,7 +63,7 @@ class Usable:
         return found
 
     def started(self, start: Callable[[Probed], T]) -> T:
-        """Start with what a probe found. A kernel that does not fit is turned off, also for later starts."""
+        """Start with the result of the probe. A kernel that doesn't fit is turned off, also for later starts."""
         result, found = fitting(self.found, start)
         if found is not self.found:
             self.found = found
@@ -85,7 +85,7 @@ class Usable:
             raise kind(f"The GPU failed, and fails from now on: {named(error)}.") from error
 
     def forbid_if_failed(self, error: BaseException) -> bool:
-        """If this process can no longer use the device, let the next start use none of the features."""
+        """If this process can no longer use the device, make the next start use none of the features."""
         try:
             torch.cuda.synchronize(self._device)
         except Exception:
@@ -100,7 +100,7 @@ def _has_usable(found: Probed) -> bool:
 
 
 def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
-    """Return everything on which a probe depends."""
+    """Return everything that a probe's result depends on."""
     options = request.options
     sizes = (options.block_size, options.max_running, options.max_step_tokens, options.max_model_len)
     ways = (options.cuda_graph, options.kv_cache_dtype, options.quantize, options.has_adapters, spec.dtype)
@@ -111,8 +111,10 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
 
 
 def content_of(model: Path) -> list[tuple[str, int, int]]:
-    """Return the name, size and time of the last change of a file, or of each file in a folder, which differ for other
-    weights at the same path. Return an empty list if they can't be read."""
+    """Return the name, size and modification time of a file, or of each file in a folder.
+
+    They differ for other weights at the same path. Returns an empty list if they can't be read.
+    """
     with suppress(OSError):
         files = sorted(filter(Path.is_file, model.iterdir())) if model.is_dir() else [model]
         stats = [(file.name, file.stat()) for file in files]
