@@ -62,7 +62,7 @@ _Q4_128 = 1104
 _WITH_ZEROS = (_Q4_Z, _Q8_Z, _Q4_128)
 _LONG = 128
 _EXPANDED_AT_ONCE = 2**18  # float32 numbers that fit into the L2 cache
-_CONVERTED_AT_ONCE = 2**15  # torch would convert more with two threads, which then wait for each other
+_CONVERTED_AT_ONCE = 2**15  # torch would convert larger arrays with two threads, which then wait for each other
 # `of_integers` refuses a scale whose relative error in 16 bits is larger than this.
 _SCALE_ERROR = 2.0**-10
 
@@ -187,7 +187,7 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
         num_bytes, expander = EXPANDERS[kind]
         blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # torch can't write a mapped file
         return expander(blocks.view(-1, num_bytes)).view(len(data), -1)
-    import gguf  # rarely needed, so imported only here
+    import gguf  # imported here because it is rarely needed
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))
     return torch.from_numpy(np.require(expanded, np.float32, "W"))  # unquantized numbers may be the file's

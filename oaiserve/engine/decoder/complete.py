@@ -39,7 +39,7 @@ def _kind(layer: Layer) -> Hashable:
 
 
 def _weights(part: Any, path: str) -> set[str]:
-    """Return the paths of the weights in a part. For lists, include which weights every entry has."""
+    """Return the paths of the weights in a part. For lists, also mark the weights that all entries have."""
     if isinstance(part, Tensor | Blocks):
         return {path}
     if isinstance(part, list):

@@ -155,7 +155,7 @@ def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
 
 
 def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
-    """Return the matrices of queries and gates. A file has them as one, in which each head's gate follows its query."""
+    """Return the matrices of queries and gates. Files join them: each head's gate follows its query."""
     if len(together.weight) != 2 * facts.heads * facts.head_dim:
         raise NotKnown(f"its queries and gates have {len(together.weight)} rows for {facts.heads} heads")
     rows = torch.arange(len(together.weight)).unflatten(0, (facts.heads, 2, -1))

@@ -112,7 +112,7 @@ class LatentProjection:
     query_down: Matrix | None  # None: `query` multiplies the hidden state
     query_norm: Norm | None  # norm of the output of `query_down`
     query: Matrix
-    down: Matrix  # rows: first those of the latent vector, then the part of keys that all heads share
+    down: Matrix  # rows: first the latent vector, then the part of keys that all heads share
     norm: Norm  # norm of the latent vector
     up: Matrix  # for each head: rows of the unrotated part of the key, then rows of the value
 
@@ -372,7 +372,7 @@ class Laurel:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors for the outputs that a layer adds to the hidden state, multiplied with those of the decoder."""
+    """Factors for the outputs that a layer adds to the hidden state. The decoder's factors apply in addition."""
 
     mixer: float = 1.0
     attention: float = 1.0

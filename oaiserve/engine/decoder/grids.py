@@ -17,7 +17,7 @@ IN_NATIVE_CODE = {16: (1, 0), 17: (1, 0), 18: (2, 0), 19: (8, 1), 21: (8, 0), 22
 
 @cache
 def points_of(kind: int) -> NDArray[np.int8]:
-    """Return the points of a format [points, weights of a point] in the form that native code expects."""
+    """imported here because it is rarely needed"""
     from gguf import GGMLQuantizationType, quants  # rarely needed, so imported only here
 
     definition = getattr(quants, GGMLQuantizationType(kind).name)

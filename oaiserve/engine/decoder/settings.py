@@ -169,8 +169,10 @@ def _with_floats(value: Any) -> Any:
 
 @cache
 def table() -> dict[str, Any]:
-    """Return the facts of types and of wrappers. In the file, a type has only the defaults that differ from those of
-    another type, which comes before it."""
+    """Return what is known about types and wrappers.
+
+    In the file, a type lists only the defaults that differ from an earlier type's.
+    """
     stored: dict[str, Any] = json.loads(DEFAULTS.read_text())
     types = stored["types"]
     for row in types.values():

@@ -1,1 +1,1 @@
-"""Executors compute steps. Each does so in its own way, for any described decoder or for any model of transformers."""
+"""Executors compute steps, each in its own way, for any described decoder or for any model of transformers."""

@@ -38,7 +38,7 @@ class Launched:
     prompt_rows: list[tuple[int, int, int]]  # see Batch
     waiting_rows: list[int]  # rows to be drawn later, by `draw`
     waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
-    # On a CUDA device: the events when the device had this step's inputs, and when the previous step ended.
+    # On a CUDA device, these events record when the device had this step's inputs, and when the previous step ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
     samplings: list[tuple[list[int], PendingDraws]] = field(default_factory=list)  # each with the rows that it draws
@@ -50,8 +50,8 @@ class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
     `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that fit
-    them. `tables` are the sequences' block tables on a GPU, which `graphs` also read. With `counts`, whose rows are
-    those of the tables, `sample_ids` takes `edits`, as the one in `triton_sampling` does. `states` are needed if the
+    them. `tables` are the sequences' block tables on a GPU, which `graphs` also read. With `counts`, which has the same
+    rows as the tables, `sample_ids` takes `edits`, as the one in `triton_sampling` does. `states` are needed if the
     model's layers have states.
     """
 

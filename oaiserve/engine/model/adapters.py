@@ -36,7 +36,7 @@ class AdapterPart:
         return len(self.a)
 
     def added(self, x: Tensor) -> Tensor:
-        """Return what is added to the product of the rows `x` [..., columns]."""
+        """Return the addition to the product of the rows `x` [..., columns]."""
         return (x @ self.a.T * self.scale) @ self.b.T
 
 

@@ -68,7 +68,7 @@ def prompts_and_decodes(
 
 
 def sampling_steps() -> list[Step]:
-    """Return a step for each way to draw a token that has its own kernels. They write into the first block."""
+    """Return a step for each way of drawing a token that has its own kernels. The steps write into the first block."""
     steps = []
     for params, logit_bias in product(_WAYS, _BIASES):
         chunks = []

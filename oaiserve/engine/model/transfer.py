@@ -57,7 +57,7 @@ def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(packed: np.ndarray, tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """Return the arrays in `packed`. Their shapes and types are those of `tensors`."""
+    """Return the arrays in `packed`. They have the shapes and types of `tensors`."""
     arrays: list[np.ndarray] = []
     start = 0
     for tensor in tensors:

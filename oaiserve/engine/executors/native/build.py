@@ -202,7 +202,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _flaw(path: Path) -> str | None:
-    """Return what is wrong with the file at the path, "" if it is missing, or None if it is as `_compile` wrote it."""
+    """Return the flaw of the file at the path, "" if the file is missing, or None if it is as `_compile` wrote it."""
     try:
         content = private.read_file(path)
     except FileNotFoundError:

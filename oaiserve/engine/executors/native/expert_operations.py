@@ -40,7 +40,7 @@ class Buffers(NamedTuple):
 
 
 class ExpertOperations:
-    """Adds the operations of mixtures of experts to those of a decoder."""
+    """Adds the operations of mixtures of experts to a decoder's list."""
 
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
         self._operations = operations

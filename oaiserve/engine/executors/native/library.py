@@ -100,7 +100,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ConvolvedChannels:
-    """A convolution of the first numbers of a row, as src/states.h has it."""
+    """A convolution of the first numbers of a row. Must match the struct in src/states.h."""
 
     channels: int
     taps: int

@@ -27,7 +27,7 @@ MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h
 
 
 class MixerOperations:
-    """Adds the operations of mixers, in the order of their layers, to those of a decoder."""
+    """Adds the operations of mixers to a decoder's list, in the order of their layers."""
 
     def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
         self._operations = operations

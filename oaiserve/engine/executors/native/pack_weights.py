@@ -148,7 +148,7 @@ def padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
 
 
 def _biases(matrices: list[Matrix]) -> list[Tensor] | None:
-    """Return the biases of all matrices, with zeros for those without one, or None if none has one."""
+    """Return the biases of all matrices, with zeros for a missing one, or None if all are missing."""
     if all(matrix.bias is None for matrix in matrices):
         return None
     return [torch.zeros(len(one.weight)) if one.bias is None else one.bias.float() for one in matrices]

@@ -32,7 +32,7 @@ class PackedAdapter:
         self._library.free_adapter(self.handle)
 
     def _set(self, index: int, adapter: Adapter, matrices: list[Matrix]) -> None:
-        """Set the weights of a site. A module that several of its matrices belong to has its ranks only once."""
+        """Set the weights of a site. A module's ranks are stored only once, even if several matrices belong to it."""
         parts = {
             module: part for matrix in matrices if (part := adapter.parts.get(module := matrix.module)) is not None
         }

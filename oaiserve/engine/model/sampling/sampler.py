@@ -36,7 +36,7 @@ class Sampling:
     """The next token of each chunk's sequence, and log-probabilities, while the device computes them.
 
     `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict the
-    tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
+    tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities come from the
     unmodified logits. `sample_ids` replaces NumPy, as the one in `triton_sampling` does. Without `applies_masks`, it
     applies the masks.
     """
@@ -105,7 +105,7 @@ def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
 
 
 def _ranks(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each token in its row, from 1. Of equal values, the lower id comes first, as in `_look_up`."""
+    """Return the rank of each token in its row, from 1. Equal values are ranked by id, as in `_look_up`."""
     values = logprobs.gather(1, token_ids[:, None])
     if logprobs.device.type == "cpu":  # row by row, so that each stays in the cache: 20 times as fast as below
         rows = zip(logprobs.numpy(), values.numpy(), token_ids.tolist(), strict=True)

@@ -303,7 +303,7 @@ Multiply = Callable[[Tensor, PackedMatrix, Tensor | None, ProductWays, Rounded |
 def plain_product(
     x: Tensor, matrix: PackedMatrix, bias: Tensor | None, ways: ProductWays, rounded: Rounded | None = None
 ) -> Tensor:
-    """Compute `rounded_product` if `ways` rounds so many rows, else `expanded_product`."""
+    """Compute `rounded_product` if `ways` rounds this many rows, else `expanded_product`."""
     if ways.rounds(len(x)) and matrix.is_for_torch:
         return rounded_product(x, matrix, bias).to(x.dtype)
     return expanded_product(x, matrix, bias)

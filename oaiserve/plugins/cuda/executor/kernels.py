@@ -36,8 +36,8 @@ class PlainLatentAttention:
     ) -> Tensor:
         """Write latent vectors [T, rank] and rotated shared numbers [T, shared] into the cache.
 
-        Return queries [T, heads, rank + shared]. Their last `shared` numbers are those of `query` [T, heads, own +
-        shared], rotated. Their first `rank` numbers are uninitialised.
+        Return queries [T, heads, rank + shared]. Their last `shared` numbers are the last ones of `query` [T, heads,
+        own + shared], rotated. Their first `rank` numbers are uninitialised.
         """
         key, turned = (
             rotated(rotary, numbers.float(), 0, self._batch).to(query.dtype)

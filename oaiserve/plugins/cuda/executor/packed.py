@@ -15,7 +15,7 @@ FLOAT8_CAPABILITY = (8, 9)
 
 
 def takes_float8(device: torch.device) -> bool:
-    """Return whether kernels on this GPU can compute with 8-bit floats. Those of MI300 have another format."""
+    """Return whether kernels on this GPU can compute with 8-bit floats. MI300 uses another format of them."""
     if device.type == "cuda" and torch.version.hip is not None:
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY

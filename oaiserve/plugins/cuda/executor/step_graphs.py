@@ -165,7 +165,7 @@ class StepGraphs:
         self._graphs[size, has_adapters]()
         logits = self.logits[: len(draws)]
         if not is_plain:
-            self._token_ids = None  # draws for no request have overwritten them
+            self._token_ids = None  # draws with padding parameters have overwritten them
             return logits, None
         replayed = Replayed(self._words, len(draws), aligned_size(size.num_sequences))
         self._token_ids = replayed.token_ids

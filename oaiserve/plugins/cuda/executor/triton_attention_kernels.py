@@ -506,11 +506,10 @@ def prefill_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Attend for a tile of one sequence's tokens, for all heads of a key head, to a part of the keys that it sees. The
-    program is (item * key heads).
+    """Attend for a tile of one sequence's tokens and all heads of a key head. The program is (item * key heads).
 
-    The last tiles come first: they see the most keys, and the device shall not end with one long tile alone. The last
-    one to end of a tile's parts combines their results.
+    It covers a part of the keys that the tile sees. The last tiles come first: they see the most keys, and a long tile
+    should not run alone at the end. The last of a tile's parts to finish combines the results.
     """
     kv_head = tl.program_id(0) % KV_HEADS
     number = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS

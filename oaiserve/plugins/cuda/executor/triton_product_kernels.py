@@ -26,7 +26,7 @@ def _scales_and_zeros(
     GROUPS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Load the scales and zeros [TILE_N, GROUPS] of the groups from `group` on, or of the last one in their place."""
+    """Load the scales and zeros [TILE_N, GROUPS] of the groups from `group` on, or the last group's beyond the end."""
     offsets = tl.minimum(group + tl.arange(0, GROUPS), last_group)[None, :] * groups_stride
     scale = scale_of(tl.load(scales[:, None] + offsets), KIND, DTYPE)
     if HAS_ZEROS:

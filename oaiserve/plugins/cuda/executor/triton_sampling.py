@@ -41,9 +41,11 @@ def draw(
     out: SampledIds | None = None,
     edits: DeviceEdits | None = None,
 ) -> SampledIds:
-    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [columns, R] and `seeds` int64 [R]
-    are those of the rows, see `draw_rows`. `out` has the tensors of results, both int64 [R]. `edits` are applied where
-    logits are read, and the ids of rows with penalties are counted.
+    """Draw an id from each row of `logits` [R, vocab].
+
+    `parameters` float32 [columns, R] and `seeds` int64 [R] belong to the rows, see `draw_rows`. `out` has the tensors
+    for the results, both int64 [R]. `edits` are applied where logits are read, and the ids of rows with penalties are
+    counted.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -1,7 +1,7 @@
 """The device code of `triton_sampling`, which launches it and describes its arguments.
 
 A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
-floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
+floats, read as integers, have the same order as the floats. So a threshold is found bit by bit, without sorting a row.
 
 `parameters` has a row of `width` numbers for each of DRAW_COLUMNS. Its alignment and its width depend on the number of
 rows. Kernels are not specialised on these, so that no kernel is compiled again for another number.
@@ -225,10 +225,10 @@ def candidates_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Store the candidates of a chunk: the tokens that top_k and top_p may exclude or not. The program is (row, chunk).
+    """Store the candidates of a chunk, the tokens for which top_k and top_p decide. The program is (row, chunk).
 
-    These are the tokens from the highest floor with enough of them on, in the order of ids, after those of the chunks
-    before.
+    These are the tokens from the highest floor with enough of them on, in the order of ids, after the candidates of
+    earlier chunks.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -339,7 +339,7 @@ def cut_kernel(
 ):
     """Find the last id within top_k and top_p, and its weight. The program is (row).
 
-    Ids with a higher weight stay. Of the ids with the same weight, those up to the last id stay.
+    Ids with a higher weight stay. Ids with the same weight stay up to the last id.
     """
     row = tl.program_id(0).to(tl.int64)
     if not _is_cut(parameters, width, row, vocab):

@@ -124,7 +124,8 @@ def _plain(code, zero, KIND: tl.constexpr):
 def of_4_bits(codes, zero, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """Return the numbers of the four codes in each of `codes`, from the lowest on: integers minus zeros, or floats.
 
-    They are in `DTYPE`, or in float32. Those of "mxfp4" in bfloat16 are smaller by 2^126."""
+    They are in `DTYPE`, or in float32. For "mxfp4" in bfloat16, they are too small by a factor of 2^126.
+    """
     if _is_plain(KIND, DTYPE):
         first = _plain(codes & 15, zero, KIND)
         second = _plain((codes >> 4) & 15, zero, KIND)

@@ -276,8 +276,8 @@ def executor_of(
 def warm_up(runner: ModelRunner) -> None:
     """Run a step of each kind, so that no request waits for kernels to be compiled or for libraries' handles.
 
-    The thread that runs the steps calls this, because each thread has its own handles. Kernels for long prompts have
-    been compiled when memory was measured.
+    The thread that runs the steps calls this, because each thread has its own handles. Kernels for long prompts were
+    already compiled when memory was measured.
     """
     for step in sampling_steps():
         runner.collect(runner.launch(step))

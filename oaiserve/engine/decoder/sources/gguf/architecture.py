@@ -25,8 +25,8 @@ class Architecture:
     type: str  # transformers' name of the family; the fields may replace it
     fields: Callable[[Metadata], Fields] = no_fields  # fields of config.json beyond the common ones
     names: Names = field(default_factory=dict)  # names of tensors that differ from the usual ones
-    # For a role that is one matrix in other files: the tensors whose rows make it up, maybe with alternatives. Tensors
-    # in several formats can't be joined.
+    # For a role that is one matrix in other files: the tensors whose rows make it up. There may be alternatives.
+    # Tensors in several formats can't be joined.
     joined: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     # For roles in `joined`: computes the tensor from float32 tensors, where joining and reordering their rows isn't
     # enough.
