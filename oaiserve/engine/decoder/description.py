@@ -13,7 +13,7 @@ from oaiserve.engine.decoder.spec import KVShape
 
 
 class NotKnown(Exception):
-    """The model has a component without a native operation, which the message names."""
+    """The model has a component without a native operation. The message names the component."""
 
 
 @dataclass(frozen=True, slots=True)

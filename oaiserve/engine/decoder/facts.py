@@ -27,7 +27,7 @@ class Mixture:
     """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
 
     layers: tuple[bool, ...] | None = None  # layers with experts instead of an MLP; None: all layers
-    num_experts: int | None = None  # experts that the files must have in each layer; None: any number
+    num_experts: int | None = None  # how many experts the files must have in each layer; None: any number
     top_k: int
     is_sigmoid: bool = False  # Scores are sigmoids instead of a softmax.
     has_choice_bias: bool = False

@@ -78,7 +78,7 @@ _SYNONYMS = (
     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps"},
     {"num_attention_heads", "num_heads"},
 )
-_UNUSED = {"time_step_rank"}  # has a default that follows from other settings, but no layer computes with it
+_UNUSED = {"time_step_rank"}  # its default follows from other settings, but no layer computes with it
 
 
 @cache

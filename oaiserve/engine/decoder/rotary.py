@@ -202,8 +202,10 @@ def _dynamic(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, f
 
 
 def _proportional(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
-    """Return the frequencies of Gemma 4, for the first pairs of a head. The others count for the wavelengths, but
-    aren't rotated."""
+    """Return the frequencies of Gemma 4 for the first pairs of a head.
+
+    The other pairs count for the wavelengths, but aren't rotated.
+    """
     pairs = int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
     return 1.0 / _wavelengths(_number(rope, "rope_theta"), head_dim)[:pairs] / rope.get("factor", 1.0), 1.0
 

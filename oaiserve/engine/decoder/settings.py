@@ -169,7 +169,7 @@ def _with_floats(value: Any) -> Any:
 
 @cache
 def table() -> dict[str, Any]:
-    """Return what is known about types and wrappers.
+    """Return the table of types and wrappers.
 
     In the file, a type lists only the defaults that differ from an earlier type's.
     """

@@ -47,9 +47,11 @@ def prompts_and_decodes(
     *,
     device_counts: bool = False,
 ) -> tuple[Step, Step]:
-    """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and a step that
-    decodes the last token. Each sequence has its own blocks, from the first block on. They are greedy, or have `params`
-    in their order. Those whose tokens are counted on the device have an answer of two tokens."""
+    """Return a step that computes sequences of these lengths up to their last token, and one that decodes that token.
+
+    The lengths are 3 or more. Each sequence has its own blocks, from the first block on. Sequences are greedy, or use
+    `params` in this order. If the device counts the tokens of a sequence, its answer has two tokens.
+    """
     prompts = Step()
     decodes = Step()
     num_blocks = 0

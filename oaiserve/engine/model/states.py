@@ -111,7 +111,7 @@ class StepStates:
         self._prompts = prompts
 
     def addresses(self) -> list[int]:
-        """Return the addresses of both tensors of states, layer by layer; 0 for a missing one."""
+        """Return the addresses of both state tensors, layer by layer, with 0 for a missing tensor."""
         return [0 if tensor is None else tensor.data_ptr() for layer in self._layers.values() for tensor in layer]
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:

@@ -11,7 +11,7 @@ _NUMPY_TYPES = {torch.int64: np.int64, torch.float32: np.float32, torch.bool: np
 
 
 def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return `values` on the device without waiting for its work, as `torch.tensor(values, device=device)` would."""
+    """Return `values` like `torch.tensor(values, device=device)`, but without waiting for the device's work."""
     # Without a device, `as_tensor` would use the one of a surrounding `with torch.device(...)`.
     return pinned(torch.as_tensor(values, dtype=dtype, device="cpu"), device).to(device, non_blocking=True)
 

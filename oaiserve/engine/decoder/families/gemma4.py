@@ -173,7 +173,7 @@ def layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInput
     table = reader.matrix("layer_embedding").weight
     if len(table) != (rows := settings["vocab_size_per_layer_input"]):
         raise NotKnown(f"its embedding of layers has {len(table)} rows, and not {rows}")
-    # The projection has a factor before its norm, which is as if the norm had another epsilon.
+    # The projection's factor precedes its norm, so it has the same effect as another epsilon of that norm.
     factor = settings["hidden_size"] ** -0.5
     return LayerInputs(
         table=table,

@@ -79,7 +79,7 @@ def is_limited() -> bool:
     return os.environ.get(LIMIT) == "avx2"
 
 
-@cache  # the answer holds for all threads of a process, and for processes that it forks
+@cache  # cached, because the answer holds for all threads and forked processes
 def _may_use_tiles() -> bool:
     """Request the tile registers of AMX from Linux. If it refuses, as in some sandboxes, log so."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
 BLOCKS_SOURCE = "blocks.cpp"  # compiled into all kinds of libraries
-KINDS = ("bf16", "float")  # kinds of libraries, by the type of activations, keys and values
+KINDS = ("bf16", "float")  # kinds of libraries, named after the type of activations, keys and values
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
@@ -24,7 +24,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 class Variant(NamedTuple):
     name: str
-    machine: str  # as in platform.machine(); the compiler's target begins with it
+    machine: str  # as in platform.machine(); the compiler's target must begin with it
     flags: tuple[str, ...]
     features: frozenset[str]  # names as in /proc/cpuinfo
 

@@ -157,7 +157,7 @@ def _apply_rules(logits: torch.Tensor, chunk: Chunk) -> None:
     for rule in sequence.rules:
         try:
             rule.edit(logits, answer_ids)
-        except BaseException:  # The engine thread gets no Ctrl-C, and a SystemExit would end it.
+        except BaseException:  # The engine thread never gets a KeyboardInterrupt, and a SystemExit would end it.
             logger.exception("A sampling rule of plug-in '%s' failed on request %s", rule.plugin, sequence.request_id)
             sequence.failed_rule = chunk.known_end, rule.plugin
             logits.fill_(torch.nan)

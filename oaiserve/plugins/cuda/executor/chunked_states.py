@@ -14,7 +14,7 @@ from oaiserve.engine.executors.reference.mixers import Recurrence
 
 CHUNK = 64  # tokens
 CHUNKED_FROM = 128  # tokens of a prompt; below this, launching the chunks takes longer than going token by token
-LEAST_DECAY = 1e-30  # A state that decays by more than this in one token counts as zero.
+LEAST_DECAY = 1e-30  # smaller decays count as this one, which leaves practically nothing of a state
 
 
 def in_chunks(walk: Recurrence) -> Recurrence:

@@ -8,7 +8,7 @@ from oaiserve.plugins.cuda.executor.triton_tiles import rounded_groups
 
 @triton.jit
 def _normed(x, is_inside, weight, bias, epsilon, width, HAS_MEAN: tl.constexpr):
-    """Return the norm of a row, float32 [TILE], with zeros after its end, where `weight` and `bias` have zeros, too."""
+    """Return the norm of a row, float32 [TILE]. It is zero beyond the end of the row, like `weight` and `bias`."""
     if HAS_MEAN:
         x = tl.where(is_inside, x - tl.sum(x, 0) / width, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)

@@ -59,9 +59,11 @@ def multiply(
     ways: ProductWays = UNMEASURED,
     rounded: Rounded | None = None,
 ) -> Tensor:
-    """Return the product [rows, n] of `x` [rows, columns] with the matrix, or its `rounded_product` where `ways` round
-    rows. `rounded` may have these rows already. Sums are in float32. Weights that are unpacked are rounded to the
-    dtype of `x`."""
+    """Return the product [rows, n] of `x` [rows, columns] with the matrix, or its `rounded_product` if `ways` rounds.
+
+    `rounded` may hold the rounded rows already. Sums are in float32. Weights that are unpacked are rounded to the dtype
+    of `x`.
+    """
     num_rows = len(x)
     if ways.rounds(num_rows) and matrix.is_for_torch:
         if rounded is None or rounded.group != matrix.rounded_columns:
@@ -106,8 +108,9 @@ def rounded_rows(x: Tensor, group: int = 0) -> Rounded:
 
 
 def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
-    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs, times
-    `factors` [pairs], if there are any.
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs.
+
+    They are multiplied by `factors` [pairs], if there are any.
     """
     out = x.new_empty(len(plan.order), matrices.shape[0])
     _launch(x, matrices, matrices.bias, out, plan.tiles, len(plan.tile_expert), plan, pairs_of_row, factors)

@@ -301,7 +301,7 @@ def _cut(
     OF_COUNTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Find the candidates that reach the goal together, best first, and of equals the lowest id.
+    """Find the candidates that reach the goal together. Better ones come first; of equal ones, lower ids.
 
     Return the last candidate's weight, the number of candidates with that weight, and the sum of all weights up to
     there. It does not go beyond the `last_count` first candidates with `last_weight`.

@@ -25,7 +25,8 @@ lop3.b32 $3, u, 0x000F000F, ONES, 0xEA;
 }"""
 INT4_BF16 = tl.constexpr(_INTEGERS_OF_4_BITS.replace("ONES", "0x43004300"))  # 128 + code
 INT4_FP16 = tl.constexpr(_INTEGERS_OF_4_BITS.replace("ONES", "0x64006400"))  # 1024 + code
-# E2M1 times 2^-126: its exponent and fraction are the last bits of bfloat16's exponent, and the first of its fraction.
+# E2M1 times 2^-126: its exponent becomes the last bits of bfloat16's exponent, and its fraction the first bit of the
+# fraction.
 FLOAT4_BF16 = tl.constexpr("""{
 .reg .b32 u, s;
 shl.b32 s, $4, 12;
@@ -110,7 +111,7 @@ def factor_of(kind, dtype):
 @triton.jit
 def _plain(code, zero, KIND: tl.constexpr):
     """Return the values of codes, in float32."""
-    if KIND == "mxfp4":  # E2M1: a sign, two bits of the exponent and one of the fraction
+    if KIND == "mxfp4":  # E2M1 has a sign bit, two exponent bits and one fraction bit.
         size = (code & 7).to(tl.int32)
         bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + (126 << 23)) | ((code & 8).to(tl.int32) << 28)
         return bits.to(tl.float32, bitcast=True)
@@ -142,8 +143,10 @@ def of_4_bits(codes, zero, KIND: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def of_8_bits(codes, zero, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the numbers of the two bytes in each of `codes`, from the lower on, in `DTYPE` or float32: integers minus
-    zeros."""
+    """Return the values of the two bytes in each of `codes`, from the lower on, as integers minus zeros.
+
+    They are in `DTYPE` or float32.
+    """
     if _is_plain("int8", DTYPE):
         return _plain(codes & 255, zero, "int8"), _plain((codes >> 8) & 255, zero, "int8")
     elif DTYPE == tl.bfloat16:  # noqa: SIM300

@@ -48,7 +48,7 @@ _PADDING = 32  # limit of the tokens that the graph of a small step adds as padd
 
 @torch.inference_mode()
 def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
-    """Return the first difference of kernels, launched one by one or in `graphs`, from plain torch."""
+    """Return the first difference from plain torch of kernels that are launched one by one or in `graphs`."""
     assert isinstance(own.executor, CudaExecutor)
     kernels = own.executor.kernels
     plain = _plain_runner(own, kernels.ways)

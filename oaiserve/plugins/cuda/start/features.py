@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Keyed by feature: an empty text, or the reason why it is off.
 Verdict = Mapping[str, str]
-# By the names under which /metrics says what is on: the name in the log, and the consequence if it is off.
+# Keyed by the names that /metrics uses: the name in the log, and the consequence if the feature is off.
 FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),

@@ -58,7 +58,7 @@ def fitting(found: Probed, run: Callable[[Probed], T]) -> tuple[T, Probed]:
 
 
 def part_of(error: Exception) -> Part | None:
-    """Return the part whose kernel Triton could not compile or load, or None for another error."""
+    """Return the part whose kernel Triton could not compile or load. None means that the error has another cause."""
     if not type(error).__module__.startswith("triton.") and _OF_COMPILER not in str(error):
         return None
     modules = (frame.f_globals["__name__"].rpartition(".")[2] for frame, _ in traceback.walk_tb(error.__traceback__))

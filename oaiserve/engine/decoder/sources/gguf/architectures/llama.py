@@ -1,4 +1,4 @@
-"""Llama, Mistral and Mixtral, Qwen 2 and 3, and others like them, also with experts."""
+"""Llama, Mistral and Mixtral, Qwen 2 and 3, and similar models, some of them with experts."""
 
 from __future__ import annotations
 
