@@ -120,7 +120,7 @@ class Blocks:
     def pages(self) -> tuple[int, int] | None:
         """Return the address and length in bytes of the mapped file's pages with the data, or None for data in memory.
 
-        Other matrices may share the first and the last page. They would have to read such a page again.
+        Other matrices may share the first and the last page. If these pages are dropped, they are read again.
         """
         if self.file is None:
             return None
@@ -164,8 +164,8 @@ def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.u
 def one_behind_the_other(parts: list[Blocks]) -> Blocks:
     """Return matrices of one format and width from one file as one matrix.
 
-    Its data begin with the part that comes first in the file. The row stride is the greatest common divisor of the
-    width and the parts' distances.
+    Its data begin with the part that comes first in the file. The row stride divides the width and all distances
+    between the parts' offsets.
     """
     if len(parts) == 1:
         return parts[0]

@@ -157,7 +157,7 @@ def _is_without_effect(settings: Settings, key: str) -> bool:
 
 
 def _is_neutral(value: Any) -> bool:
-    """Return whether this value turns a setting off, whatever the setting is."""
+    """Return whether a setting with this value has no effect, judged by the value alone."""
     if isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
     if isinstance(value, bool) or value is None or isinstance(value, dict):

@@ -23,7 +23,7 @@ class PendingDraws(Protocol):
 
     @property
     def read_back(self) -> ReadBack:
-        """Copy of the results to the host, which may be pending."""
+        """The pending copy of the results to the host."""
 
     def wait(self) -> Sampled:
         """Return the results once they are on the host."""

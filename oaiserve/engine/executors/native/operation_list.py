@@ -100,8 +100,8 @@ class OperationList:
     def site(self, x: int, matrices: list[Matrix] | HeadRows, heads: int = 1, each: int = 0) -> int:
         """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site.
 
-        For a product of each head, `heads` is their number, and each head's input begins `each` numbers after the last
-        one's.
+        For `heads`, the product is computed per head: each head has its own rows, and its input begins `each` numbers
+        after that of the previous head.
         """
         if not self._has_adapters:
             return NONE

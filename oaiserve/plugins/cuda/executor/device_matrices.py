@@ -27,7 +27,7 @@ PARTS: Mapping[Kind, int] = MappingProxyType({"int4": 4, "mxfp4": 4, "int8": 2, 
 SCALED_BLOCK = 128  # rows and columns that share a scale in published checkpoints
 BLOCKS_ALIGNMENT = 4  # torch reads scales of this many rows or blocks at a time
 SCALED_ALIGNMENT = 16  # torch multiplies matrices of 8-bit floats if their rows and columns are multiples of this
-LEAST_LARGEST = 1e-30  # lower bound of a row's largest number when its scale is computed
+LEAST_LARGEST = 1e-30  # lower bound of the largest number in a group when its scale is computed
 DENSE_TILE = 64  # columns of weights in 16 bits
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # in the order of their codes
 

@@ -36,7 +36,7 @@ class ProductWays(Struct, frozen=True, forbid_unknown_fields=True):
     # From this number of rows on, the matrix is unpacked for cuBLAS. Without a measurement on the device, the number is
     # an estimate: from here on, cuBLAS saves at least the time of unpacking, on cards from an L4 to an H100.
     unpacked_from: int | None = 1025
-    rounded_from: int | None = None  # From here on, x is rounded to 8-bit floats, if the matrix has them.
+    rounded_from: int | None = None  # From here on, x is rounded to 8-bit floats if the matrix is in these.
     adds_fast: bool = False  # Tensor cores keep fewer bits of the sums of products of 8-bit floats.
     # The kernel's tiles, sorted by their rows. A product uses the tiles for as many rows as it has, or the last ones if
     # it has more. Without any, it uses the fastest ones on an H100. For experts, the number is the rows of each expert,

@@ -231,6 +231,6 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device, programs
 def counters(device: torch.device) -> Tensor:
     """Return counters of finished programs, one for each tile of a product with splits.
 
-    There are never more such tiles than programs that fit on the device.
+    There are fewer of these tiles than programs that fit on the device.
     """
     return torch.zeros(1 << 14, dtype=torch.int32, device=device)
