@@ -7,13 +7,13 @@ from collections.abc import Callable
 from oaiserve.errors import Overloaded
 from oaiserve.http.shared_limit import SharedLimit
 
-# Limit for all bodies whose work waits or is under way. A parsed body takes up to four times its bytes, or more as ids.
+# Limit for all bodies that wait or are being worked on. A parsed body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_MEDIA_BYTES = 256 * 2**20  # limit for bodies that are mostly images, which are not parsed
 
 
 class Admission:
-    """Limits how much may wait. Any thread may request room."""
+    """Limits how much work may wait. Any thread may call this."""
 
     def __init__(self, max_waiting: int, retry_after_seconds: Callable[[int], int], *, has_media: bool) -> None:
         """`retry_after_seconds` returns how long it will take to begin with this many waiting choices."""

@@ -114,8 +114,8 @@ class AnyEngine(Protocol):
     @property
     def is_reporting(self) -> bool: ...
     def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
-        """What routers know of the prompt in a body, for a request with this prompt alone. None as long as no report
-        has been asked for."""
+        """What a router would know about the prompt in this body, if the request has only one. None until a report has
+        been requested."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The engine's numbers of this moment: those that its thread has published, with what has changed since. No torch."""
+"""The engine's numbers at this moment: those that its thread has published, plus what has changed since. No torch."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ def default_limits(options: EngineOptions, params: Mapping[str, float | int]) ->
     """Return the limits of answers whose requests set none: the operator's, or else the model's."""
     if options.default_max_tokens is not None:
         return {"default_max_tokens": options.default_max_tokens}
-    if "max_new_tokens" in params:  # As in transformers, it takes precedence over max_length.
+    if "max_new_tokens" in params:  # as in transformers, this takes precedence over max_length
         return {"default_max_tokens": int(params["max_new_tokens"])}
     if "max_length" in params:
         return {"default_max_length": int(params["max_length"])}

@@ -30,8 +30,8 @@ class Tower(Protocol):
     """Makes vectors of media."""
 
     def pieces(self, medium: Medium) -> Iterator[Encoded | None]:
-        """Work on a medium, up to the next piece at each `next`: None, and its vectors in the end. May raise anything:
-        OutOfMemory if the device has none left, and an APIError for the client."""
+        """Encode a medium piece by piece: yield None after each piece, and the vectors at the end. May raise anything:
+        OutOfMemory if the device has no memory left, or an APIError for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Media:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """A request whose media are encoded, prompt by prompt: what it still waits for, and what there is."""
+    """A request whose media are encoded prompt by prompt, with the missing media and the vectors so far."""
 
     tokenized: Tokenized
     missing: dict[bytes, Medium]
     encoded: dict[bytes, Encoded]
-    num_ready: int = 0  # prompts, from the first one on, whose vectors are there or have been taken
+    num_ready: int = 0  # number of leading prompts whose vectors are ready or have been taken
     _uses: Counter[bytes] = field(default_factory=Counter)  # number of prompts that still need each medium
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Encoding:
 
 @dataclass(slots=True)
 class Ready:
-    """A request with further prompts whose media are encoded. With an `error`, it failed and has left the encoder."""
+    """A request of which more prompts have encoded media. With an `error`, it failed and has left the encoder."""
 
     encoding: Encoding
     error: BaseException | None = None
@@ -100,8 +100,9 @@ class Encoder:
         *,
         by_client: bool = True,
     ) -> None:
-        """Keep vectors in the cache `vectors`, and count in `numbers`. A piece of a medium is computed in what
-        `accounted` returns for its request: None, if that has ended. Unless `by_client`, the first to come is next."""
+        """Keep vectors in the cache `vectors`, and count in `numbers`. `accounted` returns the context in which a piece
+        is computed for a request, or None if the request has ended. Unless `by_client`, requests are served in the
+        order of arrival."""
         self._tower = tower
         self._vectors = vectors
         self._clock_ns = clock_ns
@@ -120,7 +121,7 @@ class Encoder:
         return bool(self._waiting or self._ready)
 
     def add(self, tokenized: Tokenized) -> int:
-        """Add a request, and return the number of its media whose vectors are there: all, maybe."""
+        """Add a request, and return for how many of its media the vectors are already there."""
         missing: dict[bytes, Medium] = {}
         encoded: dict[bytes, Encoded] = {}
         num_media = num_found = 0
@@ -156,7 +157,7 @@ class Encoder:
     def turn(self, *, is_alone: bool) -> Iterator[Ready]:
         """Work on media. Yield the requests that have further prompts ready, and those that failed.
 
-        While others run, the work gets a share of the time since the last turn.
+        While other requests run, the encoder gets only a share of the time since its last turn.
         """
         now_ns = self._clock_ns()
         self._credit_ns = min(self._credit_ns + SHARE * (now_ns - self._seen_ns), SLICE_NS)
@@ -165,7 +166,7 @@ class Encoder:
         while self.has_work:
             if self._ready:
                 yield Ready(self._ready.popleft())
-                if is_alone:  # What is ready runs next.
+                if is_alone:  # Start the prompts that are ready before encoding more.
                     until_ns = self._seen_ns
                 continue
             first = self._next()
@@ -184,7 +185,7 @@ class Encoder:
                     self._credit_ns -= self._seen_ns - before_ns
 
     def _next(self) -> Encoding:
-        """Return a request whose medium is under way, or that is next."""
+        """Return a request that waits for the medium under way, or else the next request."""
         if self._medium is not None:
             return self._missing[self._medium.key][0]
         return self._waiting.first()
@@ -198,7 +199,7 @@ class Encoder:
         assert medium is not None
         try:
             encoded = next(self._under_way)
-        except BaseException as error:  # An error of a model's code fails only the requests with the image.
+        except BaseException as error:  # An error in a model's code fails only the requests with this medium.
             self._under_way = self._medium = None
             failed = list(self._missing[medium.key])
             for one in failed:

@@ -135,11 +135,12 @@ class Engine:
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
-        The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
-        called while a library of torch is loaded, which leaves time to import more. `rules` makes the sampling rules of
-        plug-ins for the model's tokenizer, and `ways` returns their ways to start a model. Without that of the plug-in
-        `cuda`, transformers' own code computes on a GPU. Without `load_media`, it reads no images and sounds. `runtime`
-        has all threads, also those of the load. Raises StartupError if it cannot be loaded or served.
+        The options are an EngineOptions, or its fields by name. `times` records the phases of the load. `meanwhile` is
+        called while torch's libraries are loaded, which leaves time for other imports. `rules` makes the plug-ins'
+        sampling rules for the model's tokenizer, and `ways` returns the plug-ins' ways to start a model. Without the
+        one of the plug-in `cuda`, transformers' own code computes on a GPU. Without `load_media`, the engine accepts no
+        images or sounds. `runtime` starts all threads, including those of the load. Raises StartupError if the model
+        cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
         served = start_model(
@@ -172,7 +173,7 @@ class Engine:
 
     @property
     def capacity(self) -> dict[str, int]:
-        """Return the limits of steps, which recordings have, too, so that a replay has the same ones."""
+        """Return the limits of steps. Recordings include them, so that a replay uses the same ones."""
         parts = self._parts
         return {
             "drafts": parts.has_drafts,
@@ -185,7 +186,8 @@ class Engine:
 
     @property
     def features(self) -> dict[str, str]:
-        """Return the faster ways to compute, and what else a start decides, each with why it is off; empty if on."""
+        """Return optional features, such as faster ways to compute, each with the reason why it is off, or "" if it is
+        on."""
         features = dict(self._parts.model.features)
         if self._parts.model.runner.is_exact:
             features["exact"] = ""
@@ -219,12 +221,12 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the error behind the end of the engine thread, past or imminent; None after `stop`."""
+        """Return the error that has ended the engine thread or is about to; None after `stop`."""
         return self._loop.failure
 
     @property
     def hang(self) -> str:
-        """The part of its work in which the engine thread hangs; empty while it makes progress."""
+        """The part of its work in which the engine thread is stuck; empty while it makes progress."""
         return self._loop.watchdog.hang
 
     @property
@@ -233,8 +235,8 @@ class Engine:
 
     @property
     def step_cost(self) -> StepCost | None:
-        """The learnt cost of steps, as slow as they are now: None before the first steps, and where nothing is to be
-        explained."""
+        """The learnt cost of steps at their current slowdown: None before the first steps, and if time isn't divided
+        into causes."""
         if self._loop.causes is None:
             return None
         return self._loop.causes.slowed_cost
@@ -319,7 +321,8 @@ class Engine:
         self._accept(request, deliver, submitted_ns)
 
     def tell_first_steps(self, tell: Callable[[list[str]], object]) -> None:
-        """From now on, call `tell` on the engine thread with the ids of requests before their first step."""
+        """From now on, call `tell` on the engine thread with the ids of requests that are about to enter their first
+        step."""
         self._loop.requests.on_first_step = tell
 
     def _accept(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
@@ -328,7 +331,7 @@ class Engine:
         self._tokenize.submit(request, give_back)
 
     def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
-        """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
+        """Return work for `run_in_turns` that encodes a prompt. It raises what `Tokenizer.encode_in_pieces` does."""
         return self._tokenize.encode(prompt, most_tokens)
 
     def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
@@ -347,7 +350,7 @@ class Engine:
         return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def give_back_later(self) -> None:
-        """Give memory back to the system in a moment: a large body has been dropped before it was any work."""
+        """Return freed memory to the system in a moment, after a large body was dropped before it became work."""
         self._tokenize.give_back_later()
 
     def _check_open(self) -> None:
@@ -358,7 +361,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""
-        # In this order, because the stage then posts a result without prompts, which must find the request ended.
+        # The order matters: when aborted, the stage posts a result without prompts, which must find the request ended.
         self._loop.post(Abort(request_id))
         self._tokenize.abort(request_id)
 
@@ -473,7 +476,7 @@ def _tokenize_stage(parts: EngineParts, post: Post) -> TokenizeStage:
         grammars.compile,
         post,
         num_workers=parts.options.tokenize_workers,
-        # Encoding keeps no lock, but a core, and streams that decode would notice.
+        # Encoding holds no lock, but occupies a core, which slows down decoding on a CPU.
         encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,

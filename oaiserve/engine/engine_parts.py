@@ -1,4 +1,4 @@
-"""The parts of an engine: its model, its options with what follows from them, its clocks, and its meters."""
+"""The parts of an engine: its model, its options and what follows from them, its clocks, and its meters."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from oaiserve.runtime import THREADS, Runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """The parts of an engine. `of` makes them for a model, and tests pass doubles to it."""
+    """The parts of an engine. `of` makes them for a model; tests replace some by doubles."""
 
     model: ServedModel
     options: EngineOptions
     limits: Limits
     bounds: Bounds
-    overlap: bool  # launch a step before the results of the step before are on the host
+    overlap: bool  # launch a step before the results of the previous one are on the host
     has_drafts: bool
     drafts: Drafts | None
     energy: Energy  # must be read once a second
     rates: Rates
     machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
-    users: MachineUsers | None  # says who used the machine meanwhile
+    users: MachineUsers | None  # finds out what used the machine while the engine waited
     cores_ns: Callable[[], int]  # CPU time of the process, which is divided among requests
     learn: Run | None  # runs the fits of step costs; None: a worker does
     runtime: Runtime
@@ -59,7 +59,7 @@ class EngineParts:
             machine = MachineTime(throttling=throttling_file(), clock_ns=runtime.clock_ns)
             users = MachineUsers(machine.throttled_ns, machine.num_faults, clock_ns=runtime.clock_ns)
         energy = energy or Energy.found(runtime.clock_ns)
-        # A state cannot go back to the tokens before a draft that has not come true.
+        # A model's state can't be rolled back to before a rejected draft.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
         has_drafts = is_drafting and not model.num_states
         if drafts is None and has_drafts and model.pooling is None:

@@ -1,6 +1,6 @@
-"""Streams: the events of each request as an awaitable stream on the event loop, from one hand-over per step.
+"""Streams: the events of each request as an awaitable stream on the event loop, with one hand-over per step.
 
-All of this runs on the event loop, except `LoopStreams._deliver`, so nothing needs a lock.
+Everything except `LoopStreams._deliver` runs on the event loop, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 MAX_CHUNK_TOKENS = 256  # tokens of joined chunks: rendered within about half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # limit for one stream
 MAX_HELD_TOKENS = 2**23  # tokens of all answers together, until they are written: 170 to 500 MB
-STALLED_NS = 1_000_000_000  # a client that takes nothing for so long does not keep up
+STALLED_NS = 1_000_000_000  # A client that takes nothing for so long doesn't keep up.
 
 
 class LoopStream:
-    """The stream of the events of one request. It has `ended` with the terminal event, read or not.
+    """The stream of the events of one request. `ended` is set when the terminal event arrives, read or not.
 
-    Tokens of a choice gathered while the reader is busy come in one chunk, or in few. If more than
-    `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and the gathered tokens can be read.
+    Tokens of a choice that gather while the reader is busy are joined into one chunk, or a few. If more than
+    `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, but the gathered tokens can still be
+    read.
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class LoopStream:
         self._last_chunks: dict[int, TokenChunk] = {}  # last chunk of each choice in _events
         self._num_unread_tokens = 0  # tokens of the chunks in _events
         self._num_gathered_tokens = 0  # tokens of all _events, prompts included
-        self.num_held_tokens = 0  # these, and those that the reader has taken and not written
+        self.num_held_tokens = 0  # plus those that the reader has taken and not yet written
         self._has_reader = True
-        self._busy_since_ns = 0  # when the reader last took events, or wrote some of them
+        self._busy_since_ns = 0  # when the reader last took or wrote events
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
-        # Writes a chunk for a reader that waits, without waking it, and returns whether it has: the reader's task is
-        # many coroutines deep. An exception is the reader's.
+        # Writes a chunk on behalf of a waiting reader, without waking its task, which is many coroutines deep. Returns
+        # whether it wrote the chunk. If it raises, the reader gets the exception.
         self.write_at_once: Callable[[TokenChunk], bool] | None = None
         self.on_cut: Callable[[], object] = lambda: None
-        self.times: RequestTimes | None = None  # the stamps that the latest event has carried
+        self.times: RequestTimes | None = None  # the stamps that came with the latest event
         self.terminal: Terminal | None = None
 
     @property
@@ -100,25 +101,25 @@ class LoopStream:
         return events
 
     def progressed(self) -> None:
-        """Note progress: the client has taken a piece of the reader's bytes."""
+        """Note that the client has taken some of the reader's bytes."""
         self._busy_since_ns = self._clock_ns()
 
     def close(self) -> None:
-        """Abort the request unless it has ended, and drop its unread events, because its reader has left."""
+        """Abort the request unless it has ended, and drop its unread events. The reader calls this when it leaves."""
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
-        # These hold the reader, and the reader this stream: a circle, with the prompts in it.
+        # These refer to the reader, and the reader to this stream: a reference cycle that would keep the prompts alive.
         self.on_cut = lambda: None
         self.write_at_once = None
 
     def abort(self) -> None:
-        """Abort the request, unless it has ended. Its blocks are free within a step."""
+        """Abort the request unless it has ended. Its blocks are freed within one step."""
         if not self.ended:
             self._engine.abort(self.request.request_id)
 
     def cut(self) -> None:
-        """End the stream because all answers together hold too much. Its reader gets the terminal event alone."""
+        """End the stream because all answers together hold too many tokens. Its reader gets only the terminal event."""
         self.too_slow = self.is_cut = True
         self.abort()
         self._let_go()
@@ -126,7 +127,7 @@ class LoopStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the reader waits for events, and so has read all of them."""
+        """Return whether the reader is waiting for events, which means that it has read all of them."""
         return self._waiter is not None
 
     def stalled_ns(self, now_ns: int) -> int:
@@ -189,7 +190,7 @@ class LoopStream:
     def _push_chunk(self, chunk: TokenChunk) -> None:
         num_more = num_tokens(chunk)
         last = self._last_chunks.get(chunk.index)
-        # Choices are independent, so a chunk may overtake chunks of others. It stays behind the event of its prompt.
+        # Choices are independent, so a chunk may overtake those of other choices, but never the event of its prompt.
         if last is not None and can_append(last, chunk):
             append(last, chunk)
         else:
@@ -197,13 +198,13 @@ class LoopStream:
             self._last_chunks[chunk.index] = chunk
         self._num_unread_tokens += num_more
         self._gather(num_more)
-        # A reader that waits is not too slow, however much one step brings.
+        # A waiting reader is never too slow, however much a single step brings.
         if self._waiter is None and self._num_unread_tokens > self._max_unread_tokens and not self.too_slow:
             self.too_slow = True
             self.abort()
 
     def _let_go(self) -> None:
-        """Keep nothing but a terminal event, now and from now on."""
+        """Drop all events, now and from now on, except the terminal one."""
         self._has_reader = False
         self._events = [event for event in self._events if isinstance(event, TERMINAL)]
         self._last_chunks.clear()
@@ -220,11 +221,11 @@ class LoopStream:
 
 
 class HeldTokens:
-    """The unwritten tokens of all answers, and the rule by which a stream is cut if they are too many.
+    """The unwritten tokens of all answers, and the rule that chooses which stream to cut if there are too many.
 
     Streams whose clients have read nothing for a second are cut first, beginning with the highest product of tokens and
-    time. Without such streams, most tokens belong to answers that are sent whole, and the largest of these is cut.
-    Readers that keep up are cut last.
+    time. If there are none, most tokens belong to answers that are sent whole, and the largest of these is cut. Readers
+    that keep up are cut last.
     """
 
     def __init__(self, clock_ns: Callable[[], int], limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
@@ -240,7 +241,7 @@ class HeldTokens:
             max(self.streams, key=lambda stream: self._cost(stream, now_ns)).cut()
 
     def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
-        """Return how much a stream costs all others, for comparison."""
+        """Return how costly a stream is for the others, as a sort key."""
         held = stream.num_held_tokens
         stalled_ns = stream.stalled_ns(now_ns)
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
@@ -260,9 +261,9 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
 
 
 def joined(steps: list[list[Event]]) -> list[Event]:
-    """Return the events of several steps, in which following chunks of the same choice are one."""
+    """Return the events of several steps, with consecutive chunks of the same choice joined."""
     events: list[Event] = []
-    last_chunks: dict[str, dict[int, TokenChunk]] = {}  # of each request since its last event of another kind
+    last_chunks: dict[str, dict[int, TokenChunk]] = {}  # by request: its chunks since its last event of another kind
     for event in chain.from_iterable(steps):
         if not isinstance(event, TokenChunk):
             last_chunks.pop(event.request_id, None)
@@ -278,9 +279,9 @@ def joined(steps: list[list[Event]]) -> list[Event]:
 
 
 def can_append(chunk: TokenChunk, more: TokenChunk) -> bool:
-    """Return whether a chunk and the next one of its choice may be one."""
+    """Return whether a chunk may be joined with the next one of its choice."""
     if chunk.was_sent or more.was_sent:
-        return False  # another server has sent it alone
+        return False  # Another server has sent it as a separate chunk.
     return num_tokens(chunk) + num_tokens(more) <= MAX_CHUNK_TOKENS
 
 
@@ -334,13 +335,13 @@ class LoopStreams:
         self._loop.call_soon_threadsafe(self._arrive, events)
 
     def _arrive(self, events: list[Event]) -> None:
-        """Take the events of a step. If the loop is behind, those of the next steps are called before `_dispatch`."""
+        """Store the events of a step. If the loop is behind, several steps are stored before `_dispatch` runs."""
         self._arrived.append(events)
         if len(self._arrived) == 1:
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Push the events of all steps that have arrived, so that a stream writes their tokens once."""
+        """Push the events of all steps that have arrived, so that each stream writes its tokens in one go."""
         steps = self._arrived
         self._arrived = []
         for event in steps[0] if len(steps) == 1 else joined(steps):

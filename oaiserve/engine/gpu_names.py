@@ -1,4 +1,4 @@
-"""Names the GPUs that torch finds here. Imports torch late, for a process that may need none."""
+"""Names the GPUs that torch finds on this machine. Imports torch late, because some processes never need it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""The clock frequency of the cores, where Linux reports it. Virtual machines mostly don't, and then nothing is said."""
+"""The clock frequency of the cores, where Linux reports it. Virtual machines mostly don't, and then no loss is
+reported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 MOST_CORES = 16  # cores whose clocks are read
-# Share of the highest frequency so far: a single busy core runs that much faster than all of them together.
+# Share of the highest frequency so far above which a frequency is normal. A single busy core runs that much faster than
+# all cores together.
 NORMAL = 0.75
 
 
@@ -19,7 +21,7 @@ class CoreClock:
         self._highest = 0
 
     def lost_share(self) -> float:
-        """Return the share of the highest frequency so far that is missing now, or 0.0 if it is a normal one."""
+        """Return by which share the frequency is below the highest one so far, or 0.0 while it is normal."""
         try:
             now = max((int(file.read_text()) for file in self._files), default=0)
         except (OSError, ValueError):  # A core was turned off, or its driver doesn't report it.

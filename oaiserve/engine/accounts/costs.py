@@ -15,8 +15,8 @@ HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates that turn a request's shares into its costs: bytes of a block, bytes of all weights, and the machine's
-    price and power."""
+    """How to convert a request's shares into costs: the size of a block and of all weights, and the machine's price and
+    power."""
 
     block_bytes: int
     weight_bytes: int  # bytes that each step reads
@@ -38,7 +38,8 @@ class Rates:
     ) -> None:
         """Record the expected engine time and core time of the request if it had been alone on the server.
 
-        Its whole prompt has been computed. A time is not recorded while the cost of such steps is unknown.
+        This takes for granted that its whole prompt is computed. A time is not recorded while the cost of such steps is
+        unknown.
         """
         if time is not None and (alone_ns := time.alone_ns(work, step_tokens)) is not None:
             account.alone_ns = alone_ns + account.media.encode_ns

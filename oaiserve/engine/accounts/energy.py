@@ -1,4 +1,4 @@
-"""The energy of the machine, by the meters that it has: RAPL's of CPUs and memory, NVML's of GPUs. Stdlib only.
+"""The energy of the machine: RAPL's meters for CPUs and memory, NVML's for GPUs. Stdlib only.
 
 Reading them takes up to milliseconds, so the engine thread never does it: another thread calls `read` about once a
 second. Only root can read RAPL's files, unless an administrator permits more.
@@ -35,10 +35,10 @@ class Counter:
 
 
 class Energy:
-    """The joules of a machine so far, and the power that shares of requests are multiplied by.
+    """The joules that the machine has used so far, and the power by which a request's shares of time become energy.
 
-    Each of the machine's cores has a part of the CPUs' energy, used or not. A GPU's is the engine's, as long as it
-    runs. Idle cores, other processes and waiting belong to no request.
+    The energy of CPUs is divided evenly among the machine's cores, used or not. That of GPUs belongs to the engine for
+    as long as it runs. Idle cores, other processes and waiting belong to no request.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Energy:
             return
         try:
             cpu, gpu = (sum(counter.since_last() for counter in counters) for counters in (self._cpu, self._gpu))
-        except Exception:  # a driver may go away; NVML's errors are no OSErrors
+        except Exception:  # a driver may go away; NVML's errors aren't OSErrors
             log.exception("The meters of energy can no longer be read: requests have no joules from now on")
             self._cpu = []
             self._gpu = []
@@ -89,7 +89,7 @@ class Energy:
             self._watts = cpu / seconds / self._num_cores, gpu / seconds
 
     def joules_of(self, core_ns: int, machine_ns: int) -> float | None:
-        """Return the energy of these shares by the power of the last second, or None where it is not known."""
+        """Return the energy of these shares at the power of the last second, or None while it is not known."""
         if self._watts is None:
             return None
         per_core, of_gpus = self._watts
@@ -127,7 +127,7 @@ def nvml_counters(gpus: Sequence[str] = ()) -> list[Counter]:
             counter = Counter(partial(_joules, nvml, gpu))
             counter.since_last()
             counters.append(counter)
-    except Exception:  # no such package, no driver, or an older GPU, of which each raises an error of its own
+    except Exception:  # no such package, no driver, or an older GPU: each raises its own error
         return []
     return counters
 

@@ -1,4 +1,4 @@
-"""The time of the engine thread in contiguous parts. Engine thread only, no torch."""
+"""The time of the engine thread, divided into contiguous parts. Engine thread only, no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The time in which the engine was ready to run and the machine did not run it, by Linux's own accounts.
+"""How long the engine was ready to run without running, according to Linux's accounts.
 
-It is read after a long step or a long gap. Delays of native threads, page faults, and the limit of a cgroup are read
-only after a much too slow step. Accounts missing in the system count as 0. Only the file of the engine thread stays
-open: other threads come and go.
+It is read after a long step or a long gap. Delays of native threads, page faults and the cgroup's CPU limit are read
+only after a step that was much too slow. Accounts missing in the system count as 0. Only the file of the engine thread
+stays open: other threads come and go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKING = 0.25  # A thread works if it ran for this share of the time of the bus
 
 
 class MachineTime:
-    """The delays of the first calling thread, and of the native threads next to it."""
+    """The delays of the thread that calls this first, and of the native threads that share its work."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class MachineTime:
         self._page_faults = page_faults
         self._clock_ns = clock_ns
         self._own: int | None = None  # the open file of the calling thread; None: it has not called yet
-        # Threads that share a step's work: the calling one, and those of native code that worked recently. In each
-        # moment in which the calling one works or waits for a core, `parallelism` of them do.
+        # Threads that share a step's work: the calling one, and those of native code that worked recently. While the
+        # calling thread works or waits for a core, `parallelism` threads do so on average.
         self.num_threads = 1
         self.parallelism = 1.0
         self._num_vain = 0  # checks in a row, up to the last one, that found no working native thread
@@ -54,7 +54,7 @@ class MachineTime:
         self._throttled_ns = 0
 
     def delay_ns(self) -> int:
-        """Return the time since the last call in which the calling thread was ready to run and did not run."""
+        """Return for how long the calling thread was ready to run without running since the last call."""
         if self._own is None:
             self._own = self._opened(str(threading.get_native_id()))
             self._looked_own = self._own_times(self._own)
@@ -66,7 +66,7 @@ class MachineTime:
                 names = set(os.listdir(self._tasks))
             except OSError:
                 names = set()
-            names -= {str(thread.native_id) for thread in threading.enumerate()}  # the rest are of native code
+            names -= {str(thread.native_id) for thread in threading.enumerate()}  # leaves the threads of native code
             known = self._others
             self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
         if now_ns - self._looked_ns > LOOK_NS or 0 < self._num_vain < MOST_VAIN:
@@ -94,7 +94,7 @@ class MachineTime:
         """Return the part of a step's excess `most_ns` due to delays of other threads.
 
         It is the mean delay of the working native threads, or the time in which the limit of a cgroup stopped the
-        process. The length of a page fault is unknown: after one, all of the excess is the machine's.
+        process. The length of a page fault is unknown, so after one, the whole excess counts as the machine's.
         """
         num_faults = self._num_faults
         throttled_ns = self._throttled_ns

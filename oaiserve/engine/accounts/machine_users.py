@@ -1,7 +1,7 @@
-"""Finds the processes that used the machine's cores while the engine waited for them, in Linux's accounts.
+"""Finds out from Linux's accounts which processes used the machine's cores while the engine waited for them.
 
 Once a second, the watchdog's thread checks whether the engine has waited since the last check, and only then reads the
-accounts of all processes. The first reading has none to be compared with. Any thread may read the result.
+accounts of all processes. The first reading only serves as a base for the next one. Any thread may read the result.
 
 A lower clock frequency of the cores makes steps longer without any wait, so it is also noted while steps take longer
 than expected for unknown reasons.
@@ -19,12 +19,12 @@ from oaiserve.engine.accounts.core_clock import CoreClock
 from oaiserve.facts.record import SLOW_CLOCK
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")  # the unit of time in /proc
-WAITED_NS = 50_000_000  # A look reads the accounts if the engine has waited for so long since the look before.
-MOST_LOOKS = 300  # looks that are stored
+WAITED_NS = 50_000_000  # A check reads the accounts if the engine has waited for so long since the last check.
+MOST_LOOKS = 300  # checks that are stored
 MOST_USERS = 3  # users that are named
 LEAST_SHARE = 0.05  # Users of a smaller share of a core are not named.
 
-# Users of cores other than the processes that can be seen
+# Users of cores that are not visible processes
 HIDDEN = "processes that have ended, or are outside of this container"
 HOST = "the host of this virtual machine"
 LIMIT = "the CPU limit of this container"
@@ -48,7 +48,7 @@ class _Look(NamedTuple):
 
 
 class MachineUsers:
-    """The users of the last minutes in which the engine waited for the machine."""
+    """What used the machine while the engine waited for it, in the last few minutes."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class MachineUsers:
         clock_ns: Callable[[], int],
     ) -> None:
         """`throttled_ns` returns for how long the limit of its container has stopped the process so far, and
-        `num_faults` the pages that it has waited for. `own` is its number."""
+        `num_faults` the pages that it has waited for. `own` is its process id."""
         self._clock_ns = clock_ns
         self._throttled_ns = throttled_ns
         self._num_faults = num_faults
@@ -73,8 +73,8 @@ class MachineUsers:
         self._looks: tuple[_Look, ...] = ()
 
     def look(self, waited_ns: int, unexplained_ns: int = 0) -> None:
-        """Look once. The engine has waited for `waited_ns` so far, and its steps have taken `unexplained_ns` longer
-        than anyone knows why."""
+        """Check once. So far, the engine has waited for `waited_ns`, and its steps have taken `unexplained_ns` of
+        unexplained time."""
         newly_ns = waited_ns - self._last_waited_ns
         newly_unexplained_ns = unexplained_ns - self._last_unexplained_ns
         self._last_waited_ns = waited_ns
@@ -91,7 +91,7 @@ class MachineUsers:
         before = self._before
         try:
             accounts = self._read()
-        except (OSError, ValueError, IndexError):  # There is no /proc, or its form is another.
+        except (OSError, ValueError, IndexError):  # There is no /proc, or its format differs.
             return
         self._before = now_ns, accounts
         if before is not None:
@@ -101,7 +101,8 @@ class MachineUsers:
         self._looks = (*self._looks[1 - MOST_LOOKS :], look)
 
     def between(self, since_ns: int, until_ns: int) -> dict[str, int]:
-        """Return who used cores in this time for how long, the longest first, as far as looks cover it."""
+        """Return for how long each user used cores in this time, as far as it is covered by checks, the longest
+        first."""
         sums = Counter[str]()
         covered_ns = 0
         for look in reversed(self._looks):  # Most times end now, and are covered by the last few.
@@ -126,7 +127,7 @@ class MachineUsers:
         ticks[HOST] = now.stolen - before.stolen
         users_ns = {user: number * TICK_NS for user, number in ticks.items() if number}
         users_ns[LIMIT] = now.throttled_ns - before.throttled_ns
-        if now.num_faults > before.num_faults:  # The system does not tell for how long.
+        if now.num_faults > before.num_faults:  # The system doesn't report for how long.
             users_ns[DISK] = waited_ns
         return users_ns
 

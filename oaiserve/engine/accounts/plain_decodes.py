@@ -1,7 +1,8 @@
 """The shares of requests that compute one token of their only sequence in each step. Engine thread only, no torch.
 
-A step adds to sums of all such requests, and to no request. A request has the sums of when it came, and gets its shares
-when it leaves: a token's share depends on the step and, linearly, on the context, which is one longer in each step.
+A step is added to sums over all such requests, not to each request. A request notes the sums when it joins, and gets
+its shares when it leaves. That is possible because a token's share depends on the step and, linearly, on the context,
+which grows by one in each step.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from oaiserve.engine.sequences.step import Chunk
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import Load
 
-# Steps until all requests get their shares, so that the sums stay small, and their differences exact.
+# Number of steps after which all requests get their shares, so that the sums stay small and their differences exact.
 MOST_STEPS = 1024
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over steps of the cost of a token: the constant part, the part per token of context, this part times the
-    number of the step, and the part per cached token."""
+    """Sums over steps of the cost of a token: the constant part, the part per token of context, that part times the
+    step's number, and the part per cached token."""
 
     token: float = 0.0
     context: float = 0.0
@@ -33,7 +34,7 @@ class _Sums:
         self.cached += factor * cached
 
     def of(self, offset: int, num_cached: int) -> float:
-        """Return the sum for a request with `offset` tokens of context more than steps."""
+        """Return the sum for a request whose context is `offset` tokens longer than the number of steps."""
         return self.token + self.context * offset + self.context_steps + self.cached * num_cached
 
 
@@ -45,7 +46,7 @@ class _Member:
 
 
 class PlainDecodes:
-    """The requests that computed one token of their only sequence in the last step, and the sums over steps."""
+    """The requests that computed one token of their only sequence in the last step, with the sums over steps."""
 
     def __init__(self) -> None:
         self._members: dict[RequestCauses, _Member] = {}
@@ -62,7 +63,7 @@ class PlainDecodes:
         return len(self._members)
 
     def begin_step(self, chunks: list[Chunk], load: Load) -> list[Chunk]:
-        """Note who takes part in a step with this load, and return the chunks of others."""
+        """Note which requests take part in a step with this load, and return the chunks of all others."""
         if self._step >= MOST_STEPS:
             self.settle_all()
         members = self._members
@@ -110,10 +111,11 @@ class PlainDecodes:
         *,
         is_known: bool,
     ) -> None:
-        """Add a step, in which a token takes `costs_ns`: on its own, for each token of context and each cached one.
+        """Add a step. `costs_ns` are the costs of a token: the constant part, per token of context, and extra per
+        cached token.
 
-        Its share of `core_ns` and `machine_ns` is `unit` times these, and `beside`. It reads `read` of the weights.
-        Unless the time of the whole step `is_known`, nothing is expected of a token alone.
+        Its share of `core_ns` and `machine_ns` is `unit` times these costs, plus `beside`. It reads `read` of the
+        weights. The expected time alone is added only if the time of the whole step `is_known`.
         """
         token_ns, context_ns, cached_ns = costs_ns
         step = self._step
@@ -126,7 +128,7 @@ class PlainDecodes:
         self._step += 1
 
     def settle(self, own: RequestCauses) -> None:
-        """Give a request its shares, if it is one of these. It leaves, and may come again with the next step."""
+        """Give a request its shares, if it is a member, and remove it. It may join again with the next step."""
         member = self._members.pop(own, None)
         if member is None:
             return
@@ -140,7 +142,7 @@ class PlainDecodes:
         own.weight_reads += reads - before[3]
 
     def unsettled_ns(self, own: RequestCauses) -> float:
-        """Return the expected time alone that a request has not been given yet. Any thread may ask."""
+        """Return the expected time alone that a request has not been given yet. Any thread may call this."""
         member = self._members.get(own)
         return 0.0 if member is None else self._alone.of(member.offset, member.num_cached) - member.before[0]
 

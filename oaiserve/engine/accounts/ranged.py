@@ -1,4 +1,4 @@
-"""The accounts of the engine thread and of requests that also mark ranges for a profiler. No torch."""
+"""Accounts of the engine thread and of requests that also mark ranges for a profiler. No torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.step_record import HostPart
 from oaiserve.facts.times import RequestTimes
 
-_OUTSIDE = frozenset({HostPart.IDLE, HostPart.COMMANDS})  # parts that begin when a step of the loop is over
+_OUTSIDE = frozenset({HostPart.IDLE, HostPart.COMMANDS})  # parts outside the loop's steps
 _NAMES = {part: "collect" if part is HostPart.WAIT else str(part) for part in HostPart}
 
 
 class RangedHostTime(HostTime):
-    """The time of the engine thread, with a range for each part but `idle`, and one around those of a step.
+    """The time of the engine thread, with a profiler range for each part except `idle`, and one around all parts of a
+    step.
 
-    With overlap, the range of a step has the launch of one step, and the results of the one before.
+    With overlap, the range of a step contains the launch of one step and the results of the one before it.
     """
 
     def __init__(self, clock_ns: Callable[[], int], ranges: Ranges) -> None:
@@ -47,7 +48,7 @@ class RangedHostTime(HostTime):
 
 
 class RangedNotes(RequestNotes):
-    """The writer of a request's stamps, which also begins its phases in the engine."""
+    """The writer of a request's stamps, which also marks the beginning of each of its phases for the profiler."""
 
     __slots__ = ("_phases",)
 

@@ -1,8 +1,8 @@
 """The shares of requests in what the server uses: the time of its cores, and its own time. Engine thread only, stdlib.
 
-Each step's amount is divided by the learnt cost of steps (`StepCost.share_ns`). What passes without work is nobody's:
-the start, and times without a request in a step. Work between two steps belongs to the later one, but
-that of images and sounds to their request.
+Each step's amount is divided by the learnt cost of steps (`StepCost.share_ns`). Time without work belongs to no
+request: the start, and times without a request in a step. Work between two steps belongs to the later one, except that
+encoding images and sounds belongs to their request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Meter:
         self.total = self.nobody = total
         self.given = 0  # sum of the shares of ended requests
         self.of_step = 0  # amount that the last step added
-        self._rest = 0.0  # what rounding has left over, added to the next share
+        self._rest = 0.0  # remainder from rounding, added to the next share
 
     def step_ended(self, idle: int, of_step: int) -> None:
         self.total += idle + of_step
@@ -36,7 +36,7 @@ class Meter:
         self.nobody += min(self._left, round(share))
 
     def give(self, share: float, *, is_last: bool) -> int:
-        """Give an ended request its share. The last one that is open gets all that is left, so that nothing is lost."""
+        """Give an ended request its share. The last open request gets all that is left, so that nothing is lost."""
         amount = self._left if is_last else min(self._left, int(share + self._rest))
         self._rest = 0.0 if is_last else self._rest + share - amount
         self.given += amount
@@ -44,9 +44,10 @@ class Meter:
 
 
 class Shares:
-    """The two meters, and the requests that have just ended. `cores_ns` is what the process has used so far.
+    """The two meters, and the requests that have just ended. `cores_ns` is the CPU time of the process so far.
 
-    `cores_fit` learns the cores' time of a step, as another fit learns its duration: what one request takes alone.
+    `cores_fit` learns the CPU time of a step, as another fit learns its duration, to estimate what a request takes
+    alone.
     """
 
     def __init__(self, cores_ns: int, cores_fit: StepCostFit) -> None:
@@ -78,7 +79,8 @@ class Shares:
         numbers.nobody_machine_ns = self.time.nobody
 
     def close(self, own: RequestCauses, *, is_last: bool) -> tuple[int, int]:
-        """Return the times of cores and of the machine of a request that ends, or of the last one that is open."""
+        """Return the core time and the machine time of a request that ends. `is_last` says that no other request is
+        open."""
         core_ns = self.cores.give(own.core_ns, is_last=is_last)
         machine_ns = self.time.give(own.machine_ns, is_last=is_last)
         own.core_ns = own.machine_ns = 0.0

@@ -1,4 +1,5 @@
-"""The accounts of steps, and of requests in steps. Engine thread only, no torch, no clock, no influence on the loop."""
+"""The accounts of steps, and of the requests in them. Engine thread only, no torch, no clock, no influence on the
+loop."""
 
 from __future__ import annotations
 
@@ -28,23 +29,23 @@ _MASKS = HostPart.MASKS
 # If time lost to the machine, or unexplained time, exceeds this share of the time since a request's first step, its
 # account lists the users of the machine.
 MACHINE_SHARE = 0.1
-MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
+MOST_STEPS_KEPT = 2**16  # how many steps are kept until they are taken: minutes' worth even on a fast GPU
 
 
 @dataclass(slots=True, eq=False)
 class RequestNotes:
-    """The writer of one request's account and stamps, by the events of its sequences in steps."""
+    """Writes one request's account and stamps, from what happens to its sequences in steps."""
 
     request_id: str
     _times: RequestTimes
     _account: EngineAccount
-    _steps: StepCauses | None  # all steps, where their time is divided into causes
-    _causes: RequestCauses | None  # its own
+    _steps: StepCauses | None  # the causes of all steps; None if their time is not divided into causes
+    _causes: RequestCauses | None  # those of this request
     _first_token_step: int | None = None  # number of the step that drew its first token
     _before: EngineNumbers | None = None  # the engine's numbers when its first step began
     _encoded_ns: int = 0  # time to encode others' images and sounds between the last step and its first one
-    _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
-    # The work for each client, and its own tokens, rows and time of media, when its current phase began
+    _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # when each sequence was preempted
+    # The work for each client, and the request's own tokens, rows and encoding time, when its current phase began
     _work_before: WorkBefore | None = None
     _computed_tokens: int = 0  # computed tokens of its prompts, so far
     _own_before: tuple[int, int, int] = (0, 0, 0)
@@ -56,7 +57,7 @@ class RequestNotes:
         self._account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
 
     def arrived(self, since_ns: int) -> None:
-        """Note the phase `queue`, which began at `since_ns`, perhaps in the step that has just ended."""
+        """Note the beginning of the phase `queue` at `since_ns`, perhaps within the step that has just ended."""
         steps = self._steps
         if steps is not None and self._causes is not None:
             in_last_step = since_ns < steps.ended_ns
@@ -65,8 +66,8 @@ class RequestNotes:
             self._account.client_requests = max(1, self._work_before.num_open)
 
     def _phase_ended(self, phase: str, waited_ns: int = 0) -> None:
-        """Note whose requests a phase went to, for which it has waited for so long, or which are in its causes. The
-        next one begins."""
+        """Note how much of a phase each client's requests took, by `waited_ns` or by the phase's causes. The next phase
+        begins."""
         steps = self._steps
         before = self._work_before
         if steps is None or self._causes is None or before is None:
@@ -106,8 +107,8 @@ class RequestNotes:
         causes_ns: Mapping[Cause, int] | None,
         waited_ns: int,
     ) -> list[OthersTime]:
-        """Divide the time since `before` among clients: the time of a phase with these causes, or without them that of
-        the queue."""
+        """Divide the time since `before` among clients: by these causes, or, for the queue, `waited_ns` if there are
+        none."""
         if causes_ns is not None and Cause.NOT_KNOWN_YET in causes_ns and Cause.ALONE not in causes_ns:
             waited_ns = causes_ns[Cause.NOT_KNOWN_YET]
         elif causes_ns is not None:
@@ -116,7 +117,7 @@ class RequestNotes:
         return while_waiting(self._work_since(steps, before, client), client, waited_ns)
 
     def _work_since(self, steps: StepCauses, before: WorkBefore, client: ClientWork) -> dict[ClientWork, Work]:
-        """Return the work for each client since then, without the request's own."""
+        """Return the work for each client since `before`, without the request's own."""
         own = (now - past for now, past in zip(self._own_now(), self._own_before, strict=True))
         return steps.clients.since(before, client, *own)
 
@@ -129,7 +130,7 @@ class RequestNotes:
             self._causes.preempted(self._steps.number, self._steps.totals)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
-        """Note the sequence in a step before its launch. Return True for the first step of its request."""
+        """Note that a sequence has joined a step, before its launch. Return True for the first step of its request."""
         account = self._account
         if sequence in self._preempted_ns:
             stalled_ns = now_ns - self._preempted_ns.pop(sequence)
@@ -145,7 +146,7 @@ class RequestNotes:
         self._times.scheduled = now_ns
         if self._steps is not None:
             self._encoded_ns = self._steps.encoded_ns
-        # A copy, because a preempted sequence waits again, which is not part of the phase `queue`.
+        # A copy, because a preempted sequence waits again, and that wait is not part of the phase `queue`.
         account.waits_ns = sequence.waits_ns.copy()
         self._phase_ended("queue", sum(account.waits_ns.values()))
         return True
@@ -182,7 +183,7 @@ class RequestNotes:
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
-        """Note a token of a choice on the host. The second one of a step comes 0 ns after the first."""
+        """Note a token of a choice on the host. If a step yields two, the second one comes 0 ns after the first."""
         if sequence.last_token_ns is None:
             self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if self._times.first_token is None:
@@ -198,7 +199,7 @@ class RequestNotes:
             self.drew_next(sequence, now_ns)
 
     def drew_next(self, sequence: Sequence, now_ns: int) -> None:
-        """Do what `drew` does for each token but the first one of a choice."""
+        """Do the same as `drew` for each token of a choice except its first."""
         assert sequence.last_token_ns is not None
         self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
         sequence.last_token_ns = now_ns
@@ -250,17 +251,17 @@ class RequestNotes:
 
 
 class StepAccount:
-    """The records of steps, with the device's wait before each and the parts of the engine thread's time."""
+    """Records steps, each with the device's idle time before it and the parts of the engine thread's time."""
 
     def __init__(
         self, host: HostTime, causes: StepCauses | None = None, cores_ns: Callable[[], int] = process_time_ns
     ) -> None:
-        """`cores_ns` returns the time so far of the cores that the process has used."""
+        """`cores_ns` returns the CPU time of the process so far."""
         self._host = host
         self._causes = causes
         self._cores_ns = cores_ns
-        self._divided_ns = host.since_ns  # until when the time is divided
-        self._carried_ns = 0  # part of this that belongs to the next step
+        self._divided_ns = host.since_ns  # the time up to which everything is divided
+        self._carried_ns = 0  # part of it that belongs to the next step
         self._host_before_ns = host.spent_ns.copy()  # `spent_ns` when the last step ended
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
@@ -271,7 +272,7 @@ class StepAccount:
 
     @property
     def is_first_step(self) -> bool:
-        """Whether no step has ended since the last time without work."""
+        """Whether no step has ended since the engine last had no work."""
         return self.work_since_ns > self._last_ended_ns
 
     def work_began(self, now_ns: int) -> None:
@@ -286,8 +287,8 @@ class StepAccount:
 
     @contextmanager
     def encoding(self, account: EngineAccount, own: RequestCauses | None) -> Iterator[None]:
-        """Account for a part of the encoding of a request's image or sound, between two steps. `own` is None for a
-        request that has ended."""
+        """Account for one piece of encoding a request's image or sound, between two steps. `own` is None for a request
+        that has ended."""
         began_ns = self._host.enter(HostPart.ENCODE)
         began_cores_ns = self._cores_ns()
         try:
@@ -309,11 +310,11 @@ class StepAccount:
                 self._causes.shares.encoded(own, core_ns, encode_ns)
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
-        """Record a step whose results are on the host. Return its duration and the wait before it, together.
+        """Record a step whose results are on the host. Return the sum of its duration and the idle time before it.
 
         Steps run one after the other, so a step begins with its launch, or with the end of the step before. The host
-        notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
-        used instead.
+        notices that end when it takes the results, which may be late. If the device has a clock of its own, its times
+        are used instead.
         """
         last_ns = self._last_ended_ns
         since_ns = self.work_since_ns
@@ -322,7 +323,7 @@ class StepAccount:
         busy_since_ns = since_ns if since_ns > last_ns else last_ns
         work_ns = ended_ns - busy_since_ns
         idle_ns = began_ns - busy_since_ns
-        if idle_ns < 0:  # it was launched before the step before had ended
+        if idle_ns < 0:  # The step was launched before the previous one had ended.
             idle_ns = 0
         if result.device_ns is not None:
             duration_ns = result.device_ns
@@ -378,7 +379,7 @@ class StepAccount:
         self._divided_ns = ended_ns
 
     def published(self, scheduler: Scheduler, now_ns: int, num_open: int) -> EngineNumbers:
-        """Bring the numbers of the moment up to date, with `num_open` requests, and return a copy of all numbers."""
+        """Update the numbers of this moment, with `num_open` requests, and return a copy of all numbers."""
         numbers = self.numbers
         pool = scheduler.pool
         numbers.num_running = num_running = len(scheduler.running)
@@ -403,7 +404,7 @@ class StepAccount:
         return self.copy(idle_since_ns=None)
 
     def copy(self, idle_since_ns: int | None) -> EngineNumbers:
-        """Return a copy of the numbers. The engine thread is idle since then, or at work."""
+        """Return a copy of the numbers. The engine thread has been idle since then, or works if that is None."""
         self.numbers.host_ns = self._host.spent_ns.copy()
         self.numbers.idle_since_ns = idle_since_ns
         return self.numbers.copy()

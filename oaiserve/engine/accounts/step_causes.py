@@ -1,12 +1,13 @@
 """Divides the time of each step into its causes, by the learnt cost of steps. Engine thread only, no torch.
 
-Measured times come first: between steps, of media, of masks, and the delays of the machine. The rest of a step is the
-expected time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. If no such step
-was seen before, all of the rest is not known yet. Then each request in the step gets the expected time of its own
-tokens alone, and the time added by its neighbours.
+Measured times come first: between steps, for media, for masks, and delays by the machine. The rest of a step is divided
+into the expected time of its decodes and prompts, by the cost of earlier steps, and an unexplained remainder. If no
+such step was seen before, the causes of the rest are not known yet. Then each request in the step gets the expected
+time of its own tokens alone, and the time added by its neighbours.
 
-The cost is that of steps that nothing held up. A step whose threads waited for cores counts with the time that it would
-have taken, by the time that it used of them. So a machine that other programs keep busy isn't learnt as a slow one.
+The cost is that of steps that nothing delayed. A step whose threads waited for cores counts with the time that it would
+have taken otherwise, estimated from its CPU time. So a machine that other programs keep busy isn't mistaken for a slow
+one.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from oaiserve.standstill import STILL_NS, log_standstill
 log = logging.getLogger(__name__)
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
-# A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
+# A step is slow if it takes longer than expected by both of these. Only then is it worth asking what delayed it.
 SLOW_SHARE = 0.1
 SLOW_NS = 1_000_000
-# A step was held up if its threads waited for this share of its time. The time of its cores, divided by the threads
-# that share the work, then says within a fifth or so what it would have taken. Other steps say it exactly, so it counts
-# less than they do.
+# A step was delayed if its threads waited for this share of its time. Its CPU time, divided by the number of threads
+# that share the work, then shows within about a fifth how long it would have taken. Other steps show that exactly, so a
+# delayed step has less weight.
 HELD_UP = 0.05
 HELD_UP_WEIGHT = 0.5
-# Threads that run at the same time wait for each other's memory, which counts as time of cores. The more a step was
-# held up, the more its threads ran by turns, which takes less of that time. On two cores, one thread used 0.63 s of
-# cores for a request, two threads 0.83 s, and two threads beside two to eight busy processes 0.72 s.
+# Threads that run at the same time wait for each other's memory accesses, which counts as CPU time. The more a step was
+# delayed, the more its threads ran in turns, which costs less of that. On two cores, one thread used 0.63 s of CPU time
+# for a request, two threads 0.83 s, and two threads next to two to eight busy processes 0.72 s.
 TOGETHER = 0.4
 SLOWDOWN_STEPS = 50  # time constant of the slowdown of the last steps
 # The machine's accounts are read after a step that was this much longer than expected, or began this late, and at least
@@ -52,8 +53,8 @@ ASK_EVERY_NS = 200_000_000
 
 class Delays(NamedTuple):
     """The delays of a step in nanoseconds: by masks; by the machine, in the step and in the gap before it; and by a
-    standstill of the process, likewise. Without these, the step would have taken `quiet_ns`. `weight` is that of this
-    sample."""
+    standstill of the process, again in the step and before it. Without these, the step would have taken `quiet_ns`.
+    `weight` is the weight of the step as a sample of the cost."""
 
     constraint: int = 0
     lost: int = 0
@@ -78,31 +79,32 @@ class StepCauses:
         num_looks: Callable[[], int] = lambda: 0,
         users: MachineUsers | None = None,
     ) -> None:
-        """`num_looks` returns how often the watchdog has looked, once a second. `users` are those of the machine."""
+        """`num_looks` returns how often the watchdog has checked, once a second. `users` finds out what used the
+        machine."""
         self.users = users
         self._machine = machine
         self._num_looks = num_looks
-        self._num_looked = 0  # number of the watchdog's looks when the machine was last queried
-        self._is_watched = True  # whether the watchdog looked often enough in the time before that query
+        self._num_looked = 0  # number of the watchdog's checks when the machine was last queried
+        self._is_watched = True  # whether the watchdog checked often enough in the time before that query
         self._fit = fit
         self.shares = shares
         self.decodes = PlainDecodes()
         self.clients = WorkByClient()
         self.number = 0  # steps so far
         self.ended_ns = 0  # when the last step ended
-        self.had_prompts = False  # the last step
-        # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
+        self.had_prompts = False  # whether the last step had prompts
+        # Sums over all steps. What remains of the steps' time is unexplained, and all other time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
         self._unknown_ns = 0  # the remaining time of steps whose cost was unknown
         self._media_ns = 0  # time of images and sounds, between steps
         self.encoded_ns = 0  # part of it since the last step
         self._late_ns = 0  # time that steps began late because of the machine
-        self._still_ns = self._still_before_ns = 0  # time of steps, and before steps, in which the process stood still
+        self._still_ns = self._still_before_ns = 0  # time in steps, and before steps, in which the process stood still
         self._asked_ns = 0  # when the machine was last queried
-        self._cost: StepCost | None = None  # The last step was divided by this cost.
+        self._cost: StepCost | None = None  # the cost by which the last step was divided
         self._knows_few = False  # whether the cost covers a step of one decode, so that steps of several can be divided
-        self._slowdown = 1.0  # time of the last steps, by the time that they would have taken on a quiet machine
-        self._slowed: tuple[StepCost, StepCost] | None = None  # a cost, and what steps took at it
+        self._slowdown = 1.0  # recent step times relative to those on a quiet machine
+        self._slowed: tuple[StepCost, StepCost] | None = None  # a cost, and the same one times the slowdown
         # By this cost: time of a token drawn alone, per token of context, and the extra per cached token of context.
         self._plain_ns = (0.0, 0.0, 0.0)
 
@@ -132,17 +134,17 @@ class StepCauses:
 
     @property
     def machine_ns(self) -> int:
-        """Return the time so far in which the machine did something else. Any thread may ask."""
+        """Return the time so far in which the machine did something else. Any thread may call this."""
         return self._lost_ns + self._late_ns
 
     @property
     def cost(self) -> StepCost | None:
-        """Return the cost of a step that nothing holds up, or None while it is not known."""
+        """Return the cost of a step that nothing delays, or None while it is not known."""
         return self._fit.cost
 
     @property
     def slowed_cost(self) -> StepCost | None:
-        """Return the cost of a step now that other programs use the cores too, or None while it is not known."""
+        """Return the cost of a step at the current slowdown by other programs, or None while it is not known."""
         cost = self._fit.cost
         if cost is None:
             return None
@@ -152,8 +154,8 @@ class StepCauses:
         return slowed[1]
 
     def so_far(self, own: RequestCauses) -> dict[Cause, int]:
-        """Return the causes of an open request's current phase, the largest first. Any thread may ask, so they may be a
-        step old; and while a step ends, they may be unknown for a moment."""
+        """Return the causes of an open request's current phase, the largest first. Any thread may call this, so they
+        may be a step old; and while a step ends, they may be unknown for a moment."""
         if not own.has_begun:
             return {}
         parts = own.so_far(self.totals, self.decodes.unsettled_ns(own))
@@ -162,7 +164,7 @@ class StepCauses:
         return dict(sorted(settled(parts).items(), key=lambda cause: -cause[1]))
 
     def begin(self) -> None:
-        """Ask the machine once, on the engine thread, so that its next answer is about steps."""
+        """Query the machine once, on the engine thread, so that the next answer covers only steps."""
         self._machine.delay_ns()
 
     def step_ended(
@@ -180,12 +182,12 @@ class StepCauses:
         """Divide the time since the last step, and return the error of the expected time as a share of the real one.
 
         The model took `model_ns` for the `load`, after `gap_ns` with work but without a step; filling masks took
-        `masks_ns`, and there was work for the last `work_ns`. With a clock of the device, `model_ns` is by that clock:
-        meanwhile, the engine thread may have filled masks or waited for a core.
+        `masks_ns`, and there was work for the last `work_ns`. If the device has a clock, `model_ns` was measured by it:
+        the engine thread may have filled masks or waited for a core meanwhile.
         """
         whole_ns = ended_ns - self.ended_ns
         took_ns = model_ns
-        if model_ns > whole_ns:  # a device may have begun before the last results came
+        if model_ns > whole_ns:  # A device may have begun before the previous results arrived.
             model_ns = whole_ns
         media_ns = min(self.encoded_ns, whole_ns - model_ns)
         self.encoded_ns = 0
@@ -234,7 +236,7 @@ class StepCauses:
                 before = self.totals
         delays = NO_DELAYS
         quiet_ns = took_ns
-        # The usual step is not slow: only others are looked into.
+        # A usual step is not slow, so only the others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
             between_ns = whole_ns - model_ns - media_ns
             delays = self._delays(
@@ -289,7 +291,8 @@ class StepCauses:
         return -error
 
     def _divide_among_clients(self, chunks: list[Chunk], load: Load, prompts_ns: float, decodes_ns: float) -> None:
-        """Add a step to the work of its clients: first the usual steps, of one client, and of a row in each chunk."""
+        """Add a step to its clients' work. The usual steps have fast paths: those of one client, and those with a row
+        per chunk."""
         if (client := self.clients.lone) is not None:
             self.clients.step_of_one(client, Work(load.prompt_tokens, load.decodes, prompts_ns, decodes_ns))
         elif load.decodes == len(chunks) and not load.prompt_tokens:
@@ -309,7 +312,7 @@ class StepCauses:
         masks_ns: int,
         has_clock: bool,
     ) -> Delays:
-        """Return the delays of masks, and of the machine. No time is expected of a step that is not known."""
+        """Return the delays by masks and by the machine. For a step whose cost is not known, the expected time is 0."""
         machine = self._machine
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
@@ -328,7 +331,7 @@ class StepCauses:
             self._num_looked = num_looks
             self._asked_ns = ended_ns
             if is_long:
-                if not has_clock:  # a part of the excess is the machine's
+                if not has_clock:  # part of the excess may be the machine's
                     by_cores_ns = _quiet_ns(took_ns, core_ns, machine.parallelism)
                     excess_ns = max(0, excess_ns if expected_ns else took_ns - by_cores_ns)
                     lost_ns = min(delay_ns // machine.num_threads, excess_ns)
@@ -356,8 +359,8 @@ class StepCauses:
     ) -> None:
         """Charge the step to the requests of these chunks, which have more than a token, or several chunks.
 
-        `before` are the totals before the step, if a request may have missed steps. `known` is the cost by which the
-        step was expected, or None. With `unit`, shares by `weigh` add up to 1.
+        `before` are the totals before the step, if a request may have missed steps. `known` is the cost that the
+        expected time is based on, or None. `unit` scales the costs by `weigh` so that all shares add up to 1.
         """
         by_request: dict[RequestCauses, list[Chunk]] = {}
         again: list[RequestCauses] = []  # requests that compute lost tokens again
@@ -383,7 +386,7 @@ class StepCauses:
 
 
 def _by_client(chunks: list[Chunk]) -> Iterator[tuple[ClientWork | None, int, int]]:
-    """Yield the client of each chunk, with the tokens of its prompt, and its rows of decodes."""
+    """Yield the client of each chunk, with the number of prompt tokens and the number of decode rows."""
     for sequence, _, num_tokens, _, draft, _ in chunks:
         own = sequence.causes
         client = None if own is None else own.client
@@ -396,8 +399,8 @@ def _by_client(chunks: list[Chunk]) -> Iterator[tuple[ClientWork | None, int, in
 def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: int, work_ns: int) -> Delays:
     """Return these delays, and those of a standstill of the whole process in the last `work_ns`, if there was one.
 
-    The process stood still for what is longer than STILL_NS in a step, or before it, and in which it used no core and
-    waited for none. The watchdog, which looks once a second, did not run either.
+    A standstill is a time of at least STILL_NS, in the step or before it, in which the process used no core and waited
+    for none, and in which the watchdog, which checks once a second, did not run either.
     """
     idle_ns = work_ns - core_ns - delays.lost - delays.late
     if idle_ns < STILL_NS:
@@ -410,7 +413,7 @@ def _with_standstill(delays: Delays, excess_ns: int, core_ns: int, between_ns: i
 
 
 def _quiet_ns(took_ns: int, core_ns: int, parallelism: float) -> int:
-    """Return the time of a step that took `took_ns` as it would be on a quiet machine, by the time of its cores."""
+    """Return how long a step that took `took_ns` would have taken on a quiet machine, estimated from its CPU time."""
     by_cores_ns = core_ns / parallelism
     if by_cores_ns >= took_ns:
         return took_ns
@@ -421,8 +424,8 @@ def _quiet_ns(took_ns: int, core_ns: int, parallelism: float) -> int:
 def _costs_ns(
     cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
 ) -> tuple[int, int, int]:
-    """Return three expected times of a request's tokens in a step: all alone, prompts with the step's decodes, and
-    prompts alone if computed again."""
+    """Return three expected times of a request's tokens in a step: all of them alone, its prompts together with the
+    step's decodes, and its prompts alone if they are computed again."""
     if part == load:
         alone_ns = expected_ns
     else:

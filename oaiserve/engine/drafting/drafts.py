@@ -1,15 +1,15 @@
 """Drafts: proposals for the next tokens of sequences, which the next step verifies. Engine thread only, no torch.
 
 After each drafted token, the model draws as it would without a draft, from the same logits and with the same noise.
-Draws count up to the first one that differs from the draft, which is the correct token. So a draft changes no
-answer, only the number of steps.
+Draws count up to the first one that differs from the draft, which is the correct token. So a draft changes no answer,
+only the number of steps.
 
-Where steps overlap, only a step with drafts waits for the results of the one before. Whether it will have any follows
-from the text so far, whose matches propose the token under way, too.
+Where steps overlap, only a step with drafts waits for the results of the previous one. Whether it will have drafts is
+known beforehand, because a match in the text so far also predicts the token that is still being computed.
 
-A draft is looked up in the sequence's own text. Its worth is the expected number of tokens, by how often drafts after
-such a match came true in this sequence; its cost is the measured time of further tokens in a step. Both are averages of
-noisy measurements, so a step gets drafts only if they promise a clear gain.
+A draft is looked up in the sequence's own text. Its value is the expected number of accepted tokens, judged by how
+often drafts after such a match were accepted in this sequence; its cost is the measured time of further tokens in a
+step. Both are averages of noisy measurements, so a step gets drafts only if they promise a clear gain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class _Option(NamedTuple):
 class Drafts:
     """Proposes drafts for sequences before each step, and updates its estimates from the results.
 
-    With `only_if_exact`, there are none while a token's logits, and so an answer, may depend on the rest of its step.
+    With `only_if_exact`, it proposes none while a token's logits, and so an answer, may depend on the other tokens of
+    its step.
     """
 
     def __init__(self, *, only_if_exact: bool = False) -> None:
@@ -61,7 +62,7 @@ class Drafts:
         num_alike = self._num_alike
         if not self._choose(running, had_drafts=False, others_wait=others_wait):
             return False
-        self._num_alike = num_alike  # `propose` chooses again when the tokens are known
+        self._num_alike = num_alike  # `propose` counts this step once the tokens are known
         return True
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
@@ -75,7 +76,8 @@ class Drafts:
             self._drafted.append(sequence)
 
     def verified(self, step: Step, step_ns: int) -> None:
-        """Learn the time from the end of the step before to the end of this one. Prompts and decodes differ in cost."""
+        """Learn from the time between the end of the previous step and the end of this one. Steps with prompts are left
+        out, because their cost differs."""
         if len(step.chunks) > MOST_STEP_TOKENS:
             return  # The times of such steps are not needed, and it takes time to add up their tokens.
         if step.num_tokens - step.num_draft_tokens == len(step.chunks):
@@ -84,7 +86,7 @@ class Drafts:
     def _choose(
         self, running: list[Sequence], *, had_drafts: bool, others_wait: bool
     ) -> list[tuple[Sequence, list[int]]]:
-        """Return the drafts that pay in the next step, as long as it has few tokens.
+        """Return the drafts that are worthwhile in the next step, provided that it has few tokens.
 
         A step with prompts, or with others waiting for admission, has more. `had_drafts` says whether the last step had
         drafts.
@@ -104,7 +106,7 @@ class Drafts:
         has_drafts = any(lengths)
         self._num_alike = self._num_alike + 1 if has_drafts == had_drafts else 0
         most_alike = PROBE_STEPS
-        if has_drafts:  # the less the time without drafts is known, the sooner it is measured again
+        if has_drafts:  # the fewer measurements without drafts, the sooner the next one
             most_alike = min(most_alike, self._times.num_measured(num_tokens))
         if self._num_alike >= most_alike:
             self._num_alike = 0
@@ -115,7 +117,8 @@ class Drafts:
         return [(o.sequence, o.draft[:length]) for o, length in zip(options, lengths, strict=True) if length]
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
-        """Return the draft of a sequence. If a token is still being computed, it begins after the expected token."""
+        """Return the draft of a sequence. If its last token is still being computed, the draft starts after the
+        predicted one."""
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
         if most < 1:
             return None
@@ -130,7 +133,7 @@ class Drafts:
         return None
 
     def _lengths(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> list[int]:
-        """Return the lengths of these drafts with the most expected tokens of answers in a time.
+        """Return the lengths of these drafts that yield the most expected answer tokens per unit of time.
 
         The most probable tokens are taken first.
         """

@@ -6,10 +6,10 @@ from bisect import bisect_left
 
 import numpy as np
 
-MOST_STEP_TOKENS = 32  # tokens of a step with drafts, in all; larger steps compute, and hardly wait for the weights
-# Steps with more tokens than one of these numbers, up to the next one, have a common mean.
+MOST_STEP_TOKENS = 32  # all tokens of a step with drafts; larger steps are bound by compute, not by reading weights
+# Step sizes that are measured separately. A number of tokens in between belongs to the next larger size.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, MOST_STEP_TOKENS)
-# The assumed times of steps in relation to a step of one token, until they are measured.
+# The assumed times of steps relative to a step of one token, until they are measured.
 ASSUMED = [0.85 + 0.15 * number for number in range(MOST_STEP_TOKENS + 1)]
 _INDEX = [bisect_left(SIZES, number) for number in range(MOST_STEP_TOKENS + 1)]
 
@@ -48,14 +48,14 @@ class StepTimes:
         self._num_measured[index] = number
 
     def num_measured(self, num_tokens: int) -> int:
-        """Return the number of steps over which the time of this number of tokens is a mean."""
+        """Return the number of steps that the mean time for this number of tokens is taken over."""
         return self._num_measured[_INDEX[num_tokens]]
 
     def expected(self) -> list[float]:
         """Return the step time for each number of tokens, relative to each other. Times never fall.
 
-        Where means fall with the number of tokens, the difference is noise, so their common mean is used. A number of
-        tokens that was never measured relates to the nearest measured ones as assumed.
+        Where means fall with the number of tokens, the difference is noise, so their common mean is used. The time of a
+        size that was never measured is scaled from the nearest measured ones by the assumed ratio.
         """
         pools: list[tuple[float, int, list[int]]] = []  # the mean, its steps, and the sizes
         for size, ratio, num_steps in zip(SIZES, self._ratios, self._num_measured, strict=True):

@@ -1,1 +1,1 @@
-"""Grammars of clients' constraints on an answer, and the tokens allowed next."""
+"""Grammars that constrain an answer, and the tokens that they allow next."""

@@ -1,6 +1,6 @@
 """The constraint of one choice: the tokens allowed next by its grammar and the request's other parameters.
 
-Engine thread only. It uses a grammar through its matcher, and must not know how a grammar is compiled, or torch.
+Engine thread only. It uses a grammar through its matcher. It must not depend on how a grammar is compiled, or on torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class Constraint:
-    """The constraint of one choice, whose tokens are pushed one by one: reasoning, then a grammar, or only one of them.
+    """The constraint of one choice, whose tokens are pushed one by one: on its reasoning, then by a grammar, or only
+    one of them.
 
-    The answer cannot end within the reasoning before a grammar, or before `min_tokens`. In a grammar, nothing can
-    follow end-of-sequence ids, so ignored ones are not drawn. But if the grammar allows nothing else, the end is drawn.
+    The answer cannot end within the reasoning that precedes a grammar, or before `min_tokens`. In a grammar, nothing
+    can follow an end-of-sequence id, so such ids aren't drawn if the request ignores them, unless the grammar allows
+    nothing else.
     """
 
     __slots__ = ("_eos_token_ids", "_forces", "_ignores_eos", "_matcher", "_min_tokens", "_stop_ids", "_thinking")
@@ -35,7 +37,7 @@ class Constraint:
         eos_token_ids: frozenset[int],
         stop_ids: frozenset[int],
     ) -> None:
-        """`stop_ids` end the choice: the end-of-sequence ids unless these are ignored, and the request's own."""
+        """`stop_ids` end the choice: the request's own, and the end-of-sequence ids unless the request ignores them."""
         self._matcher = matcher
         self._thinking = thinking  # None once the reasoning is over
         self._eos_token_ids = eos_token_ids
@@ -95,7 +97,8 @@ class Constraint:
         return self._matcher.forced_ids()
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first allowed tokens of a draft, either all within the reasoning or all after it."""
+        """Return how much of a draft is allowed, from its beginning. That is either all within the reasoning or all
+        after it."""
         if self._thinking is not None:
             return draft[: self._thinking.num_possible(draft)]
         if self._matcher is None:
@@ -103,7 +106,8 @@ class Constraint:
         return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
-        """Fill a row for each draw: after `num_generated` tokens, and after each token of a possible draft."""
+        """Fill a row for each draw: the first one after `num_generated` tokens, the others after each token of a
+        possible draft."""
         if self._thinking is not None and (forced := self._thinking.forced_ids):
             rows[:] = 0
             for words, token_id in zip(rows, forced, strict=False):

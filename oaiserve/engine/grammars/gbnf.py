@@ -1,7 +1,7 @@
 """GBNF, llama.cpp's notation of grammars, translated into Lark's, which llguidance reads.
 
-Rules without references to rules of rules become terminals, which is the difference between fast and slow. The text
-between two defined names is one rule, across line breaks. It must not know requests or tokens.
+Rules become terminals unless they lead to a recursive rule, which makes matching much faster. The text between two
+defined names is one rule, across line breaks. This module must not depend on requests or tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def as_lark(text: str) -> str:
     for name, names in names_of.items():
         if unknown := sorted(names - rules.keys()):
             raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
-    terminals: set[str] = set()  # terminals refer only to terminals
+    terminals: set[str] = set()  # rules that refer only to terminals, and so are terminals themselves
     while more := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
         terminals |= more
     written = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
@@ -79,7 +79,7 @@ def _rules(tokens: list[_Token]) -> dict[str, list[_Token]]:
 def _lark_rule(tokens: list[_Token], names: Mapping[str, str]) -> str:
     written: list[str] = []
     depth = 0
-    last = "|"  # the kind of the last token, or the sign that began a sequence
+    last = "|"  # the kind of the last token, or a sign that begins a sequence
     for kind, token in tokens:
         is_first = last in ("(", "|")
         if kind == "define" or (kind == "repeat" and (is_first or last == "repeat")):

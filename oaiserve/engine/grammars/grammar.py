@@ -1,7 +1,7 @@
 """Grammars: the tokens allowed next, so that an answer obeys its request's constraint.
 
 llguidance compiles a grammar once for all requests with the same one. Each choice gets a matcher, which receives its
-tokens one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
+tokens one by one. This module must not depend on HTTP, torch, the scheduler or how tokens are drawn.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 MOST_KEPT = 64  # compiled grammars, and refusals
-MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
+MOST_KEPT_BYTES = 256 * 2**20  # memory, estimated from the length of the texts
 MOST_SEARCH_NS = 200_000_000  # limit for locating an error
-# Tokens of a text before the answer between two checks of the time, and their usual time: a token takes about 1 us.
+# How many tokens of a text before the answer are read between two checks of the time, and the time that such a check
+# grants: a token usually takes about 1 us.
 BEGUN_TOGETHER = 8
 BEGUN_NS = 40_000
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
-# it. Masks of JSON schemas take 0.05 to 2 ms.
+# it. Masks for JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
 MOST_LATER_NS = TOKEN_NS  # The engine thread itself compiles a layout that takes less time than this.
 LONG_TEXT = 4_000  # The layouts of a schema with more characters take longer, and are compiled in parallel.
@@ -60,19 +61,19 @@ class GrammarGivenUp(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Original:
-    """The original matchers of a grammar. Their copies share their states and their limit."""
+    """The original matchers of a grammar. Copies share their states and their limit."""
 
     matcher: llguidance.LLMatcher
-    # Returns the matcher for JSON in one line. Unless that takes long, it is compiled when a model first chooses that.
-    # `matcher` allows both layouts.
+    # Returns the matcher for JSON on one line. If compiling it is quick, it is only compiled when a model first chooses
+    # that layout. `matcher` allows both layouts.
     in_one_line: Callable[[], llguidance.LLMatcher] | None = None
-    is_spent: bool = False  # One of the copies has failed, so others may fail, too.
+    is_spent: bool = False  # One of the copies has failed, so others may fail as well.
     left_out: Sequence[str] = ()  # omitted keywords, which llguidance cannot obey; "" stands for a whole schema
 
 
 @dataclass(slots=True)
 class Excess:
-    """The CPU time in excess of TOKEN_NS per token, in all answers of a client. It decreases with time."""
+    """The CPU time in excess of TOKEN_NS per token, summed over all answers of a client. It decreases with time."""
 
     ns: int = 0
     at_ns: int = 0
@@ -83,7 +84,7 @@ class Excess:
         given_back_ns = (now_ns - self.at_ns) * MOST_EXCESS_NS // (SECONDS_OF_EXCESS * 10**9)
         self.ns = max(0, self.ns - given_back_ns + ns)
         self.at_ns = now_ns
-        if ns > 0 and self.ns > MOST_EXCESS_NS:  # A token that is within its time is never refused.
+        if ns > 0 and self.ns > MOST_EXCESS_NS:  # A token that stays within its time is never refused.
             limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
             raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
 
@@ -118,7 +119,7 @@ class Grammars:
     def _tokens(self) -> Tokens | None:
         table = TokenTable(self._backend)
         eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
-        # Without the true bytes of its tokens, or without an end token, no answer can obey a grammar.
+        # Without the true bytes of its tokens, or without an end token, no answer can follow a grammar.
         if table.has_bytes and eos:
             return Tokens(table, self._vocab_size, eos)
         return None
@@ -139,7 +140,7 @@ class Grammars:
             try:
                 future.set_result(_original(tokens, grammar))
             except Refused as refused:
-                future.set_result(Refused(refused.reason))  # a new error: the frames of the old traceback hold the text
+                future.set_result(Refused(refused.reason))  # a new error: the old one's traceback keeps the text alive
             except BaseException as error:  # a bug, or a panic in Rust: other threads may wait for it
                 future.set_exception(error)
         outcome = future.result()
@@ -148,7 +149,8 @@ class Grammars:
         return CompiledGrammar(outcome, tokens, self._excess_of(client), monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[_Outcome, bool]:
-        """Return the outcome of compiling, and whether compiling has begun before; if not, the caller must do it."""
+        """Return the outcome of compiling, and whether some caller has begun it already. If not, this caller must do
+        it."""
         with self._lock:
             if (future := self._kept.pop(key, None)) is not None and not _is_spent(future):
                 self._kept[key] = future
@@ -183,9 +185,11 @@ def _original(tokens: Tokens, grammar: Grammar) -> _Original:
 
 
 def _compiled(tokens: Tokens, translated: Translated, prefix: str, *, names_place: bool = True) -> _Original:
-    """Compile a grammar. With `names_place`, a refusal names the innermost subschema with the same kind of error.
+    """Compile a grammar. With `names_place`, a refusal names the innermost subschema that fails with the same kind of
+    error.
 
-    llguidance names none, and finding it takes time."""
+    llguidance doesn't name it, and finding it takes time.
+    """
     in_one_line = cache(partial(_matcher, tokens, translated.text, prefix))
     if translated.in_lines:
         began_ns = thread_time_ns()
@@ -195,7 +199,7 @@ def _compiled(tokens: Tokens, translated: Translated, prefix: str, *, names_plac
             matcher = _matcher(tokens, translated.in_lines, prefix)
         if not matcher.is_error():
             if thread_time_ns() - began_ns > MOST_LATER_NS:
-                in_one_line()  # If the engine thread had to wait for it, so would other answers.
+                in_one_line()  # If the engine thread compiled it later, others would wait.
             return _Original(matcher, in_one_line)
     matcher = in_one_line()
     if not (error := matcher.get_error()):
@@ -217,12 +221,12 @@ def _matcher(tokens: Tokens, text: str, prefix: str = "") -> llguidance.LLMatche
     if prefix:
         text = with_prefix(text, prefix)
     matcher = llguidance.LLMatcher(tokens.tokenizer, text, log_level=0, limits=_LIMITS)
-    # The first mask is part of compiling: it takes longer than others, and shows errors.
+    # Computing the first mask belongs to compiling: it takes longer than others, and reveals errors.
     matcher.compute_bitmask()
     return matcher
 
 
-# The limits of time and memory of a grammar, and of a mask. A mask beyond them ends its choice.
+# The limits of time and memory for a grammar and for a mask. A choice ends if its mask exceeds them.
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -241,10 +245,10 @@ def _estimated_bytes(key: _Key) -> int:
 def _explained(error: str) -> str:
     if error.startswith("NoExtensionBias"):
         return "no text can satisfy it"
-    # An assertion of llguidance, and messages about its limits, which clients can't change.
+    # A failed assertion of llguidance, or messages about its limits, which clients can't change.
     if any(part in error for part in ("symbols.len()", "limits.", "limit for this grammar")):
         return "the grammar is too large"
-    # The message quotes lines around the mistake, the last of which may be one that the client did not send.
+    # The message quotes lines around the mistake. The last of them may be the one that the server has added.
     lines = [line for line in error.replace("<non-verbose/>", "").splitlines() if not line.endswith(NO_FORCING)]
     return " ".join(" ".join(lines).split())[:MOST_QUOTED].rstrip(".")
 
@@ -261,7 +265,8 @@ class CompiledGrammar:
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Return the keywords of lenient schemas that only compiling found impossible to obey; "" for a schema."""
+        """Return the keywords of a lenient schema that turned out impossible to obey only when it was compiled; ""
+        stands for a whole schema."""
         return self._original.left_out
 
     def matcher(self) -> Matcher:
@@ -274,19 +279,19 @@ class Matcher:
     def __init__(self, original: _Original, tokens: Tokens, excess: Excess) -> None:
         self._original = original
         self._excess = excess
-        self._unpaid_ns = 0  # time of everything except masks, which the next mask is charged with
+        self._unpaid_ns = 0  # time of everything except masks; charged to the next mask
         self.mask_ns = 0  # CPU time of the last mask
         self._matcher = original.matcher.deep_copy()
         self._may_break_lines = original.in_one_line is not None
         self._last_byte = b""
-        # The ids so far, until the model has chosen between JSON in one line and in several.
+        # The ids so far, until the model has chosen between JSON on one line and on several.
         self._ids_before_layout: list[int] | None = [] if self._may_break_lines else None
         self._tokens = tokens
         self.is_complete = False
         """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
 
     def copy(self) -> Matcher:
-        """Return a matcher in the same place, for another choice."""
+        """Return a matcher at the same position, for another choice."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         other._ids_before_layout = None if self._ids_before_layout is None else [*self._ids_before_layout]
@@ -312,8 +317,8 @@ class Matcher:
         words[:] = self._tokens.all_ids.view(words.dtype)
 
     def unfit_ends(self, text: bytes, closing: bytes) -> list[int]:
-        """Return the ids whose tokens, after `text`, complete `closing` and go on with what the grammar does not begin
-        with."""
+        """Return the ids whose tokens, after `text`, complete `closing` and continue with something that the grammar
+        doesn't allow at its beginning."""
         ends = self._tokens.with_more(text, closing)
         return [token_id for token_id, rest in ends if self._matcher.validate_tokens(rest) < len(rest)]
 
@@ -324,20 +329,22 @@ class Matcher:
         self._excess.add(excess_ns)
 
     def forced_ids(self) -> list[int]:
-        """Return the forced next ids, each the only one of its mask, as long as they are cheap to find."""
+        """Return the next ids that are forced, because each is the only one in its mask. The search stops when it gets
+        expensive."""
         began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
         if self._may_break_lines and self._tokens.line_breaks.may_follow(self._matcher, forced_ids):
             forced_ids = forced_ids[:-1]  # Models join the last token with the text after it, as in '":' and '{\n'.
-        # Only the beginning of a long text has become tokens, and near the cut these may not be those of the whole.
+        # Only the beginning of a long text was tokenized, and the tokens near the cut may differ from those of the
+        # whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
         """Return the number of these ids that may come next, in order."""
         if self.mask_ns > TOKEN_NS // 2 or self._ids_before_layout is not None:
-            return 0  # Each token ahead takes longer than the one before it, or may choose the layout.
+            return 0  # Each further token takes more time than the one before it, or may choose the layout.
         began_ns = thread_time_ns()
         number = self._matcher.validate_tokens(token_ids)
         self._unpaid_ns += thread_time_ns() - began_ns
@@ -346,11 +353,11 @@ class Matcher:
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
         """Fill a row after each of these allowed tokens, as `fill_mask` would.
 
-        Rows after the end, or after a mask that takes too long, stay unchanged: those of a draft take at most the time
-        of one token, and one mask. Raises GrammarGivenUp.
+        Rows after the end, after a failed mask, or after the time of one token is used up stay unchanged, so a draft
+        takes at most that time and one more mask. Raises GrammarGivenUp.
         """
         began_ns = thread_time_ns()
-        ahead = self._matcher.deep_copy()  # If a mask after these tokens fails, this matcher is not affected.
+        ahead = self._matcher.deep_copy()  # If a mask after these tokens fails, this matcher isn't affected.
         for words, token_id in zip(rows, token_ids, strict=True):
             ahead.consume_token(token_id)
             if ahead.is_stopped():
@@ -367,7 +374,7 @@ class Matcher:
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def push(self, token_id: int) -> None:
-        """Append this token. Raises GrammarViolation if it may not come."""
+        """Append this token. Raises GrammarViolation if it may not come next."""
         began_ns = thread_time_ns()
         self._matcher.consume_token(token_id)
         self._hold_layout([token_id])
@@ -375,12 +382,13 @@ class Matcher:
         self._check(GrammarViolation)
 
     def begin(self, text: bytes) -> None:
-        """Begin with this text, from the last token before the answer. Raises GrammarViolation and GrammarGivenUp."""
+        """Begin with this text, starting at the last token before the answer. Raises GrammarViolation and
+        GrammarGivenUp."""
         if not self.begins(text):
             raise GrammarViolation("no allowed text begins with what came with the last token before the answer")
 
     def _hold_layout(self, token_ids: list[int]) -> None:
-        """Keep JSON in one line from here on, unless the model has begun a line after its first bracket."""
+        """Keep JSON on one line from here on, unless the model breaks the line after its first bracket."""
         if self._may_break_lines and token_ids:
             self._last_byte = self._tokens.tokens[token_ids[-1]][-1:]
         if self._ids_before_layout is None or self._original.in_one_line is None:
@@ -400,10 +408,10 @@ class Matcher:
             self._may_break_lines = False
 
     def begins(self, text: bytes) -> bool:
-        """Return whether the grammar allows this text at its beginning. If so, begin with it; otherwise the matcher
-        cannot be used again. Raises GrammarGivenUp."""
+        """Return whether an allowed text can begin with this text. If so, the matcher has begun with it; otherwise the
+        matcher cannot be used again. Raises GrammarGivenUp."""
         due_ns = thread_time_ns() + TOKEN_NS
-        # Only the bytes matter to the grammar, not the tokens that they come in.
+        # The grammar reads bytes, so it doesn't matter which tokens they come in.
         token_ids = self._tokens.ids_of_text(text)
         for start in range(0, len(token_ids), BEGUN_TOGETHER):
             some = token_ids[start : start + BEGUN_TOGETHER]
@@ -425,7 +433,7 @@ class Matcher:
         return self._matcher.is_accepting()
 
     def num_before_end(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens the grammar allows in sequence before the text may end."""
+        """Return how many of these tokens the grammar allows in sequence until the text may end."""
         number = self.num_possible(token_ids)
         ahead = self._matcher.deep_copy()
         for place in range(number):

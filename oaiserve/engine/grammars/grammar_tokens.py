@@ -1,6 +1,6 @@
-"""The tokens of a model as grammars need them, and those that masks leave out, because models do not write them there.
+"""The tokens of a model as grammars need them, and those that masks leave out because models don't write them there.
 
-llguidance reads the tokens once for all grammars. This must not know how a grammar is compiled, or matched.
+llguidance reads the tokens once for all grammars. This module must not depend on how a grammar is compiled or matched.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MOST_FORCED_CHARACTERS = 256  # characters examined when a text is forced
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
 
-# Texts whose tokens are collected once, for grammars that allow all of them at some place. Otherwise each mask examines
-# every token. Neither strings of JSON nor "." in a regex exclude any of these characters.
+# Texts whose tokens are collected once, for grammars that allow all of them at some place. Otherwise each mask would
+# examine every token. Neither JSON strings nor "." in a regex exclude any of these characters.
 _PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
 _SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 
-# Tokens may contain the beginning of JSON, and the first byte after it, which may begin a character beyond ASCII.
+# A token may contain the beginning of a JSON text together with the next byte, which may begin a non-ASCII character.
 _CLOSINGS = (b"}", b"]")
 _OPENINGS = (b" ", b"{", b" {", b"[", b" [", b"[{", b" [{")
 _MOST_JOINED = 4  # bytes of an opening and the next byte
@@ -33,7 +33,8 @@ _AFTER_OPENING = [b"%c" % byte for byte in (*range(32, 127), *b"\t\n\r", 0xC3, 0
 
 
 class _Opening:
-    """A token that is removed from a mask if the vocabulary joins it with each byte that may come next."""
+    """A token that is removed from a mask if, for each byte that may come next, the vocabulary has a token that joins
+    the two."""
 
     def __init__(self, text: bytes, ids_of: Mapping[bytes, int], eos_token_ids: Sequence[int], num_words: int) -> None:
         token_id = ids_of[text]
@@ -58,8 +59,8 @@ class _Opening:
 
 
 class LineBreaks:
-    """Tokens that begin with a line break. In JSON they stay after an opening bracket or a comma, and before a closing
-    bracket. Weak models also break lines around colons, and lose the thread there."""
+    """Tokens that begin with a line break. In JSON, a line may break after an opening bracket or a comma, and before a
+    closing bracket. Weak models also break lines around colons, and then lose the thread."""
 
     def __init__(self, tokens: Sequence[bytes], ids_of: Mapping[bytes, int]) -> None:
         bits = np.array([text.startswith(b"\n") for text in tokens])
@@ -72,7 +73,7 @@ class LineBreaks:
         return matcher.validate_tokens([*token_ids, *self._line_break]) > len(token_ids)
 
     def remove(self, words: Mask, matcher: llguidance.LLMatcher, last_byte: bytes) -> None:
-        """Remove them from a mask unless one fits after the last byte, or a closing bracket may follow."""
+        """Remove these tokens from a mask unless a line break fits after the last byte, or before a closing bracket."""
         if last_byte in b"{[," or any(matcher.validate_tokens(pair) == 2 for pair in self._before_closing):
             return
         unsigned = words.view(np.uint32)
@@ -81,7 +82,7 @@ class LineBreaks:
 
 
 class Tokens:
-    """The tokens of a model for llguidance: their bytes, with none for special tokens."""
+    """The tokens of a model for llguidance: their bytes, or none for special tokens."""
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.table = table
@@ -97,7 +98,7 @@ class Tokens:
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
-        # No text has this byte, so one that is found lies within a token.
+        # No text contains this byte, so any match lies within a single token.
         self._joined = b"\xff".join(self.tokens)
         self._ends = np.cumsum([len(token) + 1 for token in self.tokens])
         self._with_rest = lru_cache(self._find_with_rest)
@@ -116,14 +117,14 @@ class Tokens:
             opening.remove(unsigned, matcher, in_lines=in_lines)
 
     def with_more(self, text: bytes, closing: bytes) -> Iterator[tuple[int, list[int]]]:
-        """Yield the ids whose tokens, after `text`, complete `closing` and have more than white space behind it, and
-        the ids of this rest."""
+        """Yield ids whose tokens, after `text`, complete `closing` and have more than white space after it. Each id
+        comes with the ids of that remainder."""
         for num_before in range(len(closing)):
             if text.endswith(closing[:num_before]):
                 yield from self._with_rest(closing[num_before:], num_before == 0)
 
     def _find_with_rest(self, part: bytes, anywhere: bool) -> list[tuple[int, list[int]]]:
-        """Find the tokens that have this part, `anywhere` or at their beginning, and more than white space after it.
+        """Find tokens with this part, `anywhere` or at their beginning, and more than white space after it.
 
         The part is whole characters or their ends. All tokens are searched at once, because one by one they take 25 ms.
         """
@@ -136,7 +137,7 @@ class Tokens:
         return found
 
     def ids_of_text(self, text: bytes) -> list[int]:
-        """Return the ids of tokens that are this text together. `__call__` knows only the beginning of a long text."""
+        """Return the ids of tokens that together spell this text. Unlike `__call__`, this covers all of a long text."""
         starts = range(0, len(text), MOST_FORCED_CHARACTERS)
         pieces = (self.tokenizer.tokenize_bytes(text[start : start + MOST_FORCED_CHARACTERS]) for start in starts)
         return [token_id for piece in pieces for token_id in piece]

@@ -1,4 +1,4 @@
-"""The beginning of a JSON text, spelled as grammars of schemas spell JSON."""
+"""The beginning of a JSON text, rewritten in the spelling that grammars of schemas use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PARTS = re.compile(rf'\s+|{_WHOLE}|{_CUT}|[,:]|[^\s",:]+', re.DOTALL)
 
 def respelled(begun: str) -> str | None:
     """Return the beginning of a JSON text with a blank after each comma and colon, no other white space, and one
-    spelling of each string. What may follow it may then follow `begun`, too.
+    spelling for each string. Whatever may follow the result may also follow `begun`.
 
-    None if there is no such text: an escape or a surrogate pair is incomplete, or a blank ends a number.
+    Return None if there is no such text: an escape or a surrogate pair is incomplete, or a blank ends a number.
     """
     parts: list[str] = []
     is_spaced = False  # White space came last.
@@ -40,8 +40,8 @@ def respelled(begun: str) -> str | None:
 
 
 def _string(part: str) -> str:
-    """Return a string, which may lack its end. Raises ValueError for one that JSON does not have."""
+    """Return a string in that spelling. It may lack its end. Raises ValueError if it isn't a string of JSON."""
     is_whole = re.fullmatch(_WHOLE, part, re.DOTALL) is not None
     spelled = json.dumps(json.loads(part if is_whole else part + '"'), ensure_ascii=False)
-    spelled.encode()  # A half of a surrogate pair has no UTF-8.
+    spelled.encode()  # Half of a surrogate pair has no UTF-8.
     return spelled if is_whole else spelled[:-1]

@@ -1,6 +1,6 @@
 """The notations of clients' grammars, each translated into llguidance's.
 
-This module must not depend on llguidance's code, tokens or requests.
+This module must not depend on llguidance's code, on tokens or on requests.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from oaiserve.engine.grammars.json_schema.terms import kinds_of, with_small_numb
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
-MOST_CHARACTERS = 2**16  # characters of a grammar, and of choices
+MOST_CHARACTERS = 2**16  # characters of a grammar, and of all choices
 MOST_CHOICES = 10_000
 MOST_DEFINITIONS = 500  # definitions in a Lark grammar and its schemas
-# Strings, regexes and comments. An unclosed string matches as well, because otherwise each quote in it would be tried.
+# Strings, regexes and comments. An unclosed string matches as well, because otherwise the regex would try each quote in
+# it.
 _LARK_TEXTS = re.compile(
     r'"(?:\\.|[^"\\\n])*+(?:"|(?P<string>))|/(?![/*])(?:\\.|[^/\\\n])++(?:/|(?P<regex>))|//[^\n]*|#[^\n]*'
 )
 _LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(?=\{{)")
-# Tokens by name or number; other grammars by name; options of llguidance and of rules that don't concern text;
-# operators that Lark does not have.
+# Unsupported: tokens by name or number; other grammars by name; options of llguidance and of rules that don't concern
+# text; operators that Lark doesn't have.
 _LARK_REFUSED = re.compile(r"<[^<>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
 _decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
-# The spelling of JSON: one for each string, so that no property can come twice, and a blank after each separator, as
+# How JSON is spelled: each string in one way, so that no property can come twice, and a blank after each separator, as
 # Python writes it. Real models expect the blank. Tokens such as ` [` begin with it, so without it, models end a list
 # before its first item.
 _JSON_OPTIONS = {
@@ -49,18 +50,18 @@ _JSON_OPTIONS = {
 }
 NO_FORCING = '%llguidance {"no_forcing": true}'
 _KEYS_WITHOUT_NAMES = {"type", "additionalProperties", "$defs"}
-# Objects without listed names may have white space as models lay them out, too. Where a model that begins with a line
-# break must continue with a name, it invents odd ones, such as "/code" for "code".
+# Objects without listed names may also have white space as models lay them out. Where names are listed, a model that
+# begins with a line break may have to continue with one of them, and then invents odd ones, such as "/code" for "code".
 _LAYOUT_OPTIONS = {
     **_JSON_OPTIONS,
     "item_separator": ",",
     "key_separator": ":",
-    "whitespace_pattern": r" |\n[ \t]{0,40}",  # limited, because models can write blanks without end
+    "whitespace_pattern": r" |\n[ \t]{0,40}",  # limited, because a model may write blanks without end
 }
 
 
-# JSON in lines, as most models lay it out: lines begin after a comma or between other parts. `LineBreaks` removes the
-# breaks that no model means, such as before a colon.
+# JSON on several lines, as most models lay it out: lines begin after a comma or between other parts. `LineBreaks`
+# removes the breaks that no model means, such as before a colon.
 _INDENT = r"\n(?: {0,40}|\t{0,20})"
 _LINES = {"item_separator": f",(?: |{_INDENT})", "whitespace_pattern": _INDENT}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -70,10 +71,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Translated:
     text: str
     subschemas: Iterable[tuple[str, str]] = ()  # (place, grammar) pairs, innermost first
-    # A grammar that allows line breaks, too, and everything that `text` allows. Empty: the model has no choice.
+    # A grammar that allows everything that `text` allows, and line breaks as well. Empty: the model has no choice of
+    # layout.
     in_lines: str = ""
     narrower: Callable[[], Translated] | None = None  # makes a narrower grammar, if llguidance can't compile this one
-    may_leave_out: bool = False  # Keywords of a schema may be left out if llguidance can't compile it otherwise.
+    may_leave_out: bool = False  # Keywords of a schema may be left out if llguidance can't compile it with them.
     left_out: Sequence[str] = ()  # the omitted keywords; "" stands for a whole schema
 
 
@@ -88,8 +90,8 @@ def translate(
     is_lenient: bool = False,
     error_of: ErrorOf | None = None,
 ) -> Translated:
-    """Return the grammar as llguidance reads it. Raises Refused. With `error_of`, lenient schemas lack keywords that
-    llguidance cannot obey together with others."""
+    """Return the grammar as llguidance reads it. Raises Refused. With `error_of`, lenient schemas lose keywords that
+    llguidance cannot obey in combination."""
     match kind:
         case "json_object":
             return Translated(_schema_grammar({"type": "object"}, in_one_line=in_one_line))
@@ -120,7 +122,8 @@ def translate(
 def _lenient(
     text: str, error_of: ErrorOf | None, left_out: dict[str, None], *, is_open: bool = False
 ) -> PreparedSchema:
-    """Prepare a schema without the keywords that cannot be obeyed. Those of llguidance are added to `left_out`."""
+    """Prepare a schema without keywords that can't be obeyed. Those that only llguidance rejects are added to
+    `left_out`."""
     prepared, _ = prepare_leniently(text, is_open=is_open)
     if error_of is None:
         return prepared
@@ -186,8 +189,8 @@ def _subschemas(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
 
 
 def _tried(document: dict[str, Any]) -> str:
-    """Return a schema as a grammar that is compiled only to test whether it compiles. Large numbers are replaced by
-    smaller ones, because llguidance crashes on some of them, such as -2^63."""
+    """Return a schema as a grammar that only serves to test whether it compiles. Large numbers are replaced by smaller
+    ones, because llguidance crashes on some of them, such as -2^63."""
     return _schema_grammar(with_small_numbers(document))
 
 
@@ -196,7 +199,7 @@ def _lark_grammar(lark: str) -> Translated:
 
 
 def _unforced(lark: str) -> dict[str, str]:
-    # Forcing text means looking ahead, perhaps very far. A model draws the only allowed token without it.
+    # Forcing text means looking ahead, perhaps very far. Without it, the model draws the only allowed token itself.
     return {"lark_grammar": f"{lark}\n{NO_FORCING}"}
 
 
@@ -212,7 +215,8 @@ def _lark_with_schemas(
 ) -> Translated:
     """Translate one of the server's own grammars. Only the schemas in it come from a client. Those in `lenient` are
     obeyed as far as possible."""
-    # Its texts are short, and forcing them yields the tokens of the chat template. Drawn one by one, they differ.
+    # The texts of the server's own grammar are short, and forcing them yields the same tokens as the chat template.
+    # Drawn one by one, the tokens differ.
     grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     parts = []
     left_out: dict[str, None] = {}
@@ -248,8 +252,8 @@ def _schema_part(
 
 
 def _client_lark(text: str) -> Translated:
-    """Translate a grammar, without its first line of options. Raises Refused if its rules are about anything other than
-    text, or take too long to compile."""
+    """Translate a client's grammar, without its first line of options. Raises Refused if its rules concern anything
+    other than text, or take too long to compile."""
     if options := _LARK_OPTIONS.match(text):
         try:
             config: Any = json.loads(options[1])
@@ -269,7 +273,7 @@ def _client_lark(text: str) -> Translated:
 
 
 def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
-    """Return the pieces of a Lark grammar between its JSON Schemas, and the schemas as grammars of their own."""
+    """Return the pieces of a Lark grammar between its JSON Schemas, and each schema as a grammar."""
     pieces: list[str] = []
     schemas: list[list[dict[str, Any]]] = []
     begin = end = 0

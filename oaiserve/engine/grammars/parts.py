@@ -1,4 +1,4 @@
-"""A grammar for parts of an answer, such as calls of strict tools. A match in the free text starts each part.
+"""A grammar for parts of an answer, such as calls of strict tools. Each part starts after a match in the free text.
 
 Free text has no mask. Engine thread only.
 """
@@ -18,7 +18,7 @@ from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import ANSWER_START, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
 
-MOST_LEAD = 4096  # Parsers of calls read no call with more characters before its name.
+MOST_LEAD = 4096  # characters before a call's name; parsers ignore a call with more
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -29,17 +29,18 @@ def _pattern(leads: tuple[str, ...]) -> regex.Pattern[str]:
 
 
 class Leads:
-    """Searches the text of one choice for its leads, none of which ends with white space."""
+    """Searches the text of one choice for its leads, the regexes after whose matches a part begins. None of them ends
+    with white space."""
 
     def __init__(self, leads: tuple[str, ...], table: TokenTable, hidden_ids: frozenset[int]) -> None:
-        """`hidden_ids` are the ids of tokens whose texts are not shown."""
+        """`hidden_ids` are the ids of tokens whose texts aren't shown."""
         self._pattern = _pattern(leads)
         self._table = table
         self._hidden_ids = hidden_ids
         self.begin_at(ANSWER_START)
 
     def begin_at(self, text: str) -> None:
-        self._text = text  # a lead may match from here on
+        self._text = text  # the text in which a lead may still match
         self._blanks: list[str] = []  # white space after `_text`
         self._is_searched = not text
         self._decoder = _decoder("replace")
@@ -66,7 +67,8 @@ class Leads:
             self._is_searched = False
 
     def find(self) -> bytes | None:
-        """Return the text that the grammar reads first if a lead matches: the letter of the lead, then the rest."""
+        """Return the text that the grammar reads first, if a lead matches: the letter of that lead, then the text after
+        the match."""
         if self._is_searched:
             return None
         match = self._pattern.search(self._text)
@@ -113,7 +115,7 @@ class PartsConstraint(Constraint):
         return False
 
     def ends_with(self, token_id: int) -> bool:
-        return False  # The grammar allows no end token within a part.
+        return False  # Within a part, the grammar allows no end token.
 
     def push(self, token_id: int) -> None:
         if self._thinking is not None:
@@ -136,7 +138,7 @@ class PartsConstraint(Constraint):
                 return
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first allowed tokens of a draft, up to where a part begins or ends."""
+        """Return how much of a draft is allowed, from its beginning, up to where a part begins or ends."""
         if self._thinking is None:
             most = len(draft)
         else:

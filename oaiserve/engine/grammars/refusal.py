@@ -10,7 +10,7 @@ class Refused(Exception):
     """
 
     def __init__(self, reason: str, keyword: str = "") -> None:
-        """`keyword` is the one to omit where a schema is to be obeyed as far as possible."""
+        """`keyword` is the one to leave out where a schema is obeyed as far as possible."""
         super().__init__(reason)
         self.reason = reason
         self.keyword = keyword

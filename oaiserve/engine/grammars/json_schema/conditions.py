@@ -1,6 +1,6 @@
-"""Rewrites keywords whose demands depend on an instance's properties or on other keywords in terms of simpler ones.
+"""Rewrites keywords that depend on an instance's properties or on other keywords in terms of simpler ones.
 
-A negation becomes a union of schemas, of which each is valid for some instances that the negated one isn't for.
+A negation becomes a union of schemas, each of which is valid for some of the instances that the negated one rejects.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.terms import TYPES, is_number, is_of, stated_values
 
 MOST_DEPENDENCIES = 8  # Each dependency of a schema doubles its alternatives.
-MOST_EXCLUDED = 8  # numbers that a negation excludes, each of which is between two alternatives
+MOST_EXCLUDED = 8  # numbers that a negation excludes; it has an alternative for each gap between them
 MOST_CHARACTERS = 200  # characters of excluded texts; the pattern for all other texts has about the square of this
 MOST_DEPTH = 20  # nesting depth of negated schemas
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
-# Keywords by which other schemas evaluate properties or items, too.
+# Keywords of other schemas that may evaluate properties or items as well.
 _EVALUATING = {
     *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "contains"),
     *_DEPENDENCIES,
@@ -28,7 +28,7 @@ _REWRITTEN = {*_UNEVALUATED, *_DEPENDENCIES, "not", "if"}
 
 
 def without_conditions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with fewer keywords that depend on others. It allows the same instances, or fewer."""
+    """Return a schema with fewer keywords that depend on others. It allows the same instances, or fewer of them."""
     if schema.keys().isdisjoint(_REWRITTEN):
         return schema
     schema = with_evaluated(schema)
@@ -42,7 +42,7 @@ def without_conditions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace "unevaluated..." by "additional..." where no other schema evaluates a part."""
+    """Replace "unevaluated..." by "additional..." where no other schema evaluates any part."""
     if schema.keys().isdisjoint(_UNEVALUATED) or not schema.keys().isdisjoint(_EVALUATING):
         return schema
     changed = dict(schema)
@@ -136,7 +136,8 @@ def negated(schema: Any, depth: int = 0) -> list[Any] | None:
 
 
 def _other_values(schema: dict[str, Any]) -> list[Any] | None:
-    """Return alternatives to the values of an "enum" or "const". Lists and objects are none if one is among these."""
+    """Return alternatives to the values of an "enum" or "const". If a list or object is among them, no alternative is
+    one."""
     values = stated_values(schema)
     if not isinstance(values, list):
         return None
@@ -162,7 +163,7 @@ def _other_values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _other_texts(texts: set[str]) -> str:
-    """Return a pattern for all strings but these: each leaves them after one of their beginnings."""
+    """Return a pattern for all strings except these: it branches off after each of their prefixes."""
     parts = []
     for beginning in sorted({text[:end] for text in texts for end in range(len(text) + 1)}):
         following = {text[len(beginning)] for text in texts if text.startswith(beginning) and text != beginning}
@@ -245,7 +246,7 @@ _NEGATED: dict[str, Callable[[Any, int], list[Any] | None]] = {
     "minItems": _beyond("maxItems", "array", -1),
     "maxItems": _beyond("minItems", "array", 1),
 }
-# Keywords that make demands whose negation no schema of others states.
+# Keywords whose negation can't be expressed by other keywords.
 _NOT_NEGATED = {
     *("$ref", "$dynamicRef", "$recursiveRef", "oneOf", "if", "then", "else", "multipleOf", "pattern", "format"),
     *("items", "additionalItems", "prefixItems", "unevaluatedItems", "contains", "minContains", "maxContains"),

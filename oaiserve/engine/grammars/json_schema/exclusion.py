@@ -1,4 +1,4 @@
-"""Makes the schemas of a "oneOf" exclude each other: then it is the same as "anyOf"."""
+"""Makes the schemas of a "oneOf" mutually exclusive, so that it means the same as "anyOf"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_DEPTH = 5  # nesting depth of unions and properties
 
 @dataclass(slots=True)
 class _Change:
-    """The additional demands of a schema, which exclude the instances of other schemas."""
+    """What a schema must additionally require so that it excludes the instances of other schemas."""
 
     without: set[str] = field(default_factory=set)  # properties that an object must not have
     required: set[str] = field(default_factory=set)
@@ -36,12 +36,12 @@ class _Change:
 
 class Exclusion:
     def __init__(self, document: SchemaDocument, *, is_lenient: bool = False) -> None:
-        """If it is lenient, no valid instance may be excluded in order to tell schemas apart."""
+        """If `is_lenient`, no valid instance may be excluded to make schemas disjoint."""
         self._document = document
         self._is_lenient = is_lenient
         self._num_compared = 0
         self._num_joined = 0
-        self._negated: dict[int, list[Any] | None] = {}  # alternatives to compared schemas
+        self._negated: dict[int, list[Any] | None] = {}  # alternatives to compared schemas, by their ids
         self._known: dict[int, tuple[set[str] | None, set[str]]] = {}  # the values and types of compared schemas
 
     def separated(self, value: Any, where: str) -> list[Any]:
@@ -104,7 +104,7 @@ class Exclusion:
         return self._negated[id(schema)]
 
     def _stands_alone(self, schema: Any) -> bool:
-        """Return whether `resolved` returns all of a schema: it has no keywords next to a reference."""
+        """Return whether `resolved` returns everything in a schema, which has no keywords next to a reference."""
         for _ in range(10):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return isinstance(schema, dict)
@@ -114,7 +114,7 @@ class Exclusion:
         return False
 
     def _discriminator(self, one: Any, other: Any, where: str) -> str | None:
-        """Return a property that has no value which is valid under both schemas, and that both list."""
+        """Return a property that both schemas list and for which no value is valid under both."""
         one, other = map(self._document.resolved, (one, other))
         if not isinstance(one, dict) or not isinstance(other, dict):
             return None
@@ -168,20 +168,20 @@ class Exclusion:
         )
 
     def _about(self, schema: dict[str, Any]) -> tuple[set[str] | None, set[str]]:
-        if id(schema) not in self._known:  # all are parts of the document
+        if id(schema) not in self._known:  # Ids are unique, because all schemas are parts of the document.
             self._known[id(schema)] = (values_of(schema), kinds_of(schema))
         return self._known[id(schema)]
 
 
 def _may_fit(schema: Any, alternatives: list[Any]) -> bool:
-    """Return whether a type is common to a schema and to one of the alternatives."""
+    """Return whether a schema shares a type with one of the alternatives."""
     return isinstance(schema, dict) and any(
         not isinstance(each, dict) or kinds_of(schema) & kinds_of(each) for each in alternatives
     )
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:
-    """Return one of the schemas of a property."""
+    """Return the schema of a property, or one of them."""
     listed = schema.get("properties")
     if isinstance(listed, dict) and name in listed:
         return listed[name]

@@ -1,6 +1,6 @@
 """Formats: those of JSON Schema, and those of pydantic, zod and OpenAPI.
 
-A format constrains the text, and is obeyed like a pattern. An unknown one is refused.
+A format constrains a string, and is enforced like a pattern. An unknown one is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BASE64URL = _BASE64.replace("+/", "_-")
 _HEX = "[0-9a-f]"
 _LETTER = "[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9-]"
-# Names without "--" as third and fourth characters: these are only for punycode, which no regex can check.
+# Names without "--" as third and fourth characters, which are only for punycode. No regex can check punycode.
 _LABEL = (
     f"(?:{_LETTER}{_INNER}(?:{_LETTER}{_INNER}|-{_LETTER}){_INNER}{{0,58}}{_LETTER}"
     f"|{_LETTER}(?:{_INNER}{{0,2}}{_LETTER})?)"
@@ -64,7 +64,7 @@ FORMATS: dict[str, str | None] = {
     "ulid": "[0-7][0-9A-HJKMNP-TV-Z]{25}",
     "nanoid": "[a-zA-Z0-9_-]{21}",
     "e164": r"\+[1-9][0-9]{6,14}",
-    # These state the purpose of a string. Any string is valid.
+    # These describe what a string is for. Any string is valid.
     **dict.fromkeys(("password", "binary", "path", "file-path", "directory-path"), regexes.ANYTHING),
 }
 # Formats of numbers, from OpenAPI and Rust. Any number of JSON can be stored as a float.

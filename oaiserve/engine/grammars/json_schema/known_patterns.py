@@ -1,7 +1,7 @@
 """Patterns of widespread libraries with look-around, each rewritten without it.
 
-A regex with look-around has no automaton, so it is refused. But these few are in the schemas of many clients, and have
-plain equivalents. Every match of a plain pattern also matches the library's.
+A regex with look-around has no automaton, so it is refused. But these few occur in the schemas of many clients, and
+have plain equivalents. Every match of a plain pattern also matches the library's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PLAIN = {
         rf"^P(?:\d+W|{_DATE}(?:{_TIME})?|{_TIME})$"
     ),
 }
-# pydantic 2: Decimal as a string, with most digits and places. The plain patterns have a digit before the point.
+# pydantic 2: Decimal as a string, with a maximum of digits and decimal places. The plain patterns require a digit
+# before the point.
 _DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"
 _ANY = _DECIMAL + r"\d*\.?\d*$"
 _PLACES = re.compile(re.escape(_DECIMAL + r"\d*\.?\d{0,") + r"([0-9]{1,3})" + re.escape("}0*$"))
@@ -45,7 +46,7 @@ def without_look_around(pattern: str) -> str:
         whole = int(match[1])
         digits = int(match[2]) - 1
         places = digits if match["places"] is None else int(match["places"])
-        forms = []  # one form for each number of places
+        forms = []  # one for each number of decimal places
         for place in range(min(places, digits) + 1):
             before = min(whole, digits - place)
             forms.append((rf"\d{{1,{before}}}" if before else "0") + (rf"\.\d{{{place}}}" if place else ""))

@@ -1,7 +1,7 @@
 """Refuses schemas too long, too deep or too large for llguidance, because compiling cannot be interrupted.
 
-A document is refused by its definitions: those that refer to themselves without an end, go too deep, are copied too
-often, or demand too long a text.
+A document is refused because of its definitions if they refer to themselves without end, nest too deeply, are copied
+too often, or require too long a text.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from oaiserve.engine.grammars.json_schema.terms import TYPES, kinds_of
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_LINKED_DEPTH = 500  # schemas nested through references, each of which llguidance enters once, on the stack
-MOST_COMBINED = 5_000  # schemas that are joined with others by "allOf" or "$ref", and so are copied
-MOST_OPTIONS = 2_000  # alternatives of unions that are joined, each with each: a fifth of a millisecond for each
-MOST_LOOKS = 300_000  # visits of schemas in the search for recursive ones; chains of references take repeated visits
-MOST_FORCED = 2**14  # characters that an answer must have at some place: they are computed in one go
+MOST_COMBINED = 5_000  # schemas that "allOf" or "$ref" joins with others, so that they are copied
+MOST_OPTIONS = 2_000  # combinations of alternatives when unions are joined; each takes a fifth of a millisecond
+MOST_LOOKS = 300_000  # visits of schemas in the search for recursion; chains of references visit a schema repeatedly
+MOST_FORCED = 2**14  # characters that an answer must contain in a row: they are computed in one go
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Definition:
     is_alone: bool
     prepared: dict[str, Any] | bool = True
     num_schemas: int = 0
-    # In order: the depth of a reference, and the name of its target.
+    # (depth of a reference, name of its target) pairs, in order.
     links: list[tuple[int, str]] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)  # targets that are copied into the schemas next to them
 
@@ -89,7 +89,7 @@ class SchemaLimits:
         kinds: frozenset[str] = frozenset(TYPES),
         required: frozenset[str] = frozenset(),
     ) -> float:
-        """Return the least characters that an instance with these types and properties has: inf if it never ends."""
+        """Return the length of the shortest instance with these types and properties: inf if it never ends."""
         if not isinstance(prepared, dict):
             return 1
         kinds &= self._possible(prepared)
@@ -139,7 +139,8 @@ class SchemaLimits:
         return possible
 
     def _check_links(self) -> None:
-        """Refuse references too deep for llguidance, which follows each where it first meets it."""
+        """Refuse references that nest too deeply for llguidance, which follows each reference where it first meets
+        it."""
         depths: dict[str, int] = {}  # the longest chain of references below each definition
 
         def is_known(each: Definition, done: set[str]) -> bool:
@@ -154,12 +155,12 @@ class SchemaLimits:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions that never get done. `is_done` decides this for a definition, given the names of the
-        done ones."""
+        """Return the definitions that are never done. `is_done` decides about a definition, given the names of those
+        that are."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
-            # Walk forwards and backwards in turn, so that a chain takes few rounds.
+            # Alternate the direction, so that a chain takes few rounds.
             waiting = left[::-1]
             left = []
             for each in waiting:
@@ -174,7 +175,8 @@ class SchemaLimits:
                 return left
 
     def _check_joined(self) -> None:
-        """Refuse schemas that become too large when references joined with others are replaced."""
+        """Refuse schemas that become too large when references that are joined with other schemas are replaced by their
+        targets."""
         sizes: dict[str, int] = {}
         total = 0
         for definition in [self._root, *self._by_name.values()]:
@@ -192,8 +194,7 @@ class SchemaLimits:
                 raise Refused(f"the schema at {place} joins unions that come to more than {MOST_OPTIONS} combinations")
 
     def _num_options(self, prepared: Any) -> int:
-        """Return the number of alternatives of a schema. Joined unions are multiplied: each alternative of one is
-        joined with each of another."""
+        """Return the number of alternatives of a schema. When unions are joined, their numbers multiply."""
         if not isinstance(prepared, dict):
             return 1
         num = len(prepared.get("enum", (None,)))
@@ -218,7 +219,7 @@ class SchemaLimits:
 
 
 def _same_instance(prepared: Any) -> Iterator[str]:
-    """Yield the names of the definitions for an instance of the schema itself."""
+    """Yield the names of the definitions that apply to the same instance as the schema."""
     if isinstance(prepared, dict):
         if "$ref" in prepared:
             yield prepared["$ref"].removeprefix("#/$defs/")

@@ -94,10 +94,12 @@ def prepare(text: str) -> PreparedSchema:
 
 
 def prepare_leniently(text: str, *, is_open: bool = False) -> tuple[PreparedSchema, Sequence[str]]:
-    """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all.
+    """Prepare a schema, but leave out keywords that can't be obeyed. Return them as well, or [""] if that is the whole
+    schema.
 
-    If it is open, objects may have all properties that the schema permits. Otherwise those with listed properties have
-    no others unless the schema mentions them."""
+    If `is_open`, objects may have all properties that the schema permits. Otherwise, objects with listed properties
+    have no others unless the schema mentions them.
+    """
     left_out: dict[str, None] = {}
     document: Any = None
     try:
@@ -177,7 +179,7 @@ class _Preparation:
         return PreparedSchema(document, self._places, self._has_large_numbers)
 
     def _schema(self, schema: Any, place: str, depth: int, is_alone: bool) -> dict[str, Any] | bool:
-        """Prepare a schema. It is alone if no other schema holds for an instance at its place."""
+        """Prepare a schema. It is alone if no other schema applies to the same instance."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict) and self._leaves_out("type"):
@@ -190,7 +192,7 @@ class _Preparation:
         self._current.num_schemas += 1
         if self._num_schemas > MOST_SCHEMAS:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
-        # If keywords may be left out, no alternatives take their place: these would fix the order of properties.
+        # A lenient schema gets no alternatives instead of these keywords: they would fix the order of properties.
         schema = without_conditions(schema) if self._left_out is None else with_evaluated(schema)
         schema = self._without_refused(schema, place)
         for keyword, rewritten in (
@@ -207,7 +209,7 @@ class _Preparation:
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
         if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
-            # A list of one schema is that schema, under any keyword.
+            # A list of one schema is equivalent to that schema, whatever the keyword.
             return self._schema(schema[joined[0]][0], f"{place}.{joined[0]}[0]", depth + 1, is_alone)
         is_joined = bool(own) + len(joined) > 1 or "allOf" in joined
         is_alone = is_alone and not is_joined
@@ -263,7 +265,7 @@ class _Preparation:
         return members
 
     def _drop_impossible(self, prepared: dict[str, Any]) -> None:
-        """If keywords may be left out, drop required names that no object can have."""
+        """Drop required names that no object can have, if keywords may be left out."""
         listed = prepared.get("properties", {})
         required = prepared.get("required", [])
         others = bool(prepared.get("patternProperties")) or prepared.get("additionalProperties") is not False
@@ -301,7 +303,7 @@ class _Preparation:
 
     def _member(self, schema: Any, place: str, depth: int, is_alone: bool, is_joined: bool) -> dict[str, Any] | bool:
         if is_joined and isinstance(schema, dict) and "$ref" in schema:
-            # llguidance replaces a reference that is joined with something by its target.
+            # llguidance replaces a reference by its target if it is joined with something.
             member: dict[str, Any] = {"$ref": self._reference(schema["$ref"], step(place, "$ref"), depth, False, True)}
             rest = self._schema({key: value for key, value in schema.items() if key != "$ref"}, place, depth + 1, False)
             if rest:
@@ -310,11 +312,12 @@ class _Preparation:
         return self._schema(schema, place, depth + 1, is_alone)
 
     def _with_names(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
-        """Return a schema without "propertyNames": listed names become properties, and a pattern one of properties."""
+        """Return a schema without "propertyNames": listed names become "properties", and a pattern becomes a
+        "patternProperties"."""
         if "propertyNames" not in schema:
             return schema
         names = self._document.resolved(schema["propertyNames"])
-        if isinstance(names, dict):  # keywords other than annotations and `"type": "string"`, which any name satisfies
+        if isinstance(names, dict):  # Annotations and `"type": "string"`, which any name satisfies, don't count.
             known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames"}
             names = {name: value for name, value in names.items() if name in known and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}
@@ -398,7 +401,8 @@ class _Preparation:
         return translated
 
     def _subschema(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
-        """Prepare the schema of a part of an instance, which may leave out a part that no value is valid for."""
+        """Prepare the schema of a part of an instance. If no value is valid for it, return False: the part may be
+        missing."""
         try:
             return self._schema(value, where, depth + 1, is_alone)
         except Contradiction as contradiction:
@@ -491,7 +495,7 @@ class _Preparation:
         target, place = self._document.find(checked_string(value, where), where)
         if not isinstance(target, dict | bool):
             raise Refused(f"{where} refers to {shown(value)}, which is no schema but {kind_of(target)}")
-        # All true schemas are the same object, and so are all false ones.
+        # All true schemas are the same object, and all false ones are, too.
         definition = self._definitions.get((id(target), is_alone))
         if definition is None:
             name = f"r{len(self._by_name)}"
@@ -504,7 +508,7 @@ class _Preparation:
         return f"#/$defs/{definition.name}"
 
 
-# The keywords that are obeyed, except "$ref", "allOf", "anyOf" and "oneOf", which join schemas.
+# The supported keywords, except "$ref", "allOf", "anyOf" and "oneOf", which join schemas.
 _CHECKED: dict[str, Any] = {
     "type": _Preparation._type,
     "enum": _Preparation._enum,

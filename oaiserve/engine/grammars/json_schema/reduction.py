@@ -1,7 +1,7 @@
 """Leaves out keywords of a prepared schema that llguidance cannot obey, for clients that allow this.
 
-Each is obeyed alone, or it would have been refused before. It fails together with others: patterns of names that
-overlap in joined schemas, or references that lead back to themselves next to other keywords.
+Each of them could be obeyed alone: otherwise it would have been refused before. They fail in combination with others:
+patterns of names that overlap in joined schemas, or references that lead back to themselves next to other keywords.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from oaiserve.gc_pause import thread_work_ns
 
 MOST_SEARCH_NS = 300_000_000  # CPU time for finding what to leave out
 
-# Keywords that are left out only if no other one suffices, the first ones before the others.
+# Keywords that are left out only if leaving out any other one isn't enough, in this order.
 _LATER = ("allOf", "anyOf", "$ref", "enum", "const", "items", "required", "properties")
-# Keywords of clients that are replaced by others when a schema is prepared
+# For each keyword of a prepared schema: the client's keyword that it may come from
 _ORIGINS = {
     "anyOf": "oneOf",
     "pattern": "format",
@@ -60,8 +60,8 @@ class _Reduction:
         self.left_out: dict[str, None] = {}
 
     def run(self) -> Schema:
-        # A definition counts as true until it is reduced. It is first referred to by one before it, so the innermost
-        # ones are the last.
+        # A definition counts as true until it is reduced. Each one is first referred to by an earlier one, so the
+        # innermost are the last.
         definitions = self._definitions
         self._definitions = dict.fromkeys(definitions, True)
         for name in reversed(definitions):
@@ -73,7 +73,7 @@ class _Reduction:
         return self._document(self._root)
 
     def _reduce(self, schema: Any) -> None:
-        """Leave out keywords until a schema compiles, those of the innermost schemas first."""
+        """Leave out keywords until a schema compiles, starting with the innermost schemas."""
         if not isinstance(schema, dict) or schema.keys() == {"$ref"} or self._compiles(schema):
             return
         for inner in _inner(schema):
@@ -102,7 +102,7 @@ class _Reduction:
 
 
 def _inner(schema: Schema) -> Iterator[Any]:
-    """Yield the schemas right within a schema."""
+    """Yield the direct subschemas of a schema."""
     for keyword in ("properties", "patternProperties"):
         yield from schema.get(keyword, {}).values()
     for keyword in ("prefixItems", "allOf", "anyOf"):

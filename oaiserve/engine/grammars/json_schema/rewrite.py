@@ -1,4 +1,5 @@
-"""Rewrites one schema: older drafts in the words of the newest, formats as patterns, contradictions refused."""
+"""Rewrites single schemas: converts older drafts to the newest, turns formats into patterns, and refuses
+contradictions."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 
 
 def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a schema of an older draft in the words of 2020-12."""
+    """Return a schema of an older draft in the keywords of 2020-12."""
     changed = dict(schema)
     for limit in ("Minimum", "Maximum"):
         exclusive = f"exclusive{limit}"
@@ -55,8 +56,8 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def finish(prepared: dict[str, Any], place: str, *, closes: bool) -> None:
-    """Check the keywords of a prepared schema against each other, and correct dependent ones. If it closes objects,
-    those with listed properties have no others unless the schema mentions them."""
+    """Check the keywords of a prepared schema against each other, and correct those that depend on others. If `closes`,
+    objects with listed properties have no others unless the schema mentions them."""
     _keep_values_of_types(prepared, place)
     if isinstance(prepared.get("multipleOf"), int):  # Its multiples are integers, so the end of a number is known.
         kinds = prepared.get("type", list(TYPES))
@@ -77,7 +78,7 @@ def finish(prepared: dict[str, Any], place: str, *, closes: bool) -> None:
     num_required = len(set(prepared.get("required", ())))
     missing = prepared.get("minProperties", 0) - num_required
     if missing > 1:
-        # A name may occur twice among the additional ones, and then counts once.
+        # A name may occur twice among additional properties, and then counts only once.
         raise Refused(
             f"the keyword 'minProperties' at {step(place, 'minProperties')} is not supported where more than one "
             "of the properties is not named in 'required'",
@@ -129,7 +130,7 @@ def _keep_values_within(prepared: dict[str, Any], place: str) -> None:
 
 
 def _round_bounds(prepared: dict[str, Any], place: str) -> None:
-    """Replace bounds beyond 2^53 - 1 by the next ones within them that llguidance reads and writes exactly."""
+    """Replace bounds beyond 2^53 - 1 by the next tighter ones that llguidance reads and writes exactly."""
     if prepared.keys().isdisjoint(_NUMERIC):
         return
     for plain, other, sign in (("minimum", "maximum", 1), ("maximum", "minimum", -1)):
@@ -139,7 +140,7 @@ def _round_bounds(prepared: dict[str, Any], place: str) -> None:
                 continue
             bound = _rounded_up(sign * prepared.pop(name), step(place, name), is_exclusive=name == exclusive)
             prepared[plain] = sign * max(bound, sign * prepared.get(plain, sign * bound))
-            if bound >= 10**18:  # llguidance cannot leave the other side open.
+            if bound >= 10**18:  # llguidance can't leave the opposite side open.
                 prepared.setdefault(other, sign * LARGEST_BOUND)
     if prepared.get("minimum", -inf) > prepared.get("maximum", inf):
         raise Refused(f"the bounds at {place} are too close to each other for numbers beyond 2^53 - 1", "maximum")
@@ -161,7 +162,7 @@ def _apply_format(prepared: dict[str, Any], place: str) -> None:
         return
     name = prepared["format"]
     if "string" not in kinds_of(prepared):
-        del prepared["format"]  # Other formats are about strings.
+        del prepared["format"]  # Other formats concern strings.
         if bounds := NUMBER_FORMATS.get(name):
             prepared["minimum"] = max(bounds[0], prepared.get("minimum", bounds[0]))
             prepared["maximum"] = min(bounds[1], prepared.get("maximum", bounds[1]))

@@ -1,8 +1,8 @@
 """Prepared schemas as grammars in Lark, for what llguidance's own JSON Schemas cannot do.
 
-There, properties come in order, and numbers are floats. Here they may come in any order, each listed one at most once:
-the rules of an object remember the properties so far, each as a bit, so they don't grow with the number of orders. And
-numbers in "enum" and "const" are texts: a value that is one of them is an alternative to the rest of its schema. Parts
+There, properties come in a fixed order, and numbers are floats. Here, properties may come in any order, each listed one
+at most once: the rules of an object keep a bit for each property so far, so their size doesn't grow with the number of
+orders. And large numbers in "enum" and "const" are written as text, as alternatives to the rest of their schema. Parts
 that need neither stay JSON Schemas, which the grammar calls by name.
 """
 
@@ -28,7 +28,7 @@ from oaiserve.engine.grammars.json_schema.terms import (
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_NAMES = 60  # properties of an object: a rule has 64 bits
-MOST_RULES = 600  # rules of objects, and JSON Schemas: the lexemes of all of them share one lexer
+MOST_RULES = 600  # rules for objects, and JSON Schemas: the lexemes of all of them share one lexer
 MOST_CHARACTERS = 2**20  # maximum characters of all JSON Schemas; each counts as often as it is referenced
 MOST_LOOKS = 50_000  # visits of schemas in the search for large numbers
 MOST_PATTERNS = 8  # maximum patterns of an object, each of which excludes the others
@@ -46,16 +46,17 @@ _NAMES = (
 
 
 class _NotPossible(Exception):
-    """The schema is too large for a grammar of rules, or no value is valid under one of its parts."""
+    """The schema is too large for a grammar of rules, or no value is valid under some part of it."""
 
 
 def as_rules(
     schema: PreparedSchema, options: Mapping[str, Any], name: str = "part", *, in_order: bool
 ) -> list[dict[str, Any]]:
-    """Return the grammars of a prepared schema, the main one first; none if it needs no rules, or cannot have them.
-    Raises Refused if that means to change a number.
+    """Return the grammars of a prepared schema, the main one first; none if it needs no rules, or rules aren't
+    possible. Raises Refused if a number would have to change without them.
 
-    llguidance's `options` for JSON Schemas hold for all of them. The names of the others begin with `name`."""
+    llguidance's `options` for JSON Schemas apply to all of them. The names of all but the main one begin with `name`.
+    """
     try:
         return _Rules(schema, name, in_order=in_order).grammars(options)
     except _NotPossible:
@@ -79,7 +80,7 @@ class _Rules:
         self._known: dict[int, bool] = {}  # results of `_needs_rules`, keyed by the ids of the document's schemas
         self._values: dict[int, tuple[Any, set[str] | None]] = {}  # schemas, which keep their ids, and `values_of` them
         self._schemas: dict[str, str] = {}  # names of JSON Schemas by their texts
-        self._of_definitions: dict[str, str] = {}  # names of rules
+        self._of_definitions: dict[str, str] = {}  # names of the rules of definitions
         self._waiting: deque[str] = deque()
 
     def grammars(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ class _Rules:
         while self._waiting:
             name = self._waiting.popleft()
             self._lines.append(f"{self._of_definitions[name]}: {self._value(self._definitions[name])}")
-        # The lexer takes the longest lexeme, so JSON is cut into the same ones as in the JSON Schemas.
+        # The lexer takes the longest lexeme, so JSON must be split in the same way as in the JSON Schemas.
         self._lines += [f"{name}: /{options[option]}/" for name, option in _SEPARATORS.items()]
         if "whitespace_pattern" in options:
             self._lines.append(f"%ignore /{options['whitespace_pattern']}/")
@@ -155,7 +156,7 @@ class _Rules:
         return _either(values)
 
     def _with_large(self, schema: dict[str, Any]) -> str:
-        """Return the expression of a schema that states large numbers, or values that contain them."""
+        """Return the expression of a schema with large numbers, or with values that contain them."""
         values = [self._constant(value) for value in self._large_values(schema) if self._holds(schema, value)]
 
         def remains(value: Any) -> bool:
@@ -177,7 +178,7 @@ class _Rules:
         return f'"{int(value)}"'
 
     def _large_values(self, schema: Any) -> Iterator[Any]:
-        """Yield the values with large numbers that a schema and those joined with it state for an instance."""
+        """Yield the values with large numbers that a schema, or one joined with it, states for an instance."""
         waiting = [schema]
         entered = set()
         while waiting:
@@ -212,13 +213,13 @@ class _Rules:
         return True
 
     def _values_of(self, schema: dict[str, Any]) -> set[str] | None:
-        """Return the only values of a schema, which each of its own values is compared with."""
+        """Return `values_of` a schema, cached because each of its values is compared with all of them."""
         if id(schema) not in self._values:
             self._values[id(schema)] = (schema, values_of(schema))
         return self._values[id(schema)][1]
 
     def _without_large(self, schema: Any, remains: Callable[[Any], bool]) -> Any:
-        """Return a schema that states only those of its values that `remains` accepts, or False if nothing is left."""
+        """Return a schema reduced to the values that `remains` accepts, or False if nothing is left."""
         self._look()
         if not isinstance(schema, dict) or not any(self._large_values(schema)):
             return schema
@@ -329,12 +330,12 @@ class _Rules:
         return rule
 
     def _has(self, required: Sequence[int]) -> str:
-        """Return the condition that all required properties, which have these bits, are present."""
+        """Return the condition that all required properties, given as bits, are present."""
         return f"bit_set({required[-1]})" if self._in_order else f"is_ones([0:{len(required)}])"
 
     def _may_follow(self, bit: int, num_names: int, required: Sequence[int]) -> str:
-        """Return the condition of a property. Unlisted ones come after the required ones: otherwise a model that goes
-        on inventing properties never gets to these."""
+        """Return the condition for a property. Unlisted ones come after the required ones: otherwise a model that keeps
+        inventing properties would never reach these."""
         if bit == num_names:
             return self._has(required) if required else "true"
         if not self._in_order:
@@ -348,7 +349,7 @@ class _Rules:
         patterns = schema.get("patternProperties", {})
         terminals = [f"{rule.upper()}_MATCH_{number}" for number in range(len(patterns))]
         for terminal, pattern in zip(terminals, patterns, strict=True):
-            # A pattern is for the name as it reads, so these names have nothing escaped.
+            # The pattern describes the unescaped name, so these names contain nothing that needs an escape.
             self._lines.append(f'{terminal}: /"(?:{pattern[1:-1]})"/ & PLAIN_NAME')
         schemas = dict(zip(terminals, patterns.values(), strict=True))
         schemas["PLAIN_NAME" if patterns else "NAME"] = schema.get("additionalProperties", True)
@@ -372,5 +373,5 @@ def _both(conditions: Sequence[str]) -> str:
 
 
 def _literal(name: str) -> str:
-    """Return the expression of a property's name. Lark quotes texts as JSON does."""
+    """Return the expression of a property's name. Lark quotes strings as JSON does."""
     return json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The terms for schemas: places, types, values, and references within a document."""
+"""Basic terms of schemas: places, types, values, and references within a document."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def kinds_of(schema: dict[str, Any]) -> set[str]:
 
 
 def values_of(schema: dict[str, Any]) -> set[str] | None:
-    """Return the only values of a schema, each in one spelling; None if there may be others."""
+    """Return the only values that a schema allows, each in one spelling; None if there may be others."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None
@@ -89,7 +89,7 @@ def values_of(schema: dict[str, Any]) -> set[str] | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in which 1.0 is 1."""
+    """Return a value with 1.0 replaced by 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urljoin
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_URI = 1000  # characters: each anchor of a schema has the URI before it
-# Keywords whose values are names with schemas, and those whose values are no schemas.
+# Keywords whose values map names to schemas, and keywords whose values aren't schemas.
 _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _VALUES = {"const", "enum", "default", "examples"}
 _NAMES = ("$id", "id", "$anchor", "$dynamicAnchor")
@@ -17,7 +17,7 @@ _Path = tuple[Any, str | int] | None  # (path of the parent, key); None: the roo
 
 
 def names_parts(each: dict[str, Any]) -> bool:
-    """Return whether an object may give a part of its document a URI or an anchor."""
+    """Return whether an object may give a URI or an anchor to a part of its document."""
     return not each.keys().isdisjoint(_NAMES) and any(isinstance(each.get(name), str) for name in _NAMES)
 
 
@@ -66,7 +66,7 @@ def _joined(base: str, uri: str) -> str:
         return base
     try:
         joined = urljoin(base, uri)
-    except ValueError:  # no URI
+    except ValueError:  # not a URI
         joined = uri
     if len(joined) > MOST_URI:
         raise Refused(f"a URI in the schema has more than {MOST_URI} characters: {joined[:60]}...")
