@@ -52,8 +52,8 @@ class EngineLoop:
         stop_tokenizing: Callable[[str], None],
         give_back_later: Callable[[], None],
     ) -> None:
-        """Make the loop. `waiting` and `stop_tokenizing` are those of `OpenRequests`. `give_back_later` is called when
-        much memory has been freed."""
+        """Make the loop. `waiting` and `stop_tokenizing` are passed on to `OpenRequests`. `give_back_later` is called
+        after much memory has been freed."""
         model = parts.model
         options = parts.options
         clock_ns = parts.runtime.clock_ns
@@ -64,8 +64,8 @@ class EngineLoop:
         self._worker: Worker[Command] = parts.runtime.worker("engine", self.turn, self._begin)
         # owned by the engine thread
         self._draining = False
-        self._is_resting = True  # True before the first turn, too
-        self._dropping: list[int] = []  # adapters that are dropped when their last request has ended
+        self._is_resting = True  # also before the first turn
+        self._dropping: list[int] = []  # adapters to drop when their last request ends
         self._host = HostTime(clock_ns)
         self.phases: PhaseRanges | None = None
         new_notes: Callable[..., RequestNotes] = RequestNotes
@@ -144,12 +144,13 @@ class EngineLoop:
         return self._worker.is_alive and not self.is_stopped
 
     def start(self) -> None:
-        """Start the thread, and wait until it has warmed up the runner's resources of a thread."""
+        """Start the thread, and wait until it has warmed up what the runner needs for each thread."""
         self._worker.start()
         self.watchdog.start()
 
     def post(self, command: Command) -> None:
-        """Put a command into the inbox, from any thread. After the end of the loop, the calling thread refuses it."""
+        """Put a command into the inbox, from any thread. If the loop has ended, the command is refused on the calling
+        thread."""
         if isinstance(command, Submitted):
             self.arriving[command.request.request_id] = command
         self._worker.post(command)
@@ -199,7 +200,7 @@ class EngineLoop:
         return not (self._stepper.has_step or self._scheduler.has_work or self.requests.has_events)
 
     def _rest(self) -> None:
-        """Publish the numbers of an idle engine, which hold until the next turn."""
+        """Publish the numbers of an idle engine, which remain valid until the next turn."""
         self._is_resting = True
         self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
 
@@ -235,7 +236,7 @@ class EngineLoop:
                 self.requests.fail(request_id, InternalError("The server failed on an image of this request."))
 
     def _accounted(self, request: Request) -> AbstractContextManager[None] | None:
-        """Return the account of work on the media of a request, or None if the request has ended."""
+        """Return the context that accounts for encoding media of a request, or None if the request has ended."""
         opened = self.requests.find(request)
         if opened is None:
             return None
@@ -281,7 +282,7 @@ class EngineLoop:
         return False
 
     def _submitted(self, command: Submitted) -> None:
-        """Open a request. Until then it counts as arriving, so at every moment one of the two lists has it."""
+        """Open a request. Until then it counts as arriving, so one of the two lists contains it at any moment."""
         self.requests.submitted(command.request, command.deliver, command.at_ns)
         self.arriving.pop(command.request.request_id, None)
 
@@ -294,7 +295,7 @@ class EngineLoop:
 
     def _hand_over(self) -> None:
         self._host.enter(HostPart.HAND_OVER)
-        self._publish()  # before the events: once a request has ended, the numbers are without it
+        self._publish()  # Before the events: once a request has ended, the numbers no longer include it.
         self.requests.hand_over()
 
     def _publish(self) -> None:
@@ -320,7 +321,7 @@ class EngineLoop:
             self._close()
 
     def _close(self) -> None:
-        """End all open requests, after any end of the loop."""
+        """End all open requests, however the loop has ended."""
         try:
             self._end_all()
         finally:

@@ -1,7 +1,7 @@
 """Steps too large for the device's memory are computed in parts, and later steps are smaller for a while. No torch.
 
-No sequence is preempted. The KV cache was allocated at the start, so preemption frees none of the memory for a step's
-intermediate results: only computing less at once does.
+No sequence is preempted. The KV cache was allocated at the start, so preemption would free no memory for a step's
+intermediate results. Only computing less at once does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class Shortage:
     """The limit on the size of steps: halved when a step does not fit, and doubled after some time without failures.
 
     Decodes continue: if they alone exceed the limit, their step is computed in parts. Prompts get the rest, which may
-    be nothing for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
+    be nothing for a while. No new sequence starts to decode meanwhile, so there are fewer decodes over time, and
+    prompts get their turn.
     """
 
     def __init__(self, most_tokens: int) -> None:
         self.step_tokens = self._most_tokens = most_tokens
-        self.num_steps = 0  # steps that there was no memory for
+        self.num_steps = 0  # steps that didn't fit into memory
         self._since_ns = 0
 
     @property
@@ -51,11 +52,11 @@ class Shortage:
 def compute_in_parts(
     compute: Callable[[Step], list[ChunkResult]], step: Step, most_tokens: int
 ) -> list[ChunkResult | None]:
-    """Compute a step in parts, with the results of a whole step.
+    """Compute a step in parts, and return results as for a whole step.
 
     The result of a chunk is None if a single token or image of it does not fit, or, for a sequence that must be
     computed whole, if the chunk does not fit. Parts have at most `most_tokens`, and fewer where `compute` raises
-    OutOfMemory. Each part has ended before the next begins. A failed part is computed again into the same slots. The
+    OutOfMemory. Each part ends before the next one begins. A failed part is computed again into the same slots. The
     blocks of the step must have been copied before.
     """
     chunk = step.chunks[0]
@@ -88,7 +89,8 @@ def compute_in_parts(
 
 
 def copy_in_parts(copy: Callable[[Copies], None], copies: Copies) -> bool:
-    """Copy blocks in halves, and in halves of these, in their order. Return False where a single one does not fit."""
+    """Copy blocks in order, in halves, and these in halves again if necessary. Return False if a single one doesn't
+    fit."""
     if len(copies) == 1:
         return False
     half = len(copies) // 2
@@ -102,7 +104,7 @@ def copy_in_parts(copy: Callable[[Copies], None], copies: Copies) -> bool:
 
 
 def _middle(chunks: list[Chunk]) -> int:
-    """Return the index of a cut of the chunks into two parts with about equal tokens, and at least one chunk each."""
+    """Return where to cut the chunks into two parts with about equal numbers of tokens and at least one chunk each."""
     tokens_left = sum(chunk.num_tokens for chunk in chunks) // 2
     for index, chunk in enumerate(chunks[:-1]):
         tokens_left -= chunk.num_tokens

@@ -1,4 +1,4 @@
-"""Ranges for a profiler: what marks them, and the phases of requests. No torch, and nothing of it without --nvtx."""
+"""Ranges for a profiler: what marks them, and the phases of requests. No torch. Only used with --nvtx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.tokenize import Tokenized, TokenizeEvent, TokenizeFailed, T
 
 
 class Ranges(Protocol):
-    """Marks ranges: those of a thread nest, and those of requests overlap and may end on another thread."""
+    """Marks ranges. The ranges of a thread nest; those of requests overlap and may end on another thread."""
 
     def push(self, name: str) -> None: ...
 
@@ -17,7 +17,7 @@ class Ranges(Protocol):
         """End the innermost range of this thread."""
 
     def start(self, phase: str, request_id: str) -> Any:
-        """Begin the phase of a request, and return what `end` takes."""
+        """Begin the range of a request's phase, and return the argument for `end`."""
 
     def end(self, started: Any) -> None: ...
 
@@ -41,7 +41,7 @@ class PhaseRanges:
             self._ranges.end(started)
 
     def watch(self, post: Callable[[TokenizeEvent], None]) -> Callable[[TokenizeEvent], None]:
-        """Return a `post` for the tokenize stage that marks the phases before it passes an event on."""
+        """Return a wrapper of the tokenize stage's `post` that marks the phases before it passes an event on."""
 
         def watched(event: TokenizeEvent) -> None:
             request_id = event.request.request_id

@@ -1,7 +1,7 @@
-"""`Reports` makes a replica's reports for routers, of the engine's numbers and the computed prompts.
+"""`Reports` builds a replica's reports for routers from the engine's numbers and the computed prompts.
 
-The engine thread takes no part in it. It leaves the prefix keys of each prompt in a queue, and its numbers in
-snapshots; the thread asking for a report does the rest.
+The engine thread does none of this work. It leaves the prefix keys of each prompt in a queue, and its numbers in
+snapshots; the thread that requests a report does the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.wire.report import HeldPrefixes, ReplicaReport
 
-# All routers get the same report for this long, so that its averages cover at least this much time.
+# For this long, all routers get the same report, so its averages cover at least this much time.
 LEAST_NS = 500_000_000
 MOST_PROMPTS_KEPT = 4096  # prompts whose prefix keys wait for a report
 
@@ -25,7 +25,7 @@ ComputedPrompt = list[tuple[int, BlockHash]]  # (prefix key, block in which the 
 class Reports:
     """Makes the reports of one engine. Any thread may request one.
 
-    Routes compute keys of prompts only after the first report: a server without a router does not need them.
+    Routes compute the prefix keys of prompts only after the first report: a server without a router does not need them.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Reports:
         return self._last is not None
 
     def report(self, replica: str) -> ReplicaReport:
-        """Return the report of this moment, or of half a second ago. `replica` is its name for the router."""
+        """Return a report that is at most half a second old. `replica` is the name under which the router knows this
+        engine."""
         with self._lock:
             now_ns = self._clock_ns()
             if self._last is not None and now_ns - self._load.at_ns < LEAST_NS:

@@ -1,7 +1,8 @@
-"""Requests, which go into the engine, and events, which come out of it. No tensors, no HTTP.
+"""Requests, which enter the engine, and events, which leave it. No tensors, no HTTP.
 
-An accepted request gets any number of `PromptProgress`, if it requests them, then of `PromptDone` and `TokenChunk`, or
-of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Nothing writes into a request.
+An accepted request gets any number of `PromptProgress` events, if it asks for them, then `PromptDone` and `TokenChunk`
+events, or `Pooled` ones, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Nothing modifies a
+request.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ else:  # like `Integers` in record.py
 class TextPrompt:
     text: str
     add_special_tokens: bool = True
-    param: str = "prompt"  # the field of the request that it came from, for errors
+    param: str = "prompt"  # the request's field that contained it, for errors
     most_tokens: int | None = None  # maximum tokens including special ones; longer texts are cut. None: never cut
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt of token ids, which are used as they are."""
+    """A prompt of token ids, which are used unchanged."""
 
     token_ids: Sequence[int]
     param: str = "prompt"  # see TextPrompt
-    media: tuple[MediaFile, ...] = ()  # the model's reader finds their places among the ids
+    media: tuple[MediaFile, ...] = ()  # The model's reader finds their places among the ids.
 
 
 @dataclass(frozen=True, slots=True)
 class GapPrompt:
-    """A text with a gap, which the answer fills. Control tokens in the text are text."""
+    """A text with a gap, which the answer fills. Control tokens in the text count as plain text."""
 
-    prefix: str | Sequence[int]  # before the gap; token ids are used as they are
+    prefix: str | Sequence[int]  # before the gap; token ids are used unchanged
     suffix: str
     add_special_tokens: bool = True
     param: str = "prompt"  # see TextPrompt
@@ -59,7 +60,8 @@ class GapPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FilledPrompt:
-    """A template whose placeholders, such as {query}, are filled with texts. Control tokens in these texts are text."""
+    """A template whose placeholders, such as {query}, are replaced by texts. Control tokens in these count as plain
+    text."""
 
     template: str
     texts: Mapping[str, str]
@@ -93,7 +95,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]] = ()  # the chat template's variable `tools`
     told_tools: Sequence[Mapping[str, Any]] = ()  # tools that a message describes, if the template has no such variable
     opening: str = ""
-    param: str = "messages"  # the field of the request that the messages came from, for errors
+    param: str = "messages"  # the request's field that contained the messages, for errors
     media: tuple[MediaFile, ...] = ()
 
 
@@ -101,7 +103,8 @@ Prompt = TextPrompt | TokenPrompt | GapPrompt | FilledPrompt | PairPrompt | Chat
 
 
 class TooManyTokens(Exception):
-    """A prompt has more tokens than allowed: `num_tokens`, or at least that many, if not all of it was encoded."""
+    """A prompt has more tokens than allowed: exactly `num_tokens`, or at least that many if it was only partly
+    encoded."""
 
     def __init__(self, num_tokens: int, *, is_exact: bool) -> None:
         super().__init__(num_tokens, is_exact)
@@ -120,18 +123,19 @@ class Grammar:
     """A constraint on the text of an answer. It is compiled in the tokenize stage."""
 
     kind: GrammarKind
-    # JSON text of a schema, of a list of choices or a format; a regex; a grammar. "" for json_object. JSON of an object
-    # for lark_with_schemas: a grammar, `lark`, and `schemas` by name; the first is @schema_0 in the grammar, and so on.
-    # It may also have the JSON text of one more schema as `answer`, which is @answer, and as `lenient` the names of
-    # schemas that are obeyed as far as possible.
+    # The JSON text of a schema, of a list of choices or of a format; a regex; or a grammar. "" for json_object. For
+    # lark_with_schemas, JSON of an object: a grammar as `lark`, and `schemas` by name, which the grammar calls
+    # @schema_0 and so on. It may also have the JSON text of one more schema as `answer`, which the grammar calls
+    # @answer, and as `lenient` the names of schemas that are obeyed as far as possible.
     text: str
-    param: str = "response_format"  # the field of the request that it came from, for errors
-    prefix: str = ""  # Lark of a text of the server's own that comes before it, with special tokens by their ids
-    # If there are any, only parts of the answer obey the grammar. A part begins after a match of one of these regexes,
-    # and ends where the grammar first may end. For the grammar, a part starts with "A" for the first regex, and so on.
+    param: str = "response_format"  # the request's field that contained it, for errors
+    prefix: str = ""  # one of the server's own texts that precedes it, in Lark, with special tokens by id
+    # If there are any leads, only parts of the answer obey the grammar. A part begins after a match of one of these
+    # regexes, and ends as soon as the grammar allows its end. In the grammar, a part starts with the letter of its
+    # lead: "A" for the first regex, and so on.
     leads: tuple[str, ...] = ()
-    continued: str = ""  # text before the answer. If an allowed text may begin with it, the answer is only the rest
-    in_one_line: bool = False  # JSON has no line breaks. Otherwise the model may choose.
+    continued: str = ""  # text before the answer; if an allowed text may begin with it, the answer is only the rest
+    in_one_line: bool = False  # JSON has no line breaks; otherwise the model may choose
     is_lenient: bool = False  # The client's schema is obeyed as far as possible.
 
 
@@ -141,20 +145,21 @@ class Reasoning:
 
     closing: str
     opening: str = ""  # the answer may begin with it; "": the answer begins within the reasoning
-    budget: int | None = None  # maximum tokens of the reasoning; then its end is forced
+    budget: int | None = None  # maximum tokens of the reasoning, after which its end is forced
 
 
-# What a model that pools returns for a text: one vector, the weight of each of its tokens, or a vector of each token.
-# For a sound: its text, or that with the time of each token.
+# What a pooling model returns for a text: one vector, a weight for each token, or a vector for each token. For a sound:
+# its text, or its text with the time of each token.
 PooledAs = Literal["text", "token_weights", "token_vectors", "token_times"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later."""
+    """The parameters of all choices of a request. The values must be valid already: only token ids are checked
+    later."""
 
     n: int = 1  # choices per prompt
-    max_tokens: int | None = None  # None or more: the rest of the context
+    max_tokens: int | None = None  # None, or a too large number: the rest of the context
     min_tokens: int = 0  # until the answer has this many, end-of-sequence and stop tokens are masked
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
@@ -165,7 +170,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in a row
+    bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in sequence
     seed: int | None = None  # None: fresh entropy
     stop: tuple[str, ...] = ()
     reasoning: Reasoning | None = None
@@ -174,14 +179,14 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     visible_special_ids: frozenset[int] = frozenset()  # special tokens that are not skipped
-    text_lengths: bool = False  # give the characters of each token in the text, with each chunk
+    text_lengths: bool = False  # include the number of characters of each token in chunks
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # number of alternatives for each prompt token
-    prompt_texts: bool = False  # return the part of the prompt's text that each of its tokens stands for
-    # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
+    prompt_texts: bool = False  # return the part of the prompt's text that each token stands for
+    # False: `logprobs` are only for an observer, so chunks and forced tokens are the same as without them.
     shows_logprobs: bool = True
     grammar: Grammar | None = None
-    loop_rule: LoopRule | None = None  # choices in a loop by this rule end; None: loops are only counted
+    loop_rule: LoopRule | None = None  # end choices that loop by this rule; None: loops are only counted
     pooled_as: PooledAs = "text"
 
 
@@ -192,21 +197,23 @@ class Request:
     request_id: str
     prompts: tuple[Prompt, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0  # lower is earlier, under the policy `priority`
+    priority: int = 0  # lower comes earlier, under the policy `priority`
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
-    adapter: int = 0  # the number of the adapter that the model computes with; 0: none
-    # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
+    adapter: int = 0  # number of the adapter that the model uses; 0: none
+    # Tokens of a choice per TokenChunk, except the first token, which is sent at once. 0: one chunk when it has
+    # finished.
     stream_interval: int = 1
     client: str = ""  # client that sent the request, so that clients can take turns
     share: float = 1.0  # the client's share of the server, relative to other busy clients
     num_bytes: int = 0  # bytes of the body, which count towards the limit of waiting requests
-    # The seed of its draws, from which each prompt has its own, if its parameters have none. None: fresh entropy.
+    # Seed from which the draws of each prompt get their own seeds, if the parameters have no seed. None: fresh entropy.
     draw_seed: int | None = None
     received_ns: int | None = None  # when the caller received it; None: at submission
-    # Keys and length by which a router would route the only prompt. None: there are several, or no router needs this.
+    # The keys and length that a router would use to route the only prompt. None: there are several, or no router needs
+    # this.
     routing: RoutedPrompt | None = None
-    session: str = ""  # the requests of one session are kept together by routers; "": it has none
-    sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
+    session: str = ""  # routers keep the requests of a session together; "": no session
+    sent: tuple[Piece, ...] = ()  # pieces of the answer that another server has sent; this one continues after them
     is_background: bool = False  # uses only capacity that no other request needs, without the server's timeouts
     background_wait_ns: int | None = None  # how long it stays background work; None: forever
     reports_progress: bool = False  # whether to report the progress of prompts until the first token
@@ -221,16 +228,16 @@ class Request:
 
 
 class FinishReason(StrEnum):
-    """The reason why a choice has ended, in the API's spelling."""
+    """The reason why a choice has ended, spelled as in the API."""
 
     STOP = "stop"
     LENGTH = "length"
-    REPETITION = "repetition"  # vLLM's word for a choice that its `loop_rule` has ended
+    REPETITION = "repetition"  # vLLM's term for a choice that its `loop_rule` has ended
 
 
 @dataclass(slots=True)
 class PromptProgress:
-    """The progress of a request's prompts. This event comes when a long one enters a step, and then each second."""
+    """The progress of a request's prompts. It is sent when a long one enters a step, and then every second."""
 
     request_id: str
     num_tokens: int  # tokens of all its prompts
@@ -250,8 +257,8 @@ class PromptProgress:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Keywords of schemas that are omitted, since they cannot be obeyed together with the others; "" stands for a whole
-    schema. This event comes first, and only if keywords are omitted."""
+    """Keywords of schemas that were left out because they cannot be obeyed together with the others; "" stands for a
+    whole schema. This event comes first, and only if there are such keywords."""
 
     request_id: str
     keywords: Sequence[str]
@@ -274,8 +281,8 @@ class PromptDone:
 class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     """The new text and tokens of a choice since its last chunk. All texts together are the whole answer.
 
-    The last chunk of a choice has its finish_reason. Streams get one for each token, and a struct is made, encoded and
-    decoded in less than half of a dataclass' time.
+    The last chunk of a choice has its finish_reason. Streams get one for each token, so it is a struct: making,
+    encoding and decoding it takes less than half the time of a dataclass.
     """
 
     request_id: str
@@ -284,12 +291,12 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     token_ids: list[int]
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None = None
-    # The stop string, the id out of stop_token_ids, or "repetition_detected".
+    # The stop string, the id from stop_token_ids, or "repetition_detected".
     stop_reason: str | int | None = None
-    # The number of characters of each token in the text, none for one that is cut off or not shown. A character that is
+    # The number of characters of each token in the text, 0 for one that is cut off or not shown. A character that is
     # split over several tokens counts for the last of them. Only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None
-    has_end_token: bool = False  # the last token only ended the choice, so it is not in the text
+    has_end_token: bool = False  # The last token only ended the choice, so it isn't in the text.
     was_sent: bool = False  # Another server has sent it already.
 
 
@@ -297,8 +304,8 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
 class Pooled:
     """The result of a whole prompt of a pooling model: a vector, or one number for the task `score`.
 
-    Pooled as `token_weights`, a prompt has alternating token ids and weights, sorted by id. As `token_vectors`, it has
-    the vectors of its tokens one after the other. A sound has its text, encoded as numbers.
+    For `token_weights`, the numbers are alternating token ids and weights, sorted by id. For `token_vectors`, they are
+    the vectors of all tokens, concatenated. For a sound, they encode its text.
 
     The prompts of a request may come in any order.
     """
@@ -315,8 +322,8 @@ class Usage:
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # lower limit, if the context has no room for max_tokens
     account: EngineAccount | None = None  # present if the client requested the cost
-    read_again: tuple[int, ReadAgain | None] | None = None  # tokens and reason, if the client has asked for them
-    # Tokens of drafts that came true and that did not, if the client has sent a prediction.
+    read_again: tuple[int, ReadAgain | None] | None = None  # tokens and reason, if the client requested them
+    # Accepted and rejected draft tokens, if the client has sent a prediction.
     predicted_tokens: tuple[int, int] | None = None
     image_tokens: int = 0  # prompt tokens that stand for images
     audio_tokens: int = 0
@@ -324,7 +331,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Finished:
-    """The request has finished: each choice has had its last chunk.
+    """The request has finished: every choice has sent its last chunk.
 
     Like all terminal events it carries the stamps of the request, to which its caller adds `responded`, and the
     engine's account of it. The engine no longer changes either of them.

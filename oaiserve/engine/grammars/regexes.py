@@ -1,10 +1,10 @@
 r"""Regular expressions of clients (ECMA-262), translated into llguidance's (Rust's).
 
-The dialects agree on most, and where they do not, an answer must be right in each: `\d` is 0-9 here, and `\D` is no
-digit of any script. Look-around and back references have no automaton, and are refused. Anchors are worked out here,
-because they may occur in any alternative of a pattern.
+The dialects agree on most things. Where they don't, an answer must be valid in each of them: `\d` is 0-9 here, and `\D`
+excludes the digits of all scripts. Look-around and back references have no automaton, and are refused. Anchors are
+resolved here, because they may occur in any alternative of a pattern.
 
-It must not know JSON Schema, and imports no library.
+This module must not depend on JSON Schema or on any library.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MOST_DEPTH = 50  # groups within groups
 MOST_FORCED = 2**14  # characters of the shortest match
 
 ANYTHING = "(?s:.*)"
-# Control characters without a short escape in JSON. Strings of answers do not have them, and llguidance drops them from
-# its input.
+# Control characters without a short escape in JSON. Strings in answers never contain them, and llguidance drops them
+# from its input.
 UNWRITABLE = frozenset(map(chr, {*range(0x20), 0x7F} - {8, 9, 10, 12, 13}))
 NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # the meaning of "."
-# For each class: its characters in all dialects, and its characters in any dialect.
+# For each class: the characters that belong to it in all dialects, and those that do in any dialect.
 _CLASSES = {
     "d": ("0-9", r"\p{Nd}"),
     "w": ("0-9A-Za-z_", r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\u{200c}\u{200d}"),
@@ -40,19 +40,19 @@ _FLAGS = re.compile(r"\(\?([aisu]+)([:)])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A regex without anchors, for a whole text."""
+    """A regex without anchors, which must match a whole text."""
 
     text: str
     least: int  # characters of the shortest match
 
 
 def search(pattern: str) -> Regex:
-    """Return a regex for the strings of JSON in which the pattern matches somewhere. Raises Refused."""
+    """Return a regex for the JSON strings in which the pattern matches somewhere. Raises Refused."""
     return _translated(pattern, UNWRITABLE, ANYTHING)
 
 
 def full_match(pattern: str) -> Regex:
-    """Return a regex for the whole texts of a pattern, with or without anchors. Raises Refused."""
+    """Return a regex for the texts that a pattern matches as a whole, whether it has anchors or not. Raises Refused."""
     try:
         return _translated(pattern, frozenset(), "")
     except Refused as refused:
@@ -114,8 +114,8 @@ class _RegexGroup:
 
 
 def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
-    """Return the regex of a group. At the beginning of the pattern, `before` matches the text before the group, and at
-    the end, `after` that after it. Elsewhere they are None, and an anchor could never match."""
+    """Return the regex of a group. `before` matches the text before a group at the beginning of the pattern, and
+    `after` the text after one at its end. Elsewhere they are None, because an anchor could never match there."""
     emitted = []
     for branch in group.branches:
         if (branch.is_start and before is None) or (branch.is_end and after is None):
@@ -128,7 +128,7 @@ def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
             if isinstance(item, str):
                 parts.append(item)
             elif isinstance(item, _Repeated):
-                # More repetitions next to anything are part of it. Otherwise llguidance would count them.
+                # Next to "anything", further repetitions are redundant. Without this, llguidance would count them.
                 is_next_to_anything = ANYTHING in (left if index == 0 else "", right if index == last else "")
                 parts.append(item.text + (f"{{{item.least}}}" if is_next_to_anything else item.quantifier))
             elif not item.has_anchor:
@@ -146,8 +146,8 @@ class _RegexParser:
         """The pattern may have none of the unwritable characters on its own."""
         self._text = pattern
         self._unwritable = unwritable
-        # In a class with all control characters, llguidance takes quotes and backslashes for members. So classes for
-        # strings of JSON lack U+0000, which these strings don't have anyway.
+        # In a class with all control characters, llguidance mistakes quotes and backslashes for members. So classes for
+        # JSON strings lack U+0000, which these strings never contain anyway.
         self._nul = [_character("\0")] if unwritable else []
         self._at = 0
         self._depth = 0
@@ -365,7 +365,7 @@ class _RegexParser:
         if is_negated:
             members += self._nul
         written = f"[{'^' if is_negated else ''}{''.join(members)}]"
-        # Dialects differ in case folding. Anything that one of them would exclude is excluded.
+        # Dialects differ in case folding. Exclude anything that one of them would exclude.
         if is_negated and "i" in self._flags:
             return f"(?i:{written})"
         return written

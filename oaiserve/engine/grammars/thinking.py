@@ -9,10 +9,11 @@ from oaiserve.engine.text.detokenize import TokenTable
 
 
 class Thinking:
-    """The reasoning of one choice. White space after its end belongs to it: models write it with the closing text."""
+    """The reasoning of one choice. White space after its end belongs to it, because models write it with the closing
+    text."""
 
     def __init__(self, reasoning: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
-        """`closing_ids` are those of the closing text, which is forced once the budget is spent."""
+        """`closing_ids` are the token ids of the closing text, which is forced once the budget is spent."""
         self.is_over = False
         self._opening = reasoning.opening.encode()
         self.closing = reasoning.closing.encode()
@@ -22,7 +23,7 @@ class Thinking:
         self._closing_ids = closing_ids
         self._num_tokens = 0
         self._num_forced = 0
-        self._text = b""  # a text that may be part of the opening or closing tag
+        self._text = b""  # text that may be part of the opening or closing tag
         self._blanks = bytearray()  # white space before that text, and before the opening tag
 
     @property
@@ -34,7 +35,8 @@ class Thinking:
         return ()
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these ids may follow each other before a draw that is as free as this one."""
+        """Return how many of these ids may come next, in order, such that the draw after them is as free as this
+        one."""
         if forced := self.forced_ids:
             same = [one == other for one, other in zip(token_ids, forced[:-1], strict=False)]
             if False in same:
@@ -54,7 +56,8 @@ class Thinking:
         return number
 
     def last_texts(self, draft: Sequence[int]) -> Iterator[bytes]:
-        """Yield the last text, in which the closing text may begin, now and after each token of a possible draft."""
+        """Yield the last text, which may contain the beginning of the closing text, now and after each token of a
+        possible draft."""
         text = self._text
         yield text
         for token_id in draft:
@@ -62,7 +65,7 @@ class Thinking:
             yield text
 
     def push(self, token_id: int) -> bytes:
-        """Advance by this token. Return the text after the end of the reasoning, once that has come."""
+        """Advance by this token. Return the text after the end of the reasoning once the end is reached."""
         if forced := self.forced_ids:
             if token_id == forced[0]:
                 self._num_forced = self._num_forced + 1

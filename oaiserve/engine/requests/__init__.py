@@ -1,1 +1,1 @@
-"""Open requests from submit to their ends: choices, output, streams, and time limits."""
+"""Open requests from submission to end: choices, output, streams, and time limits."""

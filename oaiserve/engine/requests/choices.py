@@ -23,7 +23,7 @@ from oaiserve.engine.tokenize import Tokenized
 
 
 class Choices:
-    """Makes the sequences of requests to a model."""
+    """Makes the sequences for the choices of requests."""
 
     def __init__(self, model: ServedModel, bounds: Bounds, table: TokenTable) -> None:
         self._bounds = bounds
@@ -31,12 +31,12 @@ class Choices:
         self._eos_token_ids = model.eos_token_ids
         self._rules = model.rules
         self._counts_tokens = model.counts_tokens
-        self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
+        self._pools = model.pooling is not None  # each prompt is computed in one step, and the result is a vector
 
     def make(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[Sequence]:
-        """Put the next prompts of a request and their choices into its state, and yield each new sequence.
+        """Add a request's next prompts and their choices to its state, and yield each new sequence.
 
-        Prompts whose media are not encoded yet are left for the next time.
+        Prompts whose media are not encoded yet are left for the next call.
         """
         request = tokenized.request
         params = request.params
@@ -96,13 +96,13 @@ class Choices:
                 yield sequence
 
     def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int], begun: Matcher | None) -> Constraint | None:
-        """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget. Without
-        reasoning, the grammar continues from `begun`."""
+        """Return the constraint of one choice: its grammar, its reasoning before that, and the end of the reasoning's
+        budget. Without reasoning, the grammar continues from `begun`."""
         params = tokenized.request.params
         grammar = tokenized.grammar
         reasoning = params.reasoning
         thinking = None
-        # An answer that may begin with reasoning obeys a grammar from its first token on.
+        # If reasoning is only optional, the answer obeys a grammar from its first token on.
         leads = () if params.grammar is None else params.grammar.leads
         is_free = grammar is None or bool(leads)
         if reasoning is not None and (reasoning.budget is not None if is_free else not reasoning.opening):
@@ -139,8 +139,8 @@ def _seed(request: Request, prompt_index: int) -> int:
 
 
 def _begun_matcher(tokenized: Tokenized) -> Matcher | None:
-    """Return a matcher that has begun with the text before the answer, or None if no allowed text begins so. JSON may
-    be spelled in another way there: a client may write it without blanks."""
+    """Return a matcher that has read the text before the answer, or None if no allowed text begins with it. JSON may be
+    spelled differently there: a client may write it without blanks."""
     compiled = tokenized.grammar
     asked = tokenized.request.params.grammar
     if compiled is None or asked is None or asked.leads:

@@ -18,7 +18,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    request_id: str  # id of a request, which may have ended
+    request_id: str  # id of a request that may already have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DropAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
+    drain: bool  # whether the thread ends only when all open requests have; otherwise it fails them and ends at once
 
 
 Command = Submitted | TokenizeEvent | BlocksArrived | Abort | DropAdapter | Stop

@@ -14,11 +14,11 @@ from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 
-MOST_TAKEN_UP = 64  # tokens of another server's answer to read between two steps; each takes about 6 us
+MOST_TAKEN_UP = 64  # tokens of another server's answer that are read between two steps; each takes about 6 us
 
 
 class Continuations:
-    """A queue of requests that continue a long answer, whose start pauses between steps."""
+    """A queue of requests that continue a long answer. Reading that answer is split up between steps."""
 
     def __init__(self) -> None:
         self._starts: deque[Iterator[None]] = deque()
@@ -27,12 +27,12 @@ class Continuations:
         return len(self._starts)
 
     def begin(self, start: Iterator[None]) -> None:
-        """Begin the start of a request, and put it into the queue if it pauses."""
+        """Start a request, and put it into the queue if its start pauses."""
         if next(start, start) is None:
             self._starts.append(start)
 
     def go_on(self) -> None:
-        """Go on with the first start until its next pause, if there is one."""
+        """Continue the first start in the queue, up to its next pause."""
         if self._starts:
             start = self._starts[0]
             if next(start, start) is start:
@@ -45,14 +45,14 @@ def take_up(
     table: TokenTable,
     emit_chunk: Callable[[OpenRequest, TokenChunk], None],
 ) -> Iterator[None]:
-    """Put the tokens that another server has sent into a choice, which emits them as the same chunks.
+    """Add the tokens that another server has sent to a choice, and emit them in the same chunks.
 
     It pauses after every MOST_TAKEN_UP tokens. Raises InvalidRequest if these tokens cannot begin the answer.
     """
     output = opened.outputs[sequence]
     prompt = opened.prompts[sequence.index // opened.request.params.n]
     pieces = [piece.token_ids for piece in opened.request.sent if piece.choice == sequence.index]
-    # The number of the prompt's log-probabilities shows the length of the prompt, so add placeholders for them.
+    # Clients see the prompt's length by the number of its log-probabilities, so add placeholders for them.
     if pieces and prompt.logprobs is not None and not prompt.sent:
         for token_id in prompt.token_ids[1:]:
             add_logprobs(prompt.logprobs, table, Logprobs(token_id, 0.0, [], []))

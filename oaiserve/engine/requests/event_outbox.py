@@ -1,4 +1,4 @@
-"""The events of open requests on their way to their consumers. Engine thread only, no torch."""
+"""The events of open requests on their way to consumers. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """The events since the last hand-over, by consumer."""
+    """Collects the events since the last hand-over, by consumer."""
 
     def __init__(self) -> None:
         self._events: defaultdict[Deliver, list[Event]] = defaultdict(list)
@@ -37,7 +37,7 @@ class Outbox:
         self._events[opened.deliver].append(chunk)
 
     def hand_over(self) -> list[Deliver]:
-        """Deliver all events, by one call per consumer. Return the consumers that failed to take theirs."""
+        """Deliver all events, with one call per consumer. Return the consumers that raised an error."""
         outbox = self._events
         self._events = defaultdict(list)
         failed: list[Deliver] = []

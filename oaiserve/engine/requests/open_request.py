@@ -22,12 +22,12 @@ class Bounds:
     max_model_len: int  # tokens of prompt and answer together
     queue_timeout_seconds: float = 0  # time limit in the queue; 0: no limit
     request_timeout_seconds: float = 0  # time limit of the whole request; 0: no limit
-    # Limit of answers whose requests set none. None: only the context limits them.
+    # Limit for answers whose requests set none. None: only the context limits them.
     default_max_tokens: int | None = None
-    default_max_length: int | None = None  # maximum length including the prompt, where that is lower
+    default_max_length: int | None = None  # maximum length including the prompt, if that is lower
 
     def length(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
-        """Return the most tokens of a prompt and its answer."""
+        """Return the maximum length of a prompt together with its answer."""
         if max_tokens is not None:
             return min(num_prompt_tokens + max_tokens, self.max_model_len)
         length = self.max_model_len
@@ -57,19 +57,19 @@ class OpenRequest:
     times: RequestTimes
     account: EngineAccount
     notes: RequestNotes
-    causes: RequestCauses | None = None  # present if causes are computed
+    causes: RequestCauses | None = None  # None if times aren't divided into causes
     prompts: list[OpenPrompt] = field(default_factory=list)
-    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # choices that have not finished
+    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # choices that haven't finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # tokens of its prompts, until it enters a step
-    num_waiting: int = 0  # choices that have not entered a step
+    num_waiting: int = 0  # choices that haven't entered a step
     needs_ids: bool = False  # see Sequence
-    held_ns: float = 0.0  # sum over its ended sequences, see Sequence
+    held_ns: float = 0.0  # total of its ended sequences, see Sequence
     progress_ns: int | None = None  # when its progress was last reported
 
     @property
     def has_all_prompts(self) -> bool:
-        """Return whether all prompts have sequences: those whose media are not encoded yet have none."""
+        """Return whether all prompts have sequences. Those whose media aren't encoded yet have none."""
         return len(self.prompts) == len(self.request.prompts)
 
     def note_tokenized(self, tokenized: Tokenized) -> None:
@@ -87,7 +87,7 @@ class OpenRequest:
         self.account.cache_salt = self.request.cache_salt
 
     def note_choice(self, sequence: Sequence, output: ChoiceOutput) -> None:
-        """Note the length of a choice that has ended, and the loop in which it ends."""
+        """Note the length of a choice that has ended, and the loop that it ends in, if any."""
         self.account.note_length(output.num_tokens)
         if (loop := output.loop_in(sequence.generated_ids)) is not None:
             self.account.note_loop(*loop)
@@ -96,7 +96,7 @@ class OpenRequest:
     def work(self) -> Work:
         """Return the work of this request, so that its time can be compared with the learned costs.
 
-        The tokens that another server generated are computed like those of a prompt.
+        Tokens that another server generated count as prompt tokens, because they are computed like these.
         """
         num_continued = self.account.num_continued_tokens
         return Work(
@@ -121,9 +121,10 @@ class OpenRequest:
 
     @property
     def computed_prompt_tokens(self) -> int:
-        """Return the computed tokens of its prompts, including cached ones. Any thread may call this.
+        """Return the number of computed prompt tokens, including cached ones. Any thread may call this.
 
-        The tokens of the current step count at once on a GPU, and at its end on a CPU."""
+        The tokens of the current step are included at once on a GPU, and at the end of the step on a CPU.
+        """
         if self.times.scheduled is None:
             return 0
         missing = [

@@ -1,7 +1,8 @@
 """The open requests: the life of each request from its submission to its terminal event. No torch.
 
 The loop calls this for commands, `Stepper` when a step is scheduled, and `Results` when its results are there. Events
-leave with the next hand-over, by one call per consumer. Engine thread only, except for the numbers that are marked.
+leave with the next hand-over, by one call per consumer. Engine thread only, except for the numbers that are marked as
+read by any thread.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ log = logging.getLogger(__name__)
 
 
 class OpenRequests:
-    """All open requests. They count in the engine's `numbers`, in which the step account adds up the steps so far."""
+    """All open requests. They are counted in the engine's `numbers`, to which the step account adds what steps have
+    computed."""
 
     def __init__(
         self,
@@ -58,10 +60,10 @@ class OpenRequests:
         note_end: Callable[[str], object] = lambda request_id: None,
         new_notes: Callable[..., RequestNotes] = RequestNotes,
     ) -> None:
-        """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
-        has taken their room. `stop_tokenizing` takes the id of a request ended before it was tokenized. With
-        the `causes` of steps, each request's account has its own. `note_end` gets the ids of ended requests, and
-        `new_notes` makes what writes a request's stamps."""
+        """Begin without requests. `waiting` counts choices until they enter a step or end; submitting a request
+        reserves their room there. `stop_tokenizing` is called with the id of a request that ends before it is
+        tokenized. With the `causes` of steps, each request's account has causes of its own. `note_end` gets the ids of
+        ended requests, and `new_notes` makes the writer of a request's stamps."""
         self._scheduler = scheduler
         self.table = TokenTable(model.tokenizer.backend)
         self._numbers = numbers
@@ -79,12 +81,12 @@ class OpenRequests:
         self._waiting = waiting
         # read by any thread
         self.num_waiting_tokens = 0  # prompt tokens of all requests before their first step
-        self.num_background = 0  # open requests that can wait
-        self.num_left_waiting = 0  # choices that entered a step, or ended before
+        self.num_background = 0  # open background requests
+        self.num_left_waiting = 0  # choices that have entered a step, or ended before that
         self.drain_rate = DrainRate()
-        # Called with the ids of requests that are about to enter their first step, on the engine thread.
+        # Called on the engine thread with the ids of requests that are about to enter their first step.
         self.on_first_step: Callable[[list[str]], object] | None = None
-        # taken by `Reports`: prompts that are in the prefix cache now, as far as routers know their prefix keys
+        # Read by `Reports`: prompts that are now in the prefix cache, with the prefix keys that routers use
         self.computed_prompts: deque[ComputedPrompt] = deque(maxlen=MOST_PROMPTS_KEPT)
 
     def __len__(self) -> int:
@@ -103,7 +105,7 @@ class OpenRequests:
         return bool(self.outbox or self._taken_up)
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
-        """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
+        """Open a request. Its deadlines count from `submitted_ns`, because a step may have been running since then."""
         if request.received_ns is None:
             received_ns = submitted_ns
         else:
@@ -151,13 +153,13 @@ class OpenRequests:
     def tokenized(self, tokenized: Tokenized) -> None:
         """Make the sequences of a request, unless it has ended while it was tokenized.
 
-        A long answer that another server has begun is taken up in parts, between steps.
+        A long answer that another server has begun is read in parts, between steps.
         """
         if (opened := self.admitted(tokenized)) is not None:
             self._begin(opened, tokenized)
 
     def encoded(self, encoding: Encoding) -> None:
-        """Make the sequences of those prompts of an admitted request whose media have been encoded, unless it has
+        """Make the sequences of an admitted request's prompts whose media have been encoded, unless the request has
         ended."""
         if (opened := self.find(encoding.tokenized.request)) is not None:
             if opened.times.media_encoded is None:
@@ -168,19 +170,19 @@ class OpenRequests:
         self._taken_up.begin(self._start(opened, tokenized, encoding))
 
     def take_up(self) -> None:
-        """Take up another part of an answer that another server has begun, if there is one."""
+        """Read the next part of an answer that another server has begun, if there is one."""
         self._taken_up.go_on()
 
     def _start(self, opened: OpenRequest, tokenized: Tokenized, encoding: Encoding | None) -> Iterator[None]:
-        """Make and schedule the sequences of a request. It pauses while it takes up what another server has sent. If
-        that raises, only this request fails."""
+        """Make and schedule the sequences of a request, pausing while it reads what another server has sent. An error
+        fails only this request."""
         try:
             yield from self._made(opened, tokenized, encoding)
         except GeneratorExit:  # The engine has ended.
             raise
         except (GrammarGivenUp, GrammarViolation) as error:
             self._grammar_failed(opened, error)
-        except BaseException:  # the request's own data met a bug; a panic in Rust code is no Exception
+        except BaseException:  # a bug that the request's data triggered; a panic in Rust code is not an Exception
             log.exception("Request %s failed", opened.request.request_id)
             self._fail(opened, InternalError("The server failed at the start of this request."))
 
@@ -191,8 +193,8 @@ class OpenRequests:
         else:
             since_ns = opened.times.media_encoded or tokenized.at_ns or self._clock_ns()
             opened.notes.arrived(since_ns)
-        leader: Sequence | None = None  # the first choice computes the prompt for the others
-        after = next(reversed(opened.outputs), None)  # Prompts are computed in their order.
+        leader: Sequence | None = None  # the first choice, which computes the prompt for the others
+        after = next(reversed(opened.outputs), None)  # Prompts are computed in order.
         for sequence in self._choices.make(opened, tokenized, encoding):
             if not request.sent:
                 is_first = sequence.index % request.params.n == 0
@@ -220,7 +222,7 @@ class OpenRequests:
         self.finish_if_complete(opened, self._clock_ns())
 
     def admitted(self, tokenized: Tokenized) -> OpenRequest | None:
-        """Return a request whose prompts are encoded, or None if it has ended."""
+        """Return the open request whose prompts have been tokenized, or None if it has ended."""
         request = tokenized.request
         opened = self.find(request)
         if opened is None:
@@ -248,12 +250,12 @@ class OpenRequests:
         return any(opened.request.adapter == number for opened in self._open.values())
 
     def masked(self, chunks: Iterable[Chunk]) -> None:
-        """Count the draws of these chunks with masks of grammars."""
+        """Count the draws in these chunks that use grammar masks."""
         for chunk in chunks:
             self._open[chunk.sequence.request_id].account.num_masked_draws += 1 + len(chunk.draft)
 
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
-        """Fail the request of a sequence whose grammar has given up, or forbids its last token."""
+        """Fail the request of a sequence whose grammar has given up, or doesn't allow its last token."""
         opened = self._open.get(sequence.request_id)
         if opened is not None:
             self._grammar_failed(opened, error)
@@ -280,7 +282,7 @@ class OpenRequests:
                 self._fail(opened, error)
 
     def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
-        """Note a step about to be launched. Return the requests whose first step it is."""
+        """Note a step that is about to be launched. Return the requests that enter their first step."""
         for sequence in step.preempted:
             self._open[sequence.request_id].notes.preempted(sequence, now_ns)
         newcomers = []
@@ -310,7 +312,8 @@ class OpenRequests:
                 self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
     def find(self, request: Request) -> OpenRequest | None:
-        """Return the state of this very request, or None once it has ended: another one may have its id by then."""
+        """Return the state of exactly this request, or None once it has ended: another request may reuse its id by
+        then."""
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:
             return opened
@@ -320,10 +323,11 @@ class OpenRequests:
         return self.drain_rate.retry_after_seconds(self._waiting.total)
 
     def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
-        """Stop counting choices of a request as waiting. Its tokens wait until the first of them enters a step."""
+        """Stop counting choices of a request as waiting. Its tokens stop waiting when the first choice enters a
+        step."""
         opened.num_waiting -= num_choices
         if opened.request.is_background:
-            return  # The request took no room from others.
+            return  # A background request took no room from others.
         self.num_left_waiting += num_choices
         self._waiting.give_back(opened.request.client, num_choices)
         self.num_waiting_tokens -= opened.waiting_tokens
@@ -355,8 +359,8 @@ class OpenRequests:
         self.outbox.emit(opened, terminal)
 
     def _note_waits(self, opened: OpenRequest, sequence: Sequence, now_ns: int) -> None:
-        """Note the waits of a request that may end before its first step."""
-        # A copy, because the waits of the sequence are settled once more when the next step begins.
+        """Note how long a request has waited, in case it ends before its first step."""
+        # A copy, because the sequence's waits are settled again when the next step begins.
         opened.account.waits_ns = self._scheduler.of(sequence).waits.settle(sequence, now_ns).copy()
 
     def _note_cost(self, opened: OpenRequest) -> None:

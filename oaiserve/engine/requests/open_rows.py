@@ -1,6 +1,7 @@
-"""Describes the engine's open requests for `/debug/requests` and the live page, from the moment of their submission.
+"""Describes the engine's open requests for `/debug/requests` and the live page, from their submission on.
 
-Any thread may do this. It reads without a lock what the engine thread writes, so a number may be a step old."""
+Any thread may do this. It reads what the engine thread writes without a lock, so a number may be one step old.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class OpenRows:
         return {} if found is None else {request_id: self._row(found, epoch_offset_ns)}
 
     def _all(self) -> dict[str, Submitted | OpenRequest]:
-        arriving = self.arriving.copy()  # read first, because they become open requests
+        arriving = self.arriving.copy()  # read first, because these may become open requests meanwhile
         open_now: dict[str, Submitted | OpenRequest] = {**self.requests.all()}
         return open_now | {request_id: each for request_id, each in arriving.items() if request_id not in open_now}
 
@@ -54,7 +55,7 @@ class OpenRows:
             others_ns[phase] = entry.notes.others_so_far(so_far, self.clock_ns())
         sequences = [*entry.outputs.copy()]
         most_tokens = 0
-        if len(sequences) == account.num_choices:  # No choice has ended.
+        if len(sequences) == account.num_choices:  # No choice has ended yet.
             most_tokens = sum(each.max_len - each.prompt_len for each in sequences)
         return OpenRow.of(
             origin,
@@ -74,7 +75,7 @@ class OpenRows:
 
 
 def _phase_in_steps(times: RequestTimes) -> str:
-    """Return the current phase of a request that waits for steps, or takes part in them."""
+    """Return the current phase of a request that waits for its first step or takes part in steps."""
     if times.scheduled is None:
         return "queue"
     return "prefill" if times.first_token is None else "decode"

@@ -1,4 +1,5 @@
-"""The output of a choice: it makes text and chunks of ids, and checks for the end. Engine thread only, no torch."""
+"""The output of a choice: turns ids into text and chunks, and checks whether the choice ends. Engine thread only, no
+torch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from oaiserve.engine.text.detokenize import StopMatcher, StopStrings, TokenTable
 from oaiserve.engine.types.logprobs import TokenLogprobs
 from oaiserve.engine.types.loop_rule import USUAL
 
-REPETITION_DETECTED = "repetition_detected"  # vLLM's stop reason of choices that a `LoopRule` ends
+REPETITION_DETECTED = "repetition_detected"  # vLLM's stop reason for choices that a `LoopRule` ends
 
 
 class ChoiceOutput:
@@ -31,7 +32,7 @@ class ChoiceOutput:
         params = sequence.params
         self._request_id = sequence.request_id
         self._index = sequence.index
-        self._sequence = sequence  # only constants of it are read: its tokens may be ahead of this output
+        self._sequence = sequence  # Only its constants are used: its tokens may be ahead of this output.
         self._max_tokens = sequence.max_len - sequence.prompt_len
         self.num_tokens = 0
         self._table = table
@@ -44,22 +45,22 @@ class ChoiceOutput:
         )
         self._stops = StopMatcher(stops)
         reasoning = params.reasoning
-        # Stop strings count only after this text.
+        # Stop strings only count after this text.
         if not stops.stops or reasoning is None or reasoning.opening:
             self._stop_after = ""
         else:
             self._stop_after = reasoning.closing
-        self._end_of_text = ""  # end of the text, where a stop string may have begun
-        self._text: list[str] = []  # pieces, none of them empty
+        self._end_of_text = ""  # end of the text, which may contain part of `_stop_after`
+        self._text: list[str] = []  # pieces of text, none of them empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
-        self._num_characters = 0  # characters of all tokens, even held back or removed ones; not by `push_plain`
+        self._num_characters = 0  # characters of all tokens, even withheld or removed ones; `push_plain` doesn't count
         self._logprobs = TokenLogprobs() if params.logprobs is not None else None
         self._chunk_tokens = min(1, stream_interval)  # tokens of the next chunk; the first token is sent alone
         self._end_ids = self._eos_token_ids | sequence.stop_ids
         self._loop_watch = None if params.loop_rule is None else LoopWatch(params.loop_rule)
-        self._num_constrained = 0  # first tokens, up to the last one that a grammar constrains
-        # Only its ids and its length can end it, and its chunks have no numbers for single tokens.
+        self._num_constrained = 0  # number of first tokens, up to the last one under a grammar
+        # Only a token id or the length can end it, and its chunks have no data about single tokens.
         self._is_plain = not (
             stops.stops
             or params.text_lengths
@@ -74,9 +75,9 @@ class ChoiceOutput:
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
-        The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length, loop.
-        So a stop string completed by the last allowed token counts as a stop. Raises GrammarViolation if the token is
-        not in the grammar.
+        Checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length, loop. So a
+        stop string that the last allowed token completes counts as a stop. Raises GrammarViolation if the grammar
+        doesn't allow the token.
         """
         params = self._sequence.params
         constraint = self._sequence.constraint
@@ -111,7 +112,7 @@ class ChoiceOutput:
             self._text_lengths.append(self._num_characters - num_before)
 
     def _watch(self, watch: LoopWatch, token_id: int) -> None:
-        """End the choice if it is in a loop now. What a grammar constrains is in none."""
+        """End the choice if it is looping now. Tokens that a grammar constrains never count as a loop."""
         if self._num_constrained == self.num_tokens:
             self._loop_watch = LoopWatch(watch.rule)
         elif (
@@ -120,14 +121,14 @@ class ChoiceOutput:
             self.finish(FinishReason.REPETITION, REPETITION_DETECTED)
 
     def loop_in(self, token_ids: list[int]) -> Loop | None:
-        """Return the loop in which these tokens end, all of this choice so far, or None."""
+        """Return the loop that this choice ends in, or None. `token_ids` are all of its tokens."""
         end = len(token_ids) - self._has_end_token
         if end - self._num_constrained < USUAL.min_length:
             return None
         return loop_at_end(token_ids[self._num_constrained : end])
 
     def is_plain(self, token_id: int) -> bool:
-        """Return whether `push_plain` can take the next token: it only adds its text."""
+        """Return whether the next token only adds text, so that `push_plain` can take it."""
         return self._is_plain and self.num_tokens + 1 < self._max_tokens and token_id not in self._end_ids
 
     def push_plain(self, token_id: int) -> TokenChunk | None:
@@ -156,9 +157,9 @@ class ChoiceOutput:
             if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
             if not (self._text or (self._logprobs and self._sequence.params.shows_logprobs)):
-                return None  # all of it is held back: it is part of a character, or may be part of a stop string
+                return None  # All of it is held back: part of a character, or possibly part of a stop string.
             if self._text_lengths is not None and self._stops.is_holding:
-                return None  # the lengths of a chunk's tokens are those of its text
+                return None  # A chunk's token lengths must add up to its text.
         text = "".join(self._text)
         if self._text_lengths is not None:  # a stop string may have cut off the end
             ends = [min(end, len(text)) for end in accumulate(self._text_lengths, initial=0)]
@@ -210,7 +211,7 @@ class ChoiceOutput:
             self.stop_reason = matched
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        """End the choice for this reason, unless the text held back so far has a stop string."""
+        """End the choice for this reason, unless the withheld text turns out to contain a stop string."""
         self._add(self._detokenizer.finish())
         if self.finish_reason is None:
             self._send(self._stops.finish())
@@ -223,14 +224,14 @@ class ChoiceOutput:
 
 
 def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> None:
-    """Add the log-probabilities at one position, with the texts of their tokens."""
+    """Add the log-probabilities at one position, with the texts of the tokens."""
     ids = [logprobs.token_id, *logprobs.top_ids]
     values = [logprobs.logprob, *logprobs.top_logprobs]
     rows.add(ids, map(table.bytes_alone, ids), values, rank=logprobs.rank)
 
 
 def prompt_logprobs(table: TokenTable, first_token_id: int) -> TokenLogprobs:
-    """Return the log-probabilities at the beginning of a prompt, whose first token has none: it follows nothing."""
+    """Return the first entry of a prompt's log-probabilities. Its first token has none, because nothing precedes it."""
     rows = TokenLogprobs()
     rows.add([first_token_id], [table.bytes_alone(first_token_id)], [float("nan")])
     return rows

@@ -1,4 +1,4 @@
-"""Reports of how far the prompts of a request are computed. Engine thread only, no torch."""
+"""Reports how much of a request's prompts is computed. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.requests.event_outbox import Outbox
 from oaiserve.engine.requests.open_request import OpenRequest
 from oaiserve.engine.sequences.sequence import Sequence
 
-LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
+LONG_PROMPT = 64  # tokens to compute; no progress is reported for shorter prompts
 PROGRESS_NS = 1_000_000_000  # interval between two reports of a request
 
 
@@ -20,7 +20,7 @@ def begin_progress(outbox: Outbox, opened: OpenRequest, sequence: Sequence, now_
 
 
 def report_progress(outbox: Outbox, opened: OpenRequest, now_ns: int) -> None:
-    """Report the progress of a request's prompts, if its last report was PROGRESS_NS ago or earlier."""
+    """Report the progress of a request's prompts if the last report is at least PROGRESS_NS old."""
     if opened.progress_ns is not None and now_ns - opened.progress_ns >= PROGRESS_NS:
         _emit_progress(outbox, opened, now_ns)
 

@@ -1,8 +1,8 @@
-"""The results of a step: they become tokens of answers, are committed to the scheduler, and leave as events. No torch.
+"""The results of a step: turns them into tokens of answers, commits them to the scheduler, and emits events. No torch.
 
-The chunks are taken in the order of the step. Drawn tokens go to the output of their choice, up to its end, and tokens
-that a grammar forces follow. The scheduler gets all that were taken, and the output gives a chunk of the answer, once
-that is enough for one. Engine thread only.
+Chunks are processed in the order of the step. Drawn tokens are pushed to the output of their choice, up to its end,
+followed by tokens that a grammar forces. All of them are committed to the scheduler, and the output returns a chunk of
+the answer once it has enough for one. Engine thread only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from oaiserve.wire.prefix_keys import prefix_keys_of
 
 log = logging.getLogger(__name__)
 
-# Forced tokens are taken at once while a step has fewer tokens than this in all. So few cost little more than one,
-# since the weights are read once for all: on two CPU cores, the demo model takes 8.2 ms for one token and 10.0 ms for
-# 8, but 45 ms for 64. In larger steps, where each token makes the others wait, forced tokens are drawn like others.
+# Forced tokens are taken at once while a step has fewer tokens than this in total. So few cost little more than one,
+# since the weights are read only once: on two CPU cores, the demo model takes 8.2 ms for one token and 10.0 ms for 8,
+# but 45 ms for 64. In larger steps, where each token delays the others, forced tokens are drawn like others.
 FEW_TOKENS = 8
-# Members of enumerations are properties in Python 3.11, and slow to read for each token.
+# Enum members are properties in Python 3.11, and slow to read for each token.
 _AT_LAUNCH = Draw.AT_LAUNCH
 _VOID = Draw.VOID
 
@@ -46,7 +46,7 @@ class Results:
         self._table = requests.table
         self._vocab_size = vocab_size
         self._drafts_by_accepted: list[int] = []
-        self._num_forceable = 0  # tokens that grammars may force as results of the step under way
+        self._num_forceable = 0  # how many tokens grammars may still force in the current step
 
     def take(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
         batch = len(step.chunks)
@@ -58,7 +58,7 @@ class Results:
             sequence, start, num_tokens, max_draws, _, draw = chunk
             opened = of_choice(sequence)
             if opened is None or draw is _VOID:
-                continue  # it has ended since the step was scheduled, or it is scheduled again
+                continue  # The choice has ended since the step was scheduled, or it is scheduled again.
             try:
                 output = opened.outputs[sequence]
                 token_ids = result.token_ids
@@ -71,7 +71,7 @@ class Results:
                     and result.prompt_logprobs is None
                     and output.is_plain(token_ids[0])
                 ):
-                    # What `_take_chunk` does with a token after the first one of a choice, if it only adds its text.
+                    # Same as `_take_chunk`, for a token that only adds its text and isn't the choice's first.
                     opened.notes.drew_next(sequence, now_ns)
                     opened.usage.completion_tokens += 1
                     token_chunk = output.push_plain(token_ids[0])
@@ -82,7 +82,7 @@ class Results:
                     self._take_chunk(opened, chunk, result, now_ns, batch=batch)
             except (GrammarGivenUp, GrammarViolation) as error:
                 self._requests.grammar_failed(chunk.sequence, error)
-            except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
+            except BaseException:  # a bug triggered by the request; a panic in the Rust detokenizer is not an Exception
                 request_id = chunk.sequence.request_id
                 log.exception("Request %s failed", request_id)
                 self._requests.fail(request_id, InternalError("The server failed on this request's output."))
@@ -106,7 +106,7 @@ class Results:
         if result.vector is not None:
             self._requests.outbox.emit(opened, Pooled(opened.request.request_id, sequence.index, result.vector))
             del opened.outputs[sequence]
-            if not opened.outputs:  # the last one ends the phase `prefill`, and its request
+            if not opened.outputs:  # The last prompt ends the phase `prefill` and the request.
                 opened.times.first_token = now_ns
             self._requests.finish_if_complete(opened, now_ns)
             return
@@ -141,7 +141,7 @@ class Results:
     def _take_prompt_logprobs(self, opened: OpenRequest, chunk: Chunk, rows: list[Logprobs]) -> None:
         prompt = opened.prompts[chunk.sequence.index // opened.request.params.n]
         if prompt.logprobs is not None:
-            # A prompt that was preempted half-way is computed again from its start.
+            # A prompt that was preempted half-way is computed again from the beginning.
             prompt.logprobs.truncate(chunk.start + 1)
             for row in rows:
                 add_logprobs(prompt.logprobs, self._table, row)
@@ -149,14 +149,15 @@ class Results:
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
     ) -> list[int]:
-        """Push a result's tokens to the output of its choice, up to the choice's end, and return those taken."""
+        """Push a result's tokens to the output of its choice, up to the choice's end, and return the tokens that were
+        pushed."""
         sequence = chunk.sequence
         notes = opened.notes
         sequence.wants_prompt_logprobs = False
         is_empty = sequence.max_len == sequence.prompt_len  # max_tokens is 0: only the prompt is computed
         is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
         if is_first and opened.request.routing is not None and (result.token_ids or is_empty):
-            # The blocks in which its prefixes with a key end.
+            # Note the block that each prefix with a key ends in.
             size = self._scheduler.pool.block_size
             hashes = sequence.hashes
             length = sequence.prompt_len
@@ -183,7 +184,7 @@ class Results:
         return taken
 
     def _forced_tokens(self, opened: OpenRequest, constraint: Constraint) -> Iterator[tuple[int, None]]:
-        """Yield the tokens that a grammar forces next. The caller pushes each before it asks for more."""
+        """Yield the tokens that a grammar forces next. The caller must push each one before it requests another."""
         while self._num_forceable > 0 and (forced_ids := constraint.forced_ids()):
             for token_id in forced_ids[: self._num_forceable]:
                 self._num_forceable -= 1
@@ -193,7 +194,7 @@ class Results:
 
 
 def _no_token_left(chunk: Chunk) -> InvalidRequest:
-    """Return the error of a request whose own parameters leave no token to choose."""
+    """Return the error of a request whose own parameters exclude every token."""
     params = chunk.sequence.params
     num_tokens = chunk.end - chunk.sequence.prompt_len
     names = [] if params.grammar is None else [params.grammar.param]

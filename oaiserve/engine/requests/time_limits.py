@@ -1,4 +1,4 @@
-"""Time limits of open requests: their deadlines, and the errors of those that miss them. Engine thread only."""
+"""Time limits of open requests: their deadlines, and the errors for missing them. Engine thread only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.errors import APIError, DeadlineMissed, TimeLimitExceeded, Unavailable
 from oaiserve.facts.times import RequestTimes
 
-LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
+LEAST_DEADLINES = 4096  # deadlines that are stored before any are removed
 
 
 class Limit(StrEnum):
-    """The time limits of a request: two of the server's, and two that the request sets."""
+    """The time limits of a request: two set by the server, and two by the request."""
 
     QUEUE = "queue"  # limits the time before the first step
     REQUEST = "request"
@@ -30,7 +30,7 @@ class Deadlines:
     def __init__(self, is_open: Callable[[str], bool]) -> None:
         self._is_open = is_open
         self._heap: list[tuple[int, str, Limit]] = []
-        self._most = LEAST_DEADLINES  # With more than this, the deadlines of ended requests are removed.
+        self._most = LEAST_DEADLINES  # above this, the deadlines of ended requests are removed
 
     def add(self, at_ns: int, request_id: str, limit: Limit) -> None:
         heappush(self._heap, (at_ns, request_id, limit))
@@ -40,7 +40,7 @@ class Deadlines:
             self._most = max(LEAST_DEADLINES, 2 * len(self._heap))
 
     def take_expired(self, now_ns: int) -> Iterator[tuple[str, Limit]]:
-        """Yield the request and the limit of each deadline once after it."""
+        """Yield request and limit of each expired deadline, once."""
         while self._heap and self._heap[0][0] <= now_ns:
             yield heappop(self._heap)[1:]
 
@@ -61,7 +61,7 @@ class Limited(Protocol):
 
 
 class TimeLimits:
-    """The deadlines of open requests, by the server's bounds and by those of each request."""
+    """The deadlines of open requests, from the server's bounds and from each request."""
 
     def __init__(self, bounds: Bounds, is_open: Callable[[str], bool]) -> None:
         """Begin without requests."""
@@ -72,7 +72,7 @@ class TimeLimits:
         """Note the deadlines of a request, which count from `submitted_ns`."""
         queue_seconds = self._bounds.queue_timeout_seconds
         seconds = self._bounds.request_timeout_seconds
-        if request.is_background:  # only its own deadlines hold
+        if request.is_background:  # only its own deadlines apply
             queue_seconds = seconds = 0
         for at_ns, limit in (
             (queue_seconds and submitted_ns + int(queue_seconds * 1e9), Limit.QUEUE),

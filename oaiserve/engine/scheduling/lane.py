@@ -1,7 +1,7 @@
 """A lane: the sequences of one class of work, and where each of them is. Engine thread only, no torch.
 
-There are two lanes, foreground and background. `Scheduler` moves sequences within a lane, `Order` reads it. A
-sequence that stops running gives back its blocks, and sequences that waited for it continue.
+There are two lanes, foreground and background. `Scheduler` moves sequences within a lane, and `Order` only reads it.
+When a sequence stops running, it gives back its blocks, and sequences that waited for it continue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lane:
         *,
         by_client: bool,
     ) -> None:
-        """Begin empty. The lanes share the memory, and `by_adapter`: the running and the other sequences of each
+        """Begin empty. The lanes share the memory, and `by_adapter`, which counts running and other sequences per
         adapter."""
         self.memory = memory
         self.step_time = step_time
@@ -46,26 +46,26 @@ class Lane:
         self.num_parked = 0
         self.num_preemptions = 0
         self.num_arrived = 0
-        self.num_turns = 0  # steps so far that left out some decodes, which take turns
-        # CPU time of grammar masks, in nanoseconds, that clients still have to wait for, by their names.
+        self.num_turns = 0  # steps so far in which decodes took turns, so that some were left out
+        # CPU time of grammar masks, in nanoseconds, that each client still has to make up for by waiting, by client
+        # name.
         self.mask_debts: dict[str, float] = {}
         self.num_steps = 0
-        # The tokens of the last prompt that was short compared with others, and the step until which it makes steps
-        # shorter
+        # The tokens of the latest short prompt, and the number of the step up to which it makes steps shorter
         self.short_tokens = 0
         self.shorter_until = 0
         # The limits of the step being scheduled.
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens
         self.step = Step()
-        self.beside: Step | None = None  # in the background: the foreground's part of the step, if it has work
+        self.beside: Step | None = None  # in the background lane: the foreground's part of the step, if it has work
         self._by_adapter = by_adapter
-        # Waiting sequences, by the block that is being computed or read, or by the sequence that computes their prompt
+        # Parked sequences, keyed by the block that is being computed or read, or by the sequence that computes their
+        # prompt
         self._parked: dict[Hashable, list[Sequence]] = {}
 
     def charge_masks(self, sequence: Sequence, mask_ns: int) -> None:
-        """Charge the client of a sequence for a mask that others have waited for. All background work counts as one
-        client."""
+        """Charge the client of a sequence for a mask that delayed others. All background work counts as one client."""
         if self.beside is not None:
             name = ""
         elif self.waiting.has_several_clients:
@@ -75,7 +75,7 @@ class Lane:
         self.mask_debts[name] = self.mask_debts.get(name, 0.0) + mask_ns
 
     def pay_masks(self, paid_ns: float) -> None:
-        """Let a step count for the masks before it."""
+        """Reduce the clients' debts for masks by what a step pays off."""
         self.mask_debts = {name: ns - paid_ns for name, ns in self.mask_debts.items() if ns > paid_ns}
 
     @property
@@ -113,7 +113,8 @@ class Lane:
         self.waiting.add(sequence)
 
     def wait_again(self, sequence: Sequence) -> None:
-        """Let a sequence that has lost its blocks wait. It is computed again from the prefix that is still cached."""
+        """Put a sequence that has lost its blocks back into the queue. It is computed again from the prefix that is
+        still cached."""
         sequence.num_computed = 0
         sequence.has_asked_tier = False
         sequence.num_preemptions += 1
@@ -123,7 +124,7 @@ class Lane:
         self.wait(sequence)
 
     def park(self, sequence: Sequence, block_hash: BlockHash) -> None:
-        """Let a sequence, taken from the queue, wait for a block that is being computed or read."""
+        """Let a sequence that was taken from the queue wait for a block that is being computed or read."""
         self._park(sequence, block_hash, self.memory.wait_reason(sequence, block_hash))
 
     def _park(self, sequence: Sequence, event: Hashable, reason: WaitReason, since_ns: int | None = None) -> None:
@@ -133,7 +134,7 @@ class Lane:
         self._parked.setdefault(event, []).append(sequence)
 
     def unpark(self, *events: Hashable) -> None:
-        """Let the sequences that were parked for these events wait for their turn."""
+        """Return the sequences that were parked for these events to the queue."""
         for event in events:
             for sequence in self._parked.pop(event, ()):
                 if sequence.place is Place.PARKED:
@@ -151,8 +152,8 @@ class Lane:
             self.waiting.served(sequence, sequence.num_due)
 
     def hand_over(self, sequence: Sequence, now_ns: int) -> None:
-        """Remove a sequence that another lane takes. If it waits, it gives back its blocks. Its siblings no longer wait
-        for it."""
+        """Remove a sequence that another lane takes over. If it isn't running, it gives back its blocks. Its siblings
+        no longer wait for it."""
         if sequence.place is not Place.RUNNING:
             self.forked.pop(sequence, None)
             self.memory.release(sequence)
@@ -167,7 +168,7 @@ class Lane:
         self.waits.hand_over(sequence, now_ns)
 
     def take_over(self, sequence: Sequence) -> None:
-        """Run a sequence that ran in another lane, with its blocks."""
+        """Run a sequence that was running in another lane, with its blocks."""
         self.num_arrived += 1
         self.waiting.arrive(sequence, sequence.num_uncomputed)
         self._count(sequence, running=1)
@@ -176,7 +177,7 @@ class Lane:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def take_blocks(self, sequence: Sequence, shared: list[int], blocks: list[int]) -> None:
-        """Give a sequence, taken from the queue, its blocks: cached ones that it is to share, and new ones."""
+        """Give blocks to a sequence that was taken from the queue: cached ones that it shares, and new ones."""
         if sequence in self.forked:
             del self.forked[sequence]
             if not self.memory.owns_last_block(sequence):
@@ -202,7 +203,8 @@ class Lane:
         self.memory.begin(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take the blocks of a sequence, and let it wait. Published blocks keep their content until they are needed."""
+        """Take away the blocks of a sequence, and let it wait. Published blocks keep their content until they are
+        reused."""
         if sequence.place is Place.RUNNING:
             self._leave(sequence)
             self.wait_again(sequence)
@@ -217,7 +219,7 @@ class Lane:
         self.unpark(*self.memory.publish(sequence, start, end))
 
     def fork(self, leader: Sequence) -> None:
-        """Let the siblings of a leader share its prompt, which is computed, and wait for their turns."""
+        """Let the siblings of a leader share its computed prompt, and wait for their turns."""
         self.forked.update(dict.fromkeys(self.memory.fork(leader)))
         self.unpark(leader)
 

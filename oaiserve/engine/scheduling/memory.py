@@ -1,6 +1,6 @@
 """The blocks and states of sequences, and the prefix cache in them. Engine thread only, no torch.
 
-This module preempts no sequence: if there is no room, the caller decides.
+This module never preempts a sequence: if there is no room, the caller decides what to do.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from oaiserve.facts.record import WaitReason
 class SequenceMemory:
     """Gives sequences their blocks and states, shares these between them, and publishes full blocks.
 
-    A running sequence owns blocks for all its tokens but the next to decode, and for its draft if it had one. A waiting
-    one owns blocks only if it shares them with another choice of its prompt. Where layers keep a state, each sequence
-    that owns blocks owns one state.
+    A running sequence owns blocks for all its tokens except the next one to decode, and for its draft if it had one. A
+    waiting sequence owns blocks only if it shares them with another choice of its prompt. Where layers keep a state,
+    each sequence that owns blocks owns one state.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class SequenceMemory:
         return prefixes.look_up(sequence)
 
     def wait_reason(self, sequence: Sequence, block_hash: BlockHash) -> WaitReason:
-        """Return why a sequence waits for this block: the tier below copies it, or another sequence computes it."""
+        """Return why a sequence waits for this block: the tier below is copying it, or another sequence is computing
+        it."""
         tier = self._tier
         if tier is not None and tier.serves(sequence) and block_hash in tier.on_their_way:
             return tier.reason
@@ -85,7 +86,7 @@ class SequenceMemory:
         return prefixes.leave(sequence)
 
     def start_after(self, sequence: Sequence, shared: list[int]) -> None:
-        """Let a sequence start after its cached first blocks."""
+        """Let a sequence start after its first blocks, which are cached."""
         sequence.num_computed = len(shared) * self.block_size
         sequence.held_ns -= self._pool.held_ns(shared)
         if sequence.num_preemptions == 0:
@@ -105,7 +106,8 @@ class SequenceMemory:
         return self.blocks_for(sequence, sequence.num_tokens) - num_owned + needs_copy
 
     def places_to_own(self, sequence: Sequence) -> list[int]:
-        """Return the indices of blocks that a running sequence still needs: a shared one to copy, and missing ones."""
+        """Return the indices of blocks that a running sequence still needs: of a shared one to copy, and of missing
+        ones."""
         blocks = sequence.blocks
         first = sequence.num_computed // self.block_size
         lacking = [*range(len(blocks), self._pool.blocks_for(sequence.num_tokens))]
@@ -126,12 +128,12 @@ class SequenceMemory:
         return shared, new_block
 
     def leaving(self, sequence: Sequence) -> Left:
-        """Return the blocks of a sequence that is about to give them back, although its last step still reads them."""
+        """Return the blocks that a sequence is about to give back, although its last step still reads them."""
         num_blocks = sum(self._pool.references(block) == 1 for block in sequence.blocks)
         return Left(sequence, num_blocks, self._pool.now_ns)
 
     def charge_last_step(self, left: Left) -> None:
-        """Charge a sequence for the blocks that its last step, which has just ended, still read."""
+        """Charge a sequence for the time in which its last step, which has just ended, still read its blocks."""
         left.sequence.held_ns += self._pool.charge(left.num_blocks, left.since_ns)
 
     def release(self, sequence: Sequence) -> None:
@@ -145,7 +147,8 @@ class SequenceMemory:
     # -- states -------------------------------------------------------------------------------------------------------
 
     def take_state(self, sequence: Sequence) -> bool:
-        """Give a sequence a state, with that of its cached tokens. Return False if none is free."""
+        """Give a sequence a state, copied from that of its cached tokens if it has any. Return False if none is
+        free."""
         if self._states is None or sequence.state is not None:
             return True
         num_blocks = sequence.num_computed // self.block_size
@@ -208,8 +211,8 @@ class SequenceMemory:
         now own blocks.
 
         Each sibling computes the last token again, for its own logits. A sibling for which no state is free computes
-        all of its prompt. So do all siblings if the leader started from a cached state so close to the end that its own
-        state is past the prompt.
+        its whole prompt. So do all siblings if the leader started from a cached state so close to the end of the prompt
+        that its own state is past the fork.
         """
         blocks = leader.blocks[: self._pool.blocks_for(leader.prompt_len)]
         siblings = [sibling for sibling in leader.siblings if sibling.place is Place.PARKED]

@@ -1,4 +1,4 @@
-"""The order of work: which sequence is next, may overtake, makes room, skips a step, or is preempted first.
+"""The order of work: which sequence is next, may overtake others, makes room, skips a step, or is preempted first.
 
 `Order` only answers; `Scheduler` acts on the answers. No torch.
 """
@@ -25,17 +25,17 @@ _client_and_key = attrgetter("client.service", "key")
 _spare_and_key = attrgetter("turn.num_running", "key")
 _last_turn = attrgetter("last_turn")
 MOST_OVERTAKEN = 16  # maximum number of sequences that may pass one that doesn't fit
-# A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, the next SHORTER_STEPS
-# steps with such long prompts are shorter, because others may follow it.
+# A prompt is short compared with one that has at least SHORT_BESIDE times as many tokens left. When a short one
+# arrives, the next SHORTER_STEPS steps with such long prompts are shorter, because others may follow it.
 SHORT_BESIDE = 4
 SHORTER_STEPS = 128
-# The weight of a prompt token with log-probabilities in a step in which others decode: the model's last layer is
-# computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
+# The weight of a prompt token with log-probabilities in a step in which others decode: it goes through the model's last
+# layer, and the whole vocabulary is searched for its best tokens. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
 
 
 class Turns(NamedTuple):
-    """Decodes that take turns: those that are in the step, in order, and those that skip it."""
+    """Decodes that take turns: those in the step, in order, and those that sit it out."""
 
     decodes: list[Sequence]
     sitting_out: set[Sequence]
@@ -46,16 +46,16 @@ class PromptsOfStep:
     """The prompts of the step being filled, so far."""
 
     budget: int  # tokens left in the step
-    under_way: list[Sequence]  # prompts in progress that remain, in reverse order
-    num_prompts: int  # prompts in progress, and those that begin in the step
-    of_several: bool  # prompts of several clients
+    under_way: list[Sequence]  # prompts in progress that aren't in the step yet, in reverse order
+    num_prompts: int  # number of prompts in progress and of those that begin in the step
+    of_several: bool  # whether prompts of several clients are in progress
     shortest: float = inf  # tokens of the shortest prompt that begins and ends in the step
-    passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
-    has_held: bool = False  # a client is held back until the end of the step
+    passed: list[Sequence] = field(default_factory=list)  # waiting sequences that didn't fit
+    has_held: bool = False  # whether a client is held back until the end of the step
 
 
 class Others(NamedTuple):
-    """The room of a step that other prompts could use."""
+    """How much of a step other prompts could use."""
 
     num_tokens: int
     part: float  # maximum share of the step that it leaves to others
@@ -79,8 +79,9 @@ class Order:
     def passes(self, head: Sequence | None, prompt: Sequence) -> bool:
         """Return whether the next waiting prompt goes before this one, which is in progress.
 
-        It does if its client has received less service, or as much and has nothing running, or if it belongs to another
-        request of the same client and is due earlier."""
+        It does if its client has received less service, or the same amount and has nothing running, or if it belongs to
+        another request of the same client and is due earlier.
+        """
         if head is None or not self.by_client:
             return False
         if head.client is not prompt.client:
@@ -108,13 +109,14 @@ class Order:
         return PromptsOfStep(budget, under_way, len(under_way), of_several)
 
     def sort_again(self, prompts: PromptsOfStep) -> None:
-        """Sort the remaining prompts again, after one of several clients has received some of the step."""
+        """Sort the remaining prompts again if they belong to several clients, after one of them has received some of
+        the step."""
         if prompts.of_several:
             prompts.under_way.sort(key=_client_and_key, reverse=True)
 
     def others_of(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, head: Sequence | None) -> Others:
-        """Return the tokens that later prompts could use in the step: prompts of other clients, and a shorter next one
-        of the same client. `head` waits next. The count stops once they could fill the step."""
+        """Return how many tokens of later prompts the step could use: prompts of other clients, and the same client's
+        next prompt if it is shorter. `head` is the next waiting sequence. Counting stops once they fill the step."""
         if not self.by_client:
             return NOBODY
         number = 0
@@ -133,14 +135,14 @@ class Order:
         return Others(number, part or 0.5)
 
     def _waiting_heads(self, lane: Lane, head: Sequence | None) -> Iterator[Sequence]:
-        """Yield the next sequences of clients that wait, `head` first."""
+        """Yield one next sequence per waiting client, `head` first."""
         if head is not None:
             yield head
             yield from (other for other in lane.waiting.heads() if other is not head)
 
     def is_held_back(self, lane: Lane, head: Sequence) -> bool:
-        """Return whether the next sequence has to wait for the next step, because decodes fill this one and other
-        sequences of its request are running."""
+        """Return whether the next sequence has to wait for the next step, because decodes fill this one and its request
+        already has running sequences."""
         return bool(
             head.turn.num_running and lane.step_time is not None and self.by_client and lane.step_time.decodes_are_long
         )
@@ -157,21 +159,21 @@ class Order:
         return self.favours_short(lane) and sequence.num_uncomputed >= SHORT_BESIDE * prompts.shortest
 
     def is_short(self, lane: Lane, num_tokens: int) -> bool:
-        """Return whether a prompt with this many tokens to compute is short next to one under way."""
+        """Return whether a prompt with this many tokens to compute is short compared with one in progress."""
         return self.favours_short(lane) and any(one.num_uncomputed >= SHORT_BESIDE * num_tokens for one in lane.running)
 
     def shortens(self, lane: Lane, sequence: Sequence) -> bool:
-        """Return whether the step should be shorter if this prompt is its first one, because much shorter ones have
-        arrived recently."""
+        """Return whether the step should be shorter if this prompt is its first, because a much shorter one has arrived
+        recently."""
         return lane.num_steps < lane.shorter_until and sequence.num_uncomputed >= SHORT_BESIDE * lane.short_tokens
 
     def favours_short(self, lane: Lane) -> bool:
-        """Return whether long prompts in a lane make room for short ones."""
+        """Return whether long prompts in this lane make room for short ones."""
         return self.by_client and lane is self.foreground
 
     def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
         """Return why no further waiting sequence may begin in this step, or None."""
-        if head is None:  # The next waiting sequence arrives during the step, or is held back.
+        if head is None:  # The next waiting sequence will arrive during the step, or is held back.
             if prompts.has_held:
                 return WaitReason.TOKEN_BUDGET
             return WaitReason.STEP_UNDER_WAY
@@ -186,14 +188,14 @@ class Order:
         return None
 
     def is_full(self, lane: Lane, head: Sequence | None) -> bool:
-        """Return whether a lane has no room for its next sequence, even if others make room."""
+        """Return whether a lane has no slot for its next sequence, and no other sequence may be displaced."""
         return len(lane.running) >= lane.max_running and not self._may_take_place(lane, head)
 
     def _may_take_place(self, lane: Lane, head: Sequence | None) -> bool:
         """Return whether the next sequence may displace another one in a full batch.
 
         It may if its client has nothing running, or if its request has nothing running and another request of the
-        client has several sequences running. This admits one sequence per step.
+        client has several sequences running. At most one sequence per step is admitted in this way.
         """
         if head is None or lane.step.admitted or not self.by_client:
             return False
@@ -202,7 +204,8 @@ class Order:
         return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
 
     def may_overtake(self, passed: list[Sequence]) -> bool:
-        """Return whether a sequence may overtake those that don't fit: only a few, and each not too often."""
+        """Return whether another sequence may overtake those that don't fit: only if they are few, and none was
+        overtaken too often."""
         if len(passed) > self.limits.lookahead:
             return False
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
@@ -212,7 +215,7 @@ class Order:
     ) -> int:
         """Return how many tokens of a prompt, up to `most`, fit into the rest of a lane's step.
 
-        A prompt that does not end in the step leaves `others` the tokens that they could use, up to their part.
+        A prompt that does not end in the step leaves room for the tokens that `others` could use, up to their share.
         """
         num_tokens = min(sequence.num_uncomputed, most)
         if lane.step_time is not None:
@@ -246,7 +249,8 @@ class Order:
     def _turns_of_clients(self, lane: Lane, step_time: StepTime) -> Turns:
         """Let decodes of a client sit out if it has more than its share of rows, or if its masks take too long.
 
-        Otherwise, next to a thousand sequences of one client, another client's tokens would take as long as theirs.
+        Otherwise a client with a thousand sequences would slow down every other client's tokens to the speed of its
+        own.
         """
         turns = Turns([], set())
         waiting = lane.waiting.next_client()
@@ -280,7 +284,7 @@ class Order:
         return turns
 
     def _num_without_debt(self, lane: Lane, by_client: Mapping[Client, list[Sequence]]) -> int:
-        """Return the number of decodes that need not wait for masks of their clients."""
+        """Return the number of decodes that aren't delayed by their clients' debts for masks."""
         return sum(
             one.constraint is None or client.name not in lane.mask_debts
             for client, decodes in by_client.items()
@@ -288,14 +292,14 @@ class Order:
         )
 
     def paid_for_masks(self, lane: Lane) -> float:
-        """Return the nanoseconds of masks that the step being scheduled pays for: `inf` if no other client waited."""
+        """Return how many nanoseconds of masks the next step pays off: `inf` if no other client had to wait."""
         if lane.step_time is None or not (lane.beside is not None or lane.waiting.has_several_clients):
             return inf
         others = (one for one in lane.running if one.num_uncomputed == 1 and one.client.name not in lane.mask_debts)
         return lane.step_time.masks_beside(sum(1 for _ in others))
 
     def _turns_beside(self, lane: Lane) -> Turns:
-        """Let decodes of background work sit out if the foreground's step has no room for them, or for their masks."""
+        """Let decodes of background work sit out if they, or their masks, don't fit into the foreground's step."""
         assert lane.step_time is not None
         decodes = sorted((one for one in lane.running if one.num_uncomputed == 1), key=_last_turn)
         going = [one for one in decodes if one.constraint is None or not lane.mask_debts]
@@ -308,8 +312,8 @@ class Order:
         """Return the running sequence that makes room for a waiting one, or None.
 
         It belongs to a client with more service and another sequence running. If the waiting sequence's client already
-        has something running, it belongs to another request of that client with several sequences. So nobody loses
-        everything. Otherwise a client would wait as long as another client's answers take.
+        has something running, it belongs to another request of that client with several sequences. So no client or
+        request loses its last sequence. Without this, a client would have to wait until another client's answers end.
         """
         client = sequence.client
         if client.num_running:
@@ -323,21 +327,23 @@ class Order:
         return None
 
     def preempted_first(self, lane: Lane) -> Sequence:
-        """Return the sequence that is preempted first for a decode's block: a waiting one, or the last running one."""
+        """Return the sequence to preempt first for a decode's block: a waiting one that owns blocks, or else the last
+        running one."""
         return next(reversed(lane.forked), None) or self._last(lane.running)
 
     def needs_place(self, lane: Lane) -> bool:
-        """Return whether the next sequence of a lane needs the slot of background work."""
+        """Return whether the next sequence of a lane needs a slot that background work occupies."""
         num_later = len(self.background.running)
         return lane is self.foreground and num_later > 0 and len(lane.running) + num_later >= lane.max_running
 
     def preempted_in_background(self) -> Sequence | None:
-        """Return the background sequence that is preempted first for the foreground, or None."""
+        """Return the background sequence to preempt first for the foreground, or None."""
         lane = self.background
         if lane.running:
             return self._last(lane.running)
         return next(reversed(lane.forked), None)
 
     def _last(self, sequences: list[Sequence]) -> Sequence:
-        """Return the last sequence: the one whose client has had most service, then the one with the highest key."""
+        """Return the last sequence: one whose client has received most service, and among these the one with the
+        highest key."""
         return max(sequences, key=_client_and_key)

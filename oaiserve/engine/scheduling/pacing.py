@@ -1,4 +1,4 @@
-"""The time of a step: how many prompt tokens fit into it, so that it and the ITL of streams keep their targets.
+"""The time of a step: how many prompt tokens fit into it, so that steps and the ITL of streams meet their targets.
 
 Stdlib only; owned by the engine thread.
 """
@@ -16,21 +16,22 @@ from oaiserve.engine.sequences.step_load import chunk_load, load_of, sum_of
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
 LEAST_SECONDS = 0.05  # shortest step target; nobody notices a shorter step
-EFFICIENT = 3  # the time of an efficient step, in relation to that of one row
-# If a short prompt begins and ends in a step, much longer ones may add to it until it takes BESIDE_SHORT times as long.
-# For a while after a short one has arrived, steps are as short as they can be at SHORTER_PACE of the tokens per second.
-# Shorter steps read the weights more often. That may take SPARE_SHARE of the time of all steps with prompts, so prompts
-# lose less than a tenth of their tokens per second.
+EFFICIENT = 3  # minimum time of an efficient step, as a multiple of the time of one row
+# If a short prompt begins and ends in a step, much longer ones may extend the step to BESIDE_SHORT times its time. For
+# a while after a short one has arrived, steps are as short as possible while they still reach SHORTER_PACE of the
+# tokens per second. Shorter steps read the weights more often. That may take SPARE_SHARE of the time of all steps with
+# prompts, so prompts lose less than a tenth of their tokens per second.
 BESIDE_SHORT = 1.25
 SHORTER_PACE = 0.95
 SPARE_SHARE = 0.08
-UNIT = 16  # prompts are cut to multiples of this many tokens, and a step takes at least as many
-# A step may always have this many prompt tokens. It has no more while the cost is unknown, and then at most twice as
-# many as any step before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first
-# tokens with 64, as decodes fill such steps; with 128, throughput and these times are those of steps of 512.
+UNIT = 16  # Chunks of prompts are multiples of this many tokens, and have at least as many.
+# A step may always have this many prompt tokens. While the cost is unknown, it may have no more; after that, at most
+# twice as many as any earlier step. On a Zen 4, 64 prompts of 128 tokens that arrive at once wait 1.6 times as long for
+# their first tokens if this is 64, because decodes fill such steps. With 128, throughput and these times are the same
+# as with steps of 512.
 FIRST = 128
-# While other clients decode, the rows of a client with more than its share may lengthen a step to BESIDE_OTHERS times
-# the time of the others alone, or to BESIDE_NS in any case, which nobody notices.
+# While other clients decode, the rows of a client with more than its share may extend a step to BESIDE_OTHERS times the
+# time that it would take with the other clients alone, or to BESIDE_NS in any case, which nobody notices.
 BESIDE_OTHERS = 2
 BESIDE_NS = 10e6
 # While other clients decode, the grammar masks of one client may take this share of their steps' time on average, at
@@ -39,18 +40,19 @@ BESIDE_NS = 10e6
 MASKS_SHARE = 0.25
 MASKS_NS = 5e6
 LEAST_MASKS_NS = 1e6
-# Background work may lengthen a step of the foreground to BESIDE_FOREGROUND times its time: 1.05 is the promise, and
-# the cost is not known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH more rows.
+# Background work may extend a step of the foreground to BESIDE_FOREGROUND times its time: 1.05 is promised, and the
+# cost is not known exactly. The cost has flat parts by chance, so a row counts at least as much as the mean of SMOOTH
+# more rows.
 BESIDE_FOREGROUND = 1.02
 SMOOTH = 16
 
 
 class StepTime:
-    """The expected time of the step that is being scheduled, by the learnt cost of steps, and how much fits into it.
+    """The expected time of the step being scheduled, by the learnt cost of steps, and how much fits into it.
 
-    The target is the time of the smallest step that is efficient, and LEAST_SECONDS at least. Where decodes take long
-    by themselves, prompts get as much in addition, unless there is a target for ITL: then a step with decodes keeps
-    that one, with UNIT prompt tokens at least. So it is with the paces by which decodes keep their deadlines.
+    The target is the time of the smallest efficient step, but at least LEAST_SECONDS. If decodes alone take long,
+    prompts get as much time in addition, unless there is a target for ITL: then a step with decodes meets that target,
+    with at least UNIT prompt tokens. The same holds for the paces at which decodes meet their deadlines.
     """
 
     def __init__(
@@ -66,22 +68,22 @@ class StepTime:
             self._itl_ns = itl_target_seconds * 1e9
         self._most_tokens = most_tokens
         self._cost: StepCost | None = None
-        self._largest = FIRST // 2  # prompt tokens in a step so far, with a known cost
+        self._largest = FIRST // 2  # most prompt tokens in a step so far, with a known cost
         self.target_ns = 0.0
         self._efficient = UNIT  # rows of a step that it may always have
-        self._token_ns = 0.0  # time of each token of a prompt that has full steps for itself
-        self._short_ns = inf  # how long a step with short prompts may take because of much longer ones
+        self._token_ns = 0.0  # time per token of a prompt that has full steps to itself
+        self._short_ns = inf  # limit of a step with short prompts, for much longer prompts in it
         self._is_shorter = False  # whether prompts get less of the step because of short ones
-        self._spare_ns = inf  # time that steps may still lose by being shorter; at most the target
+        self._spare_ns = inf  # time that shorter steps may still cost; at most the target
         self._step = Step()
-        self._load: Load | None = None  # load of the step; counted on demand
-        self._others: Load | None = None  # load of the foreground in the step; background work is scheduled next to it
+        self._load: Load | None = None  # load of the step; computed on demand
+        self._others: Load | None = None  # the foreground's load in the step that background work is added to
         self._is_paced = False
         self._most_ns = 0.0
-        self._alone_ns = self._row_ns = 0.0  # the time of `_others`, and that of each further row
+        self._alone_ns = self._row_ns = 0.0  # the time of `_others`, and that of each additional row
 
     def without_itl_target(self) -> StepTime:
-        """Return one for other steps, without a target for ITL."""
+        """Return a copy for other steps, without a target for ITL."""
         other = copy(self)
         other._itl_ns = None
         return other
@@ -91,8 +93,9 @@ class StepTime:
         return self._cost_now() is not None
 
     def begin(self, step: Step, others: Step | None = None) -> None:
-        """Begin to fill a step that has its decodes already. With `others`, the foreground's part of the step, it is
-        background work: it has no decodes yet, and `others` limit them, too, once the cost is known."""
+        """Start filling a step that already contains its decodes. With `others`, the foreground's part of the step, it
+        is a step of background work: it contains no decodes yet, and `others` limit these, too, once the cost is
+        known."""
         self._pay()
         self._short_ns = inf
         self._is_shorter = False
@@ -112,7 +115,8 @@ class StepTime:
             self._most_ns = BESIDE_FOREGROUND * self._alone_ns
 
     def _pay(self) -> None:
-        """Count the time that the last step has lost by being shorter, and the time that the next ones may lose."""
+        """Charge the time that the last step has lost by being shorter, and credit the time that the next ones may
+        lose."""
         cost = self._cost
         load = self._load
         if cost is None or load is None or not load.prompt_tokens:
@@ -124,13 +128,13 @@ class StepTime:
         self._spare_ns = min(spare_ns, self.target_ns)
 
     def target(self, cost: StepCost) -> tuple[int, float]:
-        """Return the rows that a step may always have, and its target."""
+        """Return the number of rows that a step may always have, and its target."""
         rows, ns = efficient(cost, self._most_tokens)
         return rows, max(LEAST_SECONDS * 1e9, ns)
 
     def has_room(self, num_tokens: int, start: int = 0, *, is_beside_short: bool = False) -> bool:
-        """Return whether a prompt may begin, or continue from `start`, in the step, after the prompts in it. It has
-        `num_tokens` left."""
+        """Return whether a prompt with `num_tokens` left may begin, or continue from `start`, in the step, after the
+        prompts in it."""
         load = self.load
         if not load.prompt_tokens and self._others is None:
             return True
@@ -141,12 +145,12 @@ class StepTime:
         return ns <= self._most_ns
 
     def begin_short(self) -> None:
-        """Limit what much longer prompts may add to the step, after a short one, which begins and ends in it."""
+        """Limit how much longer prompts may add to the step, after a short one that begins and ends in it."""
         if self._cost is not None and self._spare_ns > 0:
             self._short_ns = BESIDE_SHORT * self._expected_ns(self.load)
 
     def shorten(self, start: int, most: int) -> None:
-        """Let the step be shorter than others, if it has no prompt yet. Its first one has up to `most` tokens, from
+        """Make the step shorter than others, if it has no prompt yet. Its first one has up to `most` tokens, from
         `start` on."""
         load = self.load
         number = self.fitting(start, most) // UNIT
@@ -161,7 +165,7 @@ class StepTime:
         self._is_shorter = True
 
     def decodes_beside(self, decodes: Iterable[Sequence]) -> int:
-        """Return how many of these decodes of background work, in their order, a step of others has room for."""
+        """Return how many of these background decodes, in their order, fit into the foreground's step."""
         load = self._others
         number = 0
         assert load is not None
@@ -174,14 +178,14 @@ class StepTime:
 
     @property
     def decodes_are_long(self) -> bool:
-        """Return whether the step's decodes take all of its time."""
+        """Return whether the step's decodes alone exceed its target."""
         cost = self._cost
         load = self.load
         return cost is not None and cost.expected_ns(load.without_prompts()) > self.target_ns
 
     @property
     def lone_tokens(self) -> int:
-        """The most tokens of a prompt in a step without anything else."""
+        """The maximum number of tokens of a prompt in a step without anything else."""
         cost = self._cost
         if cost is None:
             return FIRST
@@ -190,7 +194,8 @@ class StepTime:
         return max(fitting, min(self._efficient, self._most_tokens))
 
     def rows_beside(self, num_rows: int) -> int:
-        """Return how many rows a step may have in all, with decodes of clients that have at most their share."""
+        """Return how many rows a step may have in all. `num_rows` is the number of decodes of clients within their
+        share."""
         cost = self._cost
         if cost is None:
             return self._most_tokens
@@ -202,8 +207,8 @@ class StepTime:
         return bisect_right(range(1, self._most_tokens + 1), most_ns, key=expected_ns)
 
     def masks_beside(self, num_rows: int) -> float:
-        """Return how many nanoseconds of CPU time the masks of a client may take per step with this many decodes of
-        others, or those of background work beside the foreground."""
+        """Return how many nanoseconds of CPU time a client's masks may take per step with this many decodes of others.
+        For background work next to the foreground, return how many its masks may take."""
         if self._others is not None:
             return (BESIDE_FOREGROUND - 1) * self._alone_ns
         if self._cost is None:
@@ -215,8 +220,8 @@ class StepTime:
     def fitting(self, start: int, most: int, *, is_beside_short: bool = False) -> int:
         """Return how many of `most` tokens of a prompt from `start` on fit into the step.
 
-        As many as make the step efficient always do, however much context they attend to, unless the step is shorter or
-        the prompt `is_beside_short` ones.
+        The number that makes the step efficient always fits, however much context the tokens attend to, unless the step
+        is to be shorter, or the prompt `is_beside_short` ones.
         """
         load = self.load
         cost = self._cost
@@ -238,7 +243,7 @@ class StepTime:
         return min(most, max(UNIT * number, UNIT, self._efficient - load.num_tokens))
 
     def add(self, start: int, num_tokens: int) -> None:
-        """Count a chunk of a prompt that the step has got."""
+        """Count a chunk of a prompt that was added to the step."""
         self._load = load = self._with(self.load, start, num_tokens)[0]
         if self._cost is not None:
             self._largest = max(self._largest, load.prompt_tokens)
@@ -281,9 +286,10 @@ class StepTime:
 
 
 def efficient(cost: StepCost, most_tokens: int) -> tuple[int, float]:
-    """Return the rows, and the time, of the smallest efficient step of prompts, of FIRST rows at least.
+    """Return the rows and the time of the smallest efficient step of prompts, with at least FIRST rows.
 
-    It takes several times as long as one row, which reads all weights, so it computes for most of its time.
+    It takes several times as long as one row, which has to read all weights, so it spends most of its time on
+    computing.
     """
     for rows, ns in zip(KNOTS, cost.rows_ns, strict=True):
         if rows >= FIRST and (ns >= EFFICIENT * cost.rows_ns[0] or rows >= most_tokens):

@@ -1,7 +1,8 @@
 """Scheduling policies: the order in which sequences are admitted, and the reverse order in which they are preempted.
 
 A policy gives each sequence a key when it arrives, which never changes. The lowest key is admitted first, the highest
-key is preempted first. If clients take turns, those of a client's requests come first, and this decides between equals.
+key is preempted first. If clients take turns, the turns of clients and requests come first, and the key decides between
+equals.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from dataclasses import dataclass
 
 from oaiserve.engine.sequences.sequence import Sequence
 
-# The number of prompt tokens that one place in the order of arrival is worth under `shortest`: a prompt that is 3,200
-# tokens longer than all others is overtaken by 100 of those that arrive later, and by no more.
+# How many prompt tokens one place in the order of arrival is worth under `shortest`: a prompt that is 3,200 tokens
+# longer than all others is overtaken by 100 later ones at most.
 AGEING_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How waiting sequences are ordered, by arrival or otherwise, and whether clients take turns (see `waiting.py`)."""
+    """How waiting sequences are ordered, and whether clients take turns (see `waiting.py`)."""
 
     key: Callable[[Sequence, int], tuple[int, ...]]  # sort key of a sequence and its place in the order of arrival
-    by_client: bool = False  # clients take turns, and their requests do
+    by_client: bool = False  # whether clients take turns, and a client's requests do
 
 
 fcfs = Policy(lambda sequence, arrival: (arrival,))  # first come, first served

@@ -1,8 +1,8 @@
-"""The prefix cache for the scheduler: the cached blocks of a sequence, and those about to be computed by a running one.
+"""The prefix cache for the scheduler: the cached blocks of a sequence, and blocks that running sequences will compute.
 
-Engine thread only, no torch. A full block of tokens is found by the hash of its tokens and of all before them.
+Engine thread only, no torch. A full block is found by the hash of its tokens and all tokens before them.
 
-Where layers of the model have a state, a cached prefix is of use only up to a number of tokens with a cached state.
+If layers of the model keep a state, a cached prefix is only usable up to a position whose state is cached.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached first blocks, and the hash of the next one if it will be there soon.
+        """Return the first blocks if they are cached, and the hash of the next one if it is expected soon.
 
-        That is if a running sequence is about to compute it, or the tier below is about to copy it back.
+        It is expected if a running sequence is about to compute it, or if the tier below is about to copy it back.
         """
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
@@ -65,7 +65,8 @@ class Prefixes:
     def _with_state(
         self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
     ) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks up to the last one with a state, or the hash of a state about to be kept."""
+        """Return the cached blocks up to the last one with a cached state, or the hash of a state that will soon be
+        cached."""
         for index in reversed(range(len(hashes))):
             if hashes[index] in self._computing:
                 return [], hashes[index]
@@ -74,9 +75,9 @@ class Prefixes:
         return [], None
 
     def lost(self, sequence: Sequence, num_shared: int) -> LostPrefix | None:
-        """Return the part of a prompt after its first `num_shared` blocks that is lost for the prefix cache, or None.
+        """Return the part of a prompt after its first `num_shared` blocks that the prefix cache has lost, or None.
 
-        Either these blocks were evicted, or they are cached and the state of the layers isn't.
+        Either these blocks were evicted, or they are cached but the state of the layers isn't.
         """
         size = self._pool.block_size
         hashes = self.hashes(sequence)[num_shared : (sequence.prompt_len - 1) // size]
@@ -87,7 +88,7 @@ class Prefixes:
             if found is None and self._pool.find(block_hash) is None:
                 break
             if found is not None and self._states is not None and found.request_id == sequence.request_id:
-                found = None  # The sequence evicted this block itself: without a state, it can't use it.
+                found = None  # The sequence has evicted this block itself: without a state, it can't use it.
             eviction = eviction or found
             num_blocks += 1
         if num_blocks == 0:
@@ -95,10 +96,11 @@ class Prefixes:
         return LostPrefix(num_blocks * size, eviction)
 
     def ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
-        """Return the numbers of tokens of a prompt after which the state is to be cached.
+        """Return the positions in a prompt at which the state is to be cached.
 
-        One is the common prefix with prompts before, as far as their blocks are cached: others with it may follow. One
-        is all its full blocks: the next prompt of a conversation begins with them.
+        One is the end of the prefix that it has in common with earlier prompts, as far as its blocks are cached,
+        because more prompts may begin with it. Another is the end of its full blocks, because the next prompt of a
+        conversation begins with them.
         """
         size = self._pool.block_size
         last = sequence.num_computed
@@ -112,7 +114,7 @@ class Prefixes:
         return ends
 
     def begin(self, sequence: Sequence) -> None:
-        """Note the blocks of a sequence that begins to run in a lane, so that others can wait for them."""
+        """Note the blocks of a sequence that starts to run in a lane, so that others can wait for them."""
         hashes = self.hashes(sequence)
         size = self._pool.block_size
         if self._states is None:
@@ -139,7 +141,7 @@ class Prefixes:
         return self._end(sequence, hashes[start // size : end // size])
 
     def leave(self, sequence: Sequence) -> list[BlockHash]:
-        """Forget the blocks to be computed by a stopping sequence, and return their hashes."""
+        """Forget the blocks that a stopping sequence was to compute, and return their hashes."""
         return self._end(sequence, sequence.hashes[sequence.num_computed // self._pool.block_size :])
 
     def _end(self, sequence: Sequence, hashes: list[BlockHash]) -> list[BlockHash]:
@@ -149,6 +151,6 @@ class Prefixes:
         return ended
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Raise AssertionError if a block is to be computed by a sequence not running."""
+        """Raise AssertionError if a sequence that isn't running is to compute a block."""
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in running}):
             raise AssertionError("a block is marked as being computed by a sequence that does not run")

@@ -1,7 +1,7 @@
 """The progress of sequences: what launched steps compute, and the tokens that they draw. Engine thread only, no torch.
 
-Steps run one after the other, so a later step finds the content of an earlier one in its blocks. A commit may bring
-tokens without a draw, because a grammar forces them: the next steps compute these like a prompt.
+Steps run one after the other, so a later step finds what an earlier one wrote to its blocks. A commit may add tokens
+that were not drawn, because a grammar forces them: the next steps compute these like a prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oaiserve.engine.sequences.step import Chunk, Draw, Step
 
 
 def planned_draw(sequence: Sequence, known_end: int) -> Draw:
-    """Return the moment of the draw of a chunk with the last token of its sequence, in a new step."""
+    """Return when a chunk that contains the last token of its sequence is to draw, in a new step."""
     if sequence.needs_ids and (sequence.constraint is not None or known_end > len(sequence.token_ids)):
         return Draw.LATE
     return Draw.AT_LAUNCH
@@ -24,14 +24,14 @@ def planned_draw(sequence: Sequence, known_end: int) -> Draw:
 def advance(step: Step, lane_of: Callable[[Sequence], Lane], memory: SequenceMemory) -> None:
     """Count the tokens of a launched step as computed, and reserve places for its draws.
 
-    A sequence with its last draw by length leaves at once. The token is committed as all others are.
+    A sequence whose last draw reaches its maximum length leaves at once. Its token is committed like all others.
     """
     size = memory.block_size
     for chunk in step.chunks:
         sequence, start, num_tokens, max_draws, draft, _ = chunk
         end = start + num_tokens - len(draft)
         sequence.num_computed = end
-        if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
+        if end % size < end - start and end <= len(sequence.token_ids):  # It has filled a block.
             lane_of(sequence).publish(sequence, start, end)
         if end in sequence.state_ends:
             memory.keep_state(sequence, end)
@@ -46,7 +46,7 @@ def advance(step: Step, lane_of: Callable[[Sequence], Lane], memory: SequenceMem
 
 
 def settle(step: Step) -> None:
-    """After the previous step has been committed, mark the draws of a launched step that don't count: see `Draw`."""
+    """After the previous step has been committed, mark which draws of a launched step don't count: see `Draw`."""
     chunks = step.chunks
     for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(chunks):
         num_missing = start + num_tokens - len(draft) - len(sequence.token_ids)
@@ -57,10 +57,10 @@ def settle(step: Step) -> None:
 def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
     """Append the drawn tokens of a chunk to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
-    After at least one of these, any number of forced ones may follow. A superseded chunk brings no tokens, and a void
-    one is not committed. Where the tokens are those of the chunk's draft, they have been computed already. Chunks of a
-    sequence are committed in their order, and none after the sequence was removed. If another number of tokens came
-    than was reserved, the sequence continues from those that are known.
+    After at least one of these, any number of forced ones may follow. A superseded chunk adds no tokens, and a void one
+    is not committed. Tokens that match the chunk's draft have been computed already. The chunks of a sequence are
+    committed in order, and none after the sequence was removed. If the number of tokens differs from the number that
+    was reserved, the sequence continues from the known ones.
 
     Return True if the sequence was removed because it would reach its maximum length, but is shorter after all. Then it
     waits again, like a preempted sequence.
@@ -69,14 +69,14 @@ def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
     known = sequence.token_ids
     end = start + num_tokens - len(draft)
     known += token_ids
-    # A token whose id was not known when the step was launched may have filled a block. A sequence that was preempted
-    # since has lost it.
+    # A token whose id wasn't known when the step was launched may have filled a block. If the sequence has been
+    # preempted since, it has lost that block.
     if num_tokens == 1 and end % lane.memory.block_size == 0 and sequence.place is Place.RUNNING:
         lane.publish(sequence, start, end)
     if draw is Draw.SUPERSEDED:
         return False
     if draft and sequence.place is Place.RUNNING:
-        # The last known token is computed again, also where it was in the draft: its logits draw the next one.
+        # The last known token is computed again, even if it was in the draft: its logits draw the next one.
         sequence.num_computed = min(end + chunk.num_accepted(token_ids), len(known) - 1)
         lane.publish(sequence, end, sequence.num_computed)
     if len(token_ids) > 1:
@@ -86,7 +86,7 @@ def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
             lane.remove(sequence)
         return False
     sequence.num_tokens = len(known)
-    # If the last known token was computed already, it is computed again: its logits draw the next one.
+    # If the last known token was already computed, it is computed again: its logits draw the next one.
     sequence.num_computed = min(sequence.num_computed, len(known) - 1)
     if sequence.place is not Place.NOWHERE or len(known) >= sequence.max_len:
         return False

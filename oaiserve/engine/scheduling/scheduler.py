@@ -1,17 +1,19 @@
 """The scheduler chooses the sequences of the next step and their tokens. Engine thread only, no torch.
 
-A sequence has a number of tokens and a number of computed tokens; steps spend their token budget until the second has
-caught up with the first. After a prefix hit, a fork from another choice, or a preemption, it only starts higher.
+A sequence has a number of tokens and a number of computed tokens; steps spend their token budget on sequences until the
+second number has caught up with the first. A prefix hit, a fork from another choice, or a preemption only changes where
+the second number starts.
 
 Each step is scheduled, launched, advanced, and committed when its results are on the host. The next one may be
-scheduled before that commit, and is settled after it (`Draw`). Where the step before can draw only one token for a
-sequence, their number is known, and the sequence takes part; where it can draw several, it is held until the commit.
+scheduled before that commit, and is settled after it (`Draw`). If the previous step can draw only one token for a
+sequence, the number of its tokens is known, and it takes part. If that step can draw several, the sequence is held
+until the commit.
 
 Only the scheduler acts. `Order` says which sequence is next and which makes room; the scheduler moves sequences within
 their `Lane`, and gives them blocks and states from the `SequenceMemory`.
 
 A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
-leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
+leaves with the launch. If layers keep a state, it covers all computed tokens and can't be rolled back: there are no
 drafts, and chunks of prompts end where a state is to be copied. No chunk ends inside an image whose tokens see each
 other, so a step may exceed its budget by less than one image.
 """
@@ -35,16 +37,17 @@ from oaiserve.engine.sequences.step import Chunk, Draw, Step
 from oaiserve.engine.tiers.lower_tier import BlocksArrived, LowerTier
 from oaiserve.facts.record import WaitReason
 
-_RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3.11.
+_RUNNING = Place.RUNNING  # Enum members are slow to read in Python 3.11.
 
 
 class Scheduler:
     """Chooses the chunks of steps. Each sequence is in one state of one lane: waiting, parked, running or gone.
 
     The foreground is scheduled as if there were no background work, and takes slots and blocks from it. Then background
-    work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
-    step by a few per cent, by the learned cost, and gets nothing while the cost is unknown. No background work begins
-    while a sequence of the foreground waits. What still waits after its `background_wait_ns` joins the foreground.
+    work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise background work may
+    extend the step by a few per cent, according to the learnt cost, and gets nothing while the cost is unknown. No
+    background work starts while a sequence of the foreground waits. A background sequence that still waits after its
+    `background_wait_ns` joins the foreground.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Scheduler:
         self.order = Order(policy, limits, self.foreground, self.background)
         self.running = self.foreground.running  # sorted by key
         self._now_ns = 0
-        # When background work joins the foreground, in the order of its arrival.
+        # When each background sequence joins the foreground, in the order of arrival.
         self._joining: dict[Sequence, int] = {}
 
     @property
@@ -84,7 +87,7 @@ class Scheduler:
 
     @property
     def foremost(self) -> Lane:
-        """Return the background if only that has work, else the foreground."""
+        """Return the background lane if only that has work, else the foreground."""
         if self.foreground.has_work:
             return self.foreground
         return self.background
@@ -103,21 +106,22 @@ class Scheduler:
         return self._by_adapter.copy()
 
     def limit_step(self, num_tokens: int) -> None:
-        """Limit the next steps to this many tokens, at least 1: fewer than usual if the device is short of memory."""
+        """Limit the next steps to this many tokens, at least 1. The number is lower than usual while the device is
+        short of memory."""
         self.foreground.max_step_tokens = num_tokens
 
     def add(
         self, sequence: Sequence, leader: Sequence | None = None, *, after: Sequence | None = None, since_ns: int = 0
     ) -> None:
-        """Add a sequence, ready since `since_ns`.
+        """Add a sequence that has been ready since `since_ns`.
 
-        A `leader` has the same prompt and was added before: it computes the prompt for both. No policy lets the
-        sequence go before `after`. Raises ValueError if the sequence can never fit in the KV cache.
+        A `leader` has the same prompt and was added before: it computes the prompt for both. Whatever the policy, the
+        sequence comes after the sequence `after`. Raises ValueError if the sequence can never fit in the KV cache.
         """
         lane = self.of(sequence)
         num_blocks = self.memory.blocks_for(sequence, sequence.max_len)
         if num_blocks + 1 > self.pool.num_blocks and leader is not None:
-            leader = None  # There is no room for a copy of the block in which the two diverge.
+            leader = None  # There is no room to copy the block in which the two diverge.
         if num_blocks > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         num_new = 1
@@ -139,8 +143,8 @@ class Scheduler:
             self._joining.pop(sequence, None)
 
     def take_arrived(self, arrived: BlocksArrived) -> None:
-        """Put blocks from the tier below into the prefix cache. Sequences that waited for the last one look up their
-        prefix again."""
+        """Put blocks from the tier below into the prefix cache. Sequences that waited for the last of them look up
+        their prefix again."""
         if (awaited := arrived.take()) is not None:
             self.foreground.unpark(awaited)
             self.background.unpark(awaited)
@@ -148,7 +152,7 @@ class Scheduler:
     def lose_states(self) -> list[Sequence]:
         """Forget all cached states and pending copies, because a failed step may have changed states.
 
-        Return the sequences with a state: they cannot continue.
+        Return the sequences that own a state, which cannot continue.
         """
         self.memory.forget_states()
         return self._owners
@@ -156,7 +160,7 @@ class Scheduler:
     # -- the life of a step -------------------------------------------------------------------------------------------
 
     def schedule(self, now_ns: int = 0) -> Step | None:
-        """Return the next step, or None if there is nothing to compute. The time is for the account of waits."""
+        """Return the next step, or None if there is nothing to compute. `now_ns` is only used to account for waits."""
         self.pool.at(now_ns)
         self._now_ns = now_ns
         self.background.step = Step()
@@ -190,14 +194,14 @@ class Scheduler:
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence, and those that a grammar forces after them.
 
-        Return True if the sequence was removed because it would reach its maximum length, but is shorter after all: it
+        Return True if the sequence was removed because it was expected to reach its maximum length, but is shorter and
         waits again.
         """
         lane = self.background if chunk.sequence.is_background else self.foreground  # `of`, inlined
         return commit(lane, chunk, token_ids)
 
     def commit_next(self, sequence: Sequence, start: int, token_id: int) -> None:
-        """Do what `commit` does for a chunk with the token at `start` alone, and its one draw."""
+        """Do what `commit` does for a chunk of one token, at `start`, with one draw."""
         sequence.token_ids.append(token_id)
         if (start + 1) % self.pool.block_size == 0 and sequence.place is _RUNNING:
             self.of(sequence).publish(sequence, start, start + 1)
@@ -208,7 +212,7 @@ class Scheduler:
         """Add the decodes and prompts of a lane to its empty step."""
         lane.waits.begin_step(self._now_ns)
         if lane.step_time is not None and lane.beside is not None:
-            lane.step_time.begin(lane.step, lane.beside)  # bounds decodes, too
+            lane.step_time.begin(lane.step, lane.beside)  # This bounds decodes, too.
         budget = max(0, lane.max_step_tokens - self._continue_decodes(lane))
         if lane.step_time is not None and lane.beside is None:
             lane.step_time.begin(lane.step)
@@ -217,7 +221,7 @@ class Scheduler:
         lane.waiting.charge_draws(lane.step)
 
     def _add_background(self, step: Step) -> None:
-        """Add background work to a step that already has all of the foreground."""
+        """Add background work to a step that already contains all of the foreground's work."""
         lane = self.background
         others_work = self.foreground.has_work
         if others_work and self._joining:
@@ -237,13 +241,13 @@ class Scheduler:
         step.add(lane.step)
 
     def _join_foreground(self) -> None:
-        """Move background work to the foreground once it has waited for its time. It counts there from the next step
-        on."""
+        """Move background sequences to the foreground once they have waited long enough. They count there from the next
+        step on."""
         due = [*takewhile(lambda sequence: self._joining[sequence] <= self._now_ns, self._joining)]
         for sequence in due:
             is_running = sequence.place is Place.RUNNING
             if sequence.place is Place.NOWHERE or (sequence.num_pending and not is_running):
-                continue  # It has left or was preempted in this step; the commit of the last step decides.
+                continue  # It has left or was preempted in this step; the last step's commit decides.
             del self._joining[sequence]
             self.background.hand_over(sequence, self._now_ns)
             sequence.is_background = False
@@ -254,7 +258,7 @@ class Scheduler:
                 self.add(sequence, since_ns=self._now_ns)
 
     def _continue_decodes(self, lane: Lane) -> int:
-        """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
+        """Add the decoding sequences, and return how many tokens they have in the step, including drafts."""
         chunks = lane.step.chunks
         size = self.pool.block_size
         is_writable = self.pool.is_writable
@@ -265,7 +269,7 @@ class Scheduler:
         for sequence in decodes:
             lane.num_turns += 1
             sequence.last_turn = lane.num_turns
-        for sequence in lane.running.copy():  # The only loop of every step whose cost grows with the running sequences.
+        for sequence in lane.running.copy():  # the only loop of every step that grows with the running sequences
             start = sequence.num_computed
             blocks = sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not _RUNNING:
@@ -281,7 +285,8 @@ class Scheduler:
                     chunks.append(Chunk(sequence, start, 1, 1, (), planned_draw(sequence, start + 1)))
                 else:
                     chunks.append(Chunk(sequence, start, 1))
-        # Drafts get the rest when all others have their tokens and blocks. A sequence may have been preempted.
+        # Drafts get what is left once all others have their tokens and blocks. A drafting sequence may have been
+        # preempted.
         drafting = [sequence for sequence in drafting if sequence.place is Place.RUNNING]
         num_tokens = len(chunks) + len(drafting)
         for sequence in drafting:
@@ -294,10 +299,10 @@ class Scheduler:
         return num_tokens
 
     def _compute_prompts(self, lane: Lane, budget: int) -> None:
-        """Add chunks of prompts under way, and of those that wait, in the order of the policy.
+        """Add chunks of prompts in progress and of waiting ones, in the order of the policy.
 
-        Prompts under way come first, except those that a waiting prompt passes. A bounded number of waiting sequences
-        overtakes one without enough room.
+        Prompts in progress come first, except those that a waiting prompt passes. A limited number of waiting sequences
+        may overtake one that doesn't fit.
         """
         order = self.order
         prompts = order.prompts_of_step(lane, budget)
@@ -316,7 +321,7 @@ class Scheduler:
         for sequence in prompts.passed:
             lane.waits.lack_blocks(sequence)
             lane.waiting.put_back(sequence)
-        while prompts.under_way:  # prompts that waiting sequences might have overtaken
+        while prompts.under_way:  # prompts in progress that waiting sequences could have passed
             sequence = prompts.under_way.pop()
             if prompts.budget > 0 and sequence.place is Place.RUNNING and order.has_room(lane, prompts, sequence):
                 self._add_chunk(lane, prompts, sequence)
@@ -324,7 +329,7 @@ class Scheduler:
         lane.waits.reason = reason
 
     def _go_on(self, lane: Lane, prompts: PromptsOfStep, head: Sequence | None) -> None:
-        """Add chunks of the prompts under way that go before the next waiting one."""
+        """Add chunks of those prompts in progress that go before the next waiting one."""
         order = self.order
         under_way = prompts.under_way
         next_waiting = None if order.is_full(lane, head) else head
@@ -335,7 +340,8 @@ class Scheduler:
                 self._add_chunk(lane, prompts, sequence, others)
 
     def _begin(self, lane: Lane, prompts: PromptsOfStep, head: Sequence) -> WaitReason | None:
-        """Start the next waiting sequence with its first chunk, if there is room. Return why no other may begin."""
+        """Start the next waiting sequence with its first chunk, if there is room. Return why no further one may start,
+        or None."""
         if not self.order.may_overtake(prompts.passed):
             return WaitReason.BEHIND_OTHERS
         lane.waiting.take(head)
@@ -345,7 +351,7 @@ class Scheduler:
             and has_others
             and self.order.num_tokens_in(lane, prompts, head, prompts.budget) < head.num_tokens
         ):
-            lane.waiting.put_back(head)  # Computed alone in a step, which is as long as it has to be.
+            lane.waiting.put_back(head)  # It will be computed alone in a step, which is as long as necessary.
             return WaitReason.TOKEN_BUDGET
         shared, awaited = self.memory.look_up(head)
         if awaited is not None:
@@ -369,7 +375,7 @@ class Scheduler:
         return None
 
     def _add_chunk(self, lane: Lane, prompts: PromptsOfStep, sequence: Sequence, others: Others = NOBODY) -> None:
-        """Add a chunk of a prompt, as large as budget and time allow after what `others` could use."""
+        """Add a chunk of a prompt, as large as budget and time allow after leaving room for what `others` could use."""
         cost = self.order.cost_of_token(lane, sequence)
         budget = prompts.budget
         num_tokens = sequence.num_uncomputed
@@ -378,9 +384,9 @@ class Scheduler:
                 lane.step_time.shorten(sequence.num_computed, min(num_tokens, budget))
             num_tokens = self.order.num_tokens_in(lane, prompts, sequence, max(1, budget // cost), others)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
-        if num_tokens < 1:  # There is no room for background work in a step of the foreground.
+        if num_tokens < 1:  # The foreground's step has no room for background work.
             return
-        if sequence.media is not None:  # The chunk grows to include all tokens that see each other.
+        if sequence.media is not None:  # Extend the chunk to include all tokens that see each other.
             start = sequence.num_computed
             num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
         draft: tuple[int, ...] = ()
@@ -424,9 +430,9 @@ class Scheduler:
         return True
 
     def _make_way(self, lane: Lane, sequence: Sequence, shared: list[int]) -> bool:
-        """Admit a sequence instead of others, if any give way to it. Return False if it cannot be admitted.
+        """Admit a sequence in place of others, if any give way to it. Return False if it can't be admitted.
 
-        At most one client per step is admitted in this way.
+        This happens at most once per step.
         """
         while not lane.step.admitted and (victim := self.order.gives_way(lane, sequence)) is not None:
             is_own = victim.client is sequence.client
@@ -452,16 +458,17 @@ class Scheduler:
                 return blocks
 
     def _has_free(self, lane: Lane, num_blocks: int) -> bool:
-        """Return whether this many blocks are free. Background work gives up its blocks for that."""
+        """Return whether this many blocks are free, after taking blocks from background work if necessary."""
         while self.pool.num_blocks - self.pool.num_used < num_blocks:
             if not self._take_from_background(lane):
                 return False
         return True
 
     def _fitting_draft(self, lane: Lane, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
-        """Cut a sequence's draft to fit. It takes only blocks that no running sequence needs for its next token."""
+        """Shorten a sequence's draft so that it fits, without using blocks that running sequences need for their next
+        tokens."""
         if not sequence.draft or sequence.num_pending:
-            return ()  # the token before the draft must be known
+            return ()  # The token before the draft must be known.
         end = sequence.num_tokens
         blocks = sequence.blocks
         length = max(0, min(len(sequence.draft), most_tokens, sequence.max_len - end - 1))
@@ -478,7 +485,7 @@ class Scheduler:
     def _make_room_for_several(self, lane: Lane, sequence: Sequence) -> None:
         """Give a sequence with several draws in one step the blocks to compute them.
 
-        `_compute_prompts` gives it the tokens. The blocks are allocated earlier, because a sequence can only be
+        `_compute_prompts` adds its tokens to the step. The blocks are allocated earlier, because a sequence can only be
         preempted while it has no chunk in the step. Prompts get their blocks at admission.
         """
         if sequence.place is not Place.RUNNING or sequence.is_held:
@@ -488,7 +495,8 @@ class Scheduler:
                 return
 
     def _make_room(self, lane: Lane, sequence: Sequence, index: int) -> bool:
-        """Give a sequence an unshared block, by preemption if necessary. Return False if it was preempted itself."""
+        """Give a sequence a block of its own, by preemption if necessary. Return False if the sequence itself was
+        preempted."""
         is_new = index == len(sequence.blocks)
         while (block := self._allocate(lane, sequence, 1, [])) is None:
             victim = self.order.preempted_first(lane)
@@ -496,7 +504,7 @@ class Scheduler:
             if victim is sequence:
                 return False
             if not is_new and self.pool.is_writable(sequence.blocks[index]):
-                return True  # The sequence that shared the block was preempted.
+                return True  # The other sequence that shared the block was preempted.
         if is_new:
             sequence.blocks += block
         else:

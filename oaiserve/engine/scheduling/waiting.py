@@ -32,13 +32,13 @@ from oaiserve.engine.sequences.clients import Client, EqualShares, RequestTurn
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 
-# A generated token counts this much as service, and a computed prompt token counts 1. These weights are the paper's
-# default, after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. Cached
-# tokens don't count, and neither do tokens that are computed again after a preemption: the server decided to forget
-# them, and the client has already waited for it.
+# A generated token counts this much as service, and a computed prompt token counts 1. The weights are the paper's
+# default, which follows the price lists of hosted models: a generated token costs a step, while prompt tokens share
+# one. Cached tokens don't count, and neither do tokens that are computed again after a preemption: the server decided
+# to drop them, and the client has already waited for it.
 GENERATED_WEIGHT = 2
 
-MOST_ABSENT = 1024  # clients without open sequences to remember because they had more service than the others
+MOST_ABSENT = 1024  # clients without open sequences that are remembered because they had more service than the others
 
 _service = attrgetter("service")
 
@@ -46,8 +46,8 @@ _service = attrgetter("service")
 class WaitingQueue:
     """The waiting sequences: first those of the client whose turn it is, then by request, and by their key.
 
-    An absent client can be dropped once its counter is not above the value that it would be raised to. The others are
-    kept, up to the MOST_ABSENT with the highest counters.
+    An absent client can be dropped once its counter is at most the value that it would be raised to. The queue keeps
+    the MOST_ABSENT others with the highest counters.
     """
 
     def __init__(self, running: list[Sequence], *, by_client: bool) -> None:
@@ -55,14 +55,14 @@ class WaitingQueue:
         self._running = running
         self._by_client = by_client
         self._clients: dict[str, Client] = {}
-        # A heap with one entry for each client that waits: its counter, whether it had anything running, and a number.
-        # Among equal counters, clients with nothing running come first, then the order is that of arrival. As counters
-        # only grow, an entry is never above its client's counter, and is corrected when its turn comes.
+        # A heap with one entry for each waiting client: its counter, whether it had anything running, and a sequence
+        # number. Among equal counters, clients with nothing running come first, then those that came earlier. As
+        # counters only grow, an entry is never above its client's counter, and is corrected when its turn comes.
         self._turns: list[tuple[float, bool, int, Client]] = []
         self._numbers = itertools.count()
         self._last = Client("", EqualShares())  # the last client that stopped waiting
         self._held: list[Client] = []  # clients that are skipped until the end of the step
-        self._most_clients = 2 * MOST_ABSENT  # above this number, some are forgotten
+        self._most_clients = 2 * MOST_ABSENT  # with more than this, some are forgotten
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,8 @@ class WaitingQueue:
         return None
 
     def arrive(self, sequence: Sequence, num_tokens: int) -> None:
-        """Assign a sequence to its client and request, and sort it in by the tokens of its prompt."""
+        """Assign a sequence to its client and request, and determine its place there from its number of prompt
+        tokens."""
         if self._by_client:
             name = sequence.client_name
             request = sequence.request_id
@@ -109,14 +110,14 @@ class WaitingQueue:
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence. If its client has none waiting, the client's counter is raised."""
+        """Add a sequence. If its client had none waiting, the client's counter is raised to that of the others."""
         client = sequence.client
         if not client.num_waiting:
             client.service = max(client.service, self._floor())
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Put back a sequence that was taken for this step but isn't in it."""
+        """Put back a sequence that was taken for this step but isn't part of it."""
         client = sequence.client
         turn = sequence.turn
         self._clients.setdefault(client.name, client)
@@ -136,7 +137,7 @@ class WaitingQueue:
         while True:
             place, number, turn = turns[0]
             while turn.waiting and turn.waiting[0][1].place is not Place.WAITING:
-                heapq.heappop(turn.waiting)  # it was discarded
+                heapq.heappop(turn.waiting)  # This sequence was discarded.
             if place != turn.listed:  # The request is listed at another position, too.
                 heapq.heappop(turns)
             elif not turn.waiting:
@@ -150,8 +151,8 @@ class WaitingQueue:
                 return head
 
     def heads(self) -> Iterator[Sequence]:
-        """Yield one early sequence of each waiting client that is not held, in any order. It need not be the client's
-        first."""
+        """Yield one early sequence of each waiting client that isn't held back, in any order. It may not be the
+        client's first."""
         for *_, client in self._turns:
             if client.num_waiting:
                 yield from (turn.waiting[0][1] for _, _, turn in client.turns[:1] if turn.waiting)
@@ -162,7 +163,7 @@ class WaitingQueue:
         self.discard(head)
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence from the queue. It stays in the heap of its request, and is skipped when its turn comes."""
+        """Remove a sequence from the queue. Its entry stays in the heap of its request, and is skipped later."""
         client = sequence.client
         self._num_waiting -= 1
         client.num_waiting -= 1
@@ -175,14 +176,15 @@ class WaitingQueue:
             self._last = client
 
     def hand_over(self, sequence: Sequence) -> None:
-        """Forget a removed sequence. If it waits in another queue, this queue would otherwise count it as waiting."""
+        """Forget a removed sequence. Otherwise, once it waits in another queue, this one would count it as waiting,
+        too."""
         waiting = sequence.turn.waiting
         waiting[:] = [entry for entry in waiting if entry[1] is not sequence]
         heapq.heapify(waiting)
         self.served(sequence, sequence.num_due)
 
     def hold(self, client: Client) -> None:
-        """Skip a client until `release`."""
+        """Skip a client until `release` is called."""
         self._turns = [turn for turn in self._turns if turn[-1] is not client]
         heapq.heapify(self._turns)
         self._held.append(client)
@@ -214,27 +216,28 @@ class WaitingQueue:
             self._list(client, turn)
 
     def served(self, sequence: Sequence, num_tokens: int) -> None:
-        """Advance the client's clock by prompt tokens that were computed or are no longer needed."""
+        """Advance the client's clock by prompt tokens that were computed or no longer need to be."""
         num_tokens = min(num_tokens, sequence.num_due)
         if num_tokens:
             sequence.num_due -= num_tokens
             sequence.client.shares.serve(num_tokens)
 
     def charge_prompt(self, chunk: Chunk) -> None:
-        """Count the prompt tokens of a chunk as service, as far as they are computed for the first time."""
+        """Count the prompt tokens of a chunk as service, unless they were computed before."""
         sequence = chunk.sequence
         if sequence.num_due:
             self.served(sequence, sequence.num_due if chunk.max_draws else chunk.num_tokens)
         end = min(chunk.known_end, sequence.prompt_len)
         if end == sequence.prompt_len - 1:
-            end += 1  # The last prompt token will be computed like a decode, so it is charged now.
+            end += 1  # The last prompt token will be computed like a decode, so charge for it now.
         first = max(chunk.start, sequence.num_charged)
         if end > first:
             sequence.client.service += (end - first) / sequence.client.share
             sequence.num_charged = end
 
     def charge_draws(self, step: Step) -> None:
-        """Count one token as service for each drawing chunk of a step. Tokens after it count once they are drawn."""
+        """Count one token as service for each chunk that draws in this step. Further tokens count once they are
+        drawn."""
         if len(self._clients) > 1:  # With a single client, nothing depends on its counter.
             for chunk in step.chunks:
                 if chunk.max_draws:
@@ -242,7 +245,8 @@ class WaitingQueue:
                     client.service += GENERATED_WEIGHT / client.share
 
     def charge_further(self, sequence: Sequence, number: int) -> None:
-        """Count the tokens after the first one of a step as service: those of a draft, or forced ones."""
+        """Count the tokens after the first one of a step as service. They come from a draft, or a grammar forces
+        them."""
         if len(self._clients) > 1:
             sequence.client.service += GENERATED_WEIGHT * number / sequence.client.share
 
@@ -252,7 +256,7 @@ class WaitingQueue:
             heapq.heappush(self._turns, (client.service, client.num_running > 0, next(self._numbers), client))
 
     def _list(self, client: Client, turn: RequestTurn) -> None:
-        """Put a request into its client's order, unless it is already listed as early."""
+        """Put a request into its client's order, unless it is already listed at least as early."""
         while turn.waiting[0][1].place is not Place.WAITING:
             heapq.heappop(turn.waiting)
         if turn.listed is None or turn.place < turn.listed:
@@ -260,7 +264,7 @@ class WaitingQueue:
             heapq.heappush(client.turns, (turn.listed, next(self._numbers), turn))
 
     def _floor(self) -> float:
-        """Return the lowest service of clients that want prompt tokens, or else that of the last client that waited."""
+        """Return the lowest service of clients that need prompt tokens, or else that of the last client that waited."""
         services = [one.client.service for one in self._running if one.num_uncomputed > 1]
         if (client := self.next_client()) is not None:
             services.append(client.service)

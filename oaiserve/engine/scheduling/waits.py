@@ -1,8 +1,9 @@
 """The account of waits: the waiting time of each sequence by reason, in nanoseconds. Engine thread only.
 
 Its cost per step does not grow with the number of waiting sequences. Most of them wait for one common reason, which the
-scheduler knows when it stops admitting. The time of common reasons is added up once for all, and each sequence keeps
-the totals from when its wait began. The few sequences with a reason of their own are kept apart.
+scheduler knows when it stops admitting. The time of each common reason is summed once for all sequences, and each
+sequence stores the totals from when its wait began. The few sequences with a reason of their own are tracked
+separately.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from oaiserve.facts.record import WaitReason
 
 
 class QueueWaits:
-    """The waits of all sequences. It reads no clock: the time is that of the last `begin_step`."""
+    """The waits of all sequences. It reads no clock: its time is that of the last `begin_step`."""
 
     def __init__(self) -> None:
         self._now_ns = 0  # time of the last step
-        # The common reason since then, of the sequences outside the step. The scheduler sets it.
+        # The common reason, since that time, why sequences are not in the step. The scheduler sets it.
         self.reason = WaitReason.STEP_UNDER_WAY
-        self._totals_ns = dict.fromkeys(WaitReason, 0)  # The time of each common reason, up to the last step
+        self._totals_ns = dict.fromkeys(WaitReason, 0)  # time of each common reason, up to the last step
         self._until_next_step: list[Sequence] = []  # sequences whose reasons end with the next step
 
     def expect(self, sequence: Sequence, since_ns: int) -> None:
-        """Begin the wait of a sequence tokenized at `since_ns`, which is not ready for a step and will arrive later."""
+        """Begin the wait of a sequence that was tokenized at `since_ns` but isn't ready for a step; `arrive` is called
+        later."""
         sequence.own_wait = (WaitReason.STEP_UNDER_WAY, since_ns)
 
     def arrive(self, sequence: Sequence, since_ns: int) -> None:
-        """Begin the wait of a sequence tokenized at `since_ns`, which no step could contain yet."""
+        """Begin the wait of a sequence that was tokenized at `since_ns`, too late for any step so far."""
         self.expect(sequence, since_ns)
         self._until_next_step.append(sequence)
 
@@ -44,7 +46,7 @@ class QueueWaits:
         self._until_next_step.append(sequence)
 
     def park(self, sequence: Sequence, reason: WaitReason, since_ns: int | None = None) -> None:
-        """Let a sequence wait for what another one computes, or what is read, since this step or since `since_ns`."""
+        """Let a sequence wait for something that is computed or read, since this step or since `since_ns`."""
         self._set_reason(sequence, reason, self._now_ns if since_ns is None else since_ns)
 
     def unpark(self, sequence: Sequence) -> None:
@@ -61,7 +63,8 @@ class QueueWaits:
         sequence.wait_totals_ns = self._totals_ns.copy()
 
     def hand_over(self, sequence: Sequence, now_ns: int) -> None:
-        """End the wait of a sequence here, before it waits in another lane. `now_ns` is not before the last step."""
+        """End the wait of a sequence here, before it waits in another lane. `now_ns` must not be before the last
+        step."""
         self.settle(sequence, now_ns)
         self._until_next_step = [other for other in self._until_next_step if other is not sequence]
         sequence.own_wait = None
@@ -73,7 +76,7 @@ class QueueWaits:
         return self.reason if own is None else own[0]
 
     def settle(self, sequence: Sequence, now_ns: int) -> dict[WaitReason, int]:
-        """Return the waiting time of a sequence until now, by reason. `now_ns` is not before the last step."""
+        """Return how long a sequence has waited so far, by reason. `now_ns` must not be before the last step."""
         if sequence.own_wait is not None:
             reason, since_ns = sequence.own_wait
             _add(sequence.waits_ns, reason, now_ns - since_ns)
