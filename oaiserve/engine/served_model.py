@@ -1,4 +1,4 @@
-"""`ServedModel`: a loaded model, ready to compute. It is all that the start passes to `Engine`."""
+"""`ServedModel`: a loaded model, ready to compute. It is everything that a start passes to `Engine`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A model with its runner and its tokenizer, their sizes, and the extras of its device."""
+    """A model with its runner, its tokenizer and their sizes, and what its device provides."""
 
     tokenizer: Tokenizer
     runner: Runner
     num_blocks: int  # blocks of the KV cache
     max_model_len: int  # tokens of prompt and answer together
     vocab_size: int
-    num_states: int = 0  # sequences that can keep a state, where layers keep one
+    num_states: int = 0  # number of sequences that can keep a state, if layers keep one
     counts_tokens: bool = False  # its device counts tokens for penalties, see `Sequence.is_counted`
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
@@ -39,11 +39,11 @@ class ServedModel:
     recommendation: Recommendation | None = None  # the publisher's recommendation, if the defaults contain it
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
-    media: Media | None = None  # None: the model reads text alone
+    media: Media | None = None  # None: the model reads only text
     rules: tuple[SamplingRule, ...] = ()  # sampling rules of plug-ins
     make_tier: MakeTier | None = None  # makes the tier below the KV blocks (--prefix-cache-dir or --kv-offload)
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
-    # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
+    # Called on the engine thread after an error has ended it. Returns whether the device has failed as well.
     failed: Callable[[BaseException], bool] = lambda error: False
     ranges: Ranges | None = None  # ranges for a profiler (--nvtx)
     block_bytes: int = 0  # size of a block
@@ -52,5 +52,5 @@ class ServedModel:
     # for telemetry
     device: str = ""
     dtype: str = ""
-    # The faster ways to compute, each with why it is off, or "".
+    # Optional features, each with the reason why it is off, or "" if it is on.
     features: Mapping[str, str] = field(default_factory=dict)

@@ -39,8 +39,8 @@ from oaiserve.facts.step_record import HostPart
 
 log = logging.getLogger(__name__)
 
-WARN_INTERVAL_NS = 60_000_000_000  # minimum time between two equal warnings
-_LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
+WARN_INTERVAL_NS = 60_000_000_000  # minimum time between two identical warnings
+_LATE = Draw.LATE  # Enum members are slow to read in Python 3.11.
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Launched:
 
 
 class Stepper:
-    """Takes steps from scheduling to their events. Calls `hand_over` when the events of a step are complete, and
+    """Takes steps from scheduling to their events. It calls `hand_over` when the events of a step are complete, and
     `publish` before the first step after an idle time."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Stepper:
         self._overlap = overlap
         self._drafts = drafts
         self._in_flight: _Launched | None = None
-        self._warned_ns: dict[str, int] = {}  # for each warning, when it was last logged
+        self._warned_ns: dict[str, int] = {}  # when each warning was last logged
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
 
     @property
@@ -92,8 +92,8 @@ class Stepper:
         return self._shortage.num_steps
 
     def turn(self) -> bool:
-        """Launch the next step and end the previous one; without overlap, end both. Return whether a step ended."""
-        has_ended = self._in_flight is not None  # whether this turn will have ended a step
+        """Launch the next step and end the previous one; without overlap, end both. Return whether a step has ended."""
+        has_ended = self._in_flight is not None  # whether this turn ends a step
         self._prepare_drafts()
         launched = self._launch()
         in_flight = self._in_flight
@@ -112,8 +112,8 @@ class Stepper:
         return True
 
     def _prepare_drafts(self) -> None:
-        """Propose drafts for the next step if they need no results of a step in flight, or are worth waiting for
-        these."""
+        """Propose drafts for the next step, if they don't depend on the step in flight or are worth waiting for its
+        results."""
         drafts = self._drafts
         if drafts is None or (drafts.only_if_exact and not self._runner.is_exact):
             return
@@ -146,9 +146,9 @@ class Stepper:
             )
         newcomers = self._requests.scheduled(step, now_ns)
         if any(opened.progress_ns is not None for opened in newcomers):
-            self._hand_over()  # Hand over now, because this step may take long.
+            self._hand_over()  # Hand over now, because this step may take a long time.
         elif self._account.is_first_step:
-            self._publish()  # Publish now: if this step hangs, the numbers of an idle engine would hide it.
+            self._publish()  # If this step hangs, the numbers of an idle engine would hide it.
         at_ns = self._host.enter(HostPart.LAUNCH, step)
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
@@ -168,13 +168,15 @@ class Stepper:
         return None
 
     def _copy_blocks(self, step: Step, now_ns: int) -> bool:
-        """Copy the blocks of a step. Return False if there is no memory for one of them: then the step has failed."""
+        """Copy the blocks of a step. Return False if memory is too short to copy even one of them: then the step has
+        failed."""
         try:
             self._runner.copy_blocks(step.copies)
         except OutOfMemory as error:
             self._report_shortage(step, error, now_ns)
             if not copy_in_parts(self._runner.copy_blocks, step.copies):
-                # A sequence may have got a copy and no chunk. It must not continue without its keys and values either.
+                # A sequence may have got a copied block but no chunk. Without its keys and values, it cannot continue
+                # either.
                 targets = {target for _, target in step.copies}
                 concerned = [chunk.sequence for chunk in step.chunks]
                 running = self._scheduler.running + self._scheduler.background.running
@@ -190,7 +192,7 @@ class Stepper:
         if in_flight is not None:
             self._complete(in_flight)  # The parts need the ids that this step draws, which only the device has.
             self._scheduler.settle(step)
-        # The blocks of sequences that ended here are free, but not yet reused by other sequences.
+        # The blocks of sequences that ended here are free, but no other sequence has reused them yet.
         chunks = [
             chunk._replace(max_draws=0) if chunk.draw is Draw.SUPERSEDED else chunk
             for chunk in step.chunks
@@ -198,11 +200,12 @@ class Stepper:
         ]
         if not chunks:
             return
-        # Without their drafts they are smaller. Chunks of one token come first.
+        # Without drafts, the chunks are smaller. Chunks of one token come first.
         chunks = sorted((chunk.without_draft() for chunk in chunks), key=lambda chunk: chunk.num_tokens > 1)
         results = compute_in_parts(self._compute, Step(chunks), self._shortage.step_tokens)
         self._fail_for_memory([chunk.sequence for chunk, result in zip(chunks, results, strict=True) if result is None])
-        # Before the others advance, so that the prefix cache gets nothing that a failed sequence has not computed.
+        # Do this before the others advance, so that the prefix cache gets nothing that a failed sequence hasn't
+        # computed.
         computed = [
             (chunk, result)
             for chunk, result in zip(chunks, results, strict=True)
@@ -230,7 +233,7 @@ class Stepper:
         self._runner.draw(handle, masks)
 
     def _fill_masks(self, step: Step, late: list[Chunk]) -> Masks | None:
-        """Return the masks for the draws of a step. Fails requests whose grammar fails."""
+        """Return the masks for the draws of a step. Requests whose grammar fails are failed."""
         constrained = [c for c in late if c.sequence.constraint is not None and self._requests.of_choice(c.sequence)]
         if not constrained:
             return None

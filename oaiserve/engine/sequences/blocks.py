@@ -16,17 +16,17 @@ from oaiserve.facts.lost_prefix import Eviction
 # The hash of the tokens of a full block and of all blocks before it: equal hashes mean equal keys and values.
 BlockHash = NewType("BlockHash", bytes)
 EVICTIONS_PER_BLOCK = 4  # evictions remembered for each block of the pool
-SHORTEST_KEPT = 64  # tokens that a kept state must save: where one is kept, a prompt is computed in one step more
+SHORTEST_KEPT = 64  # tokens that a cached state must save, because caching one splits the prompt into one more step
 
 
 def hash_block(
     parent: BlockHash | None, token_ids: Sequence[int], salt: str = "", media_keys: bytes = b""
 ) -> BlockHash:
-    """Return the hash of a full block. `parent` is the hash of the block before, or None for the first block, and
-    `media_keys` are those of the images and sounds that have tokens in it.
+    """Return the hash of a full block. `parent` is the hash of the previous block, or None for the first block, and
+    `media_keys` are the keys of the images and sounds with tokens in this block.
 
-    The `salt`, which keeps tenants apart, goes into the hash of the first block, and so into those of all others. The
-    hash is cryptographic, because a collision would show one client the text of another.
+    The `salt`, which keeps tenants apart, is part of the hash of the first block, and so of all others. The hash is
+    cryptographic, because a collision would reveal one client's text to another.
     """
     digest = blake2b(parent if parent is not None else b"first" + salt.encode(), digest_size=16)
     digest.update(array("q", token_ids).tobytes() + media_keys)
@@ -50,7 +50,7 @@ class BlockPool:
         self.block_size = block_size
         self._references = [0] * num_blocks
         self.allocations = [0] * num_blocks  # allocations so far; a published block's content changes only with them
-        # A hit takes a block out of the middle: an OrderedDict does that in constant time, a deque does not.
+        # A cache hit removes a block from the middle: an OrderedDict does that in constant time, a deque does not.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
@@ -58,30 +58,30 @@ class BlockPool:
         # Called with a block that is about to be reused and the hash of its content. Set by the tier below.
         self.on_eviction: Callable[[int, BlockHash], None] | None = None
         self.num_evicted = 0  # cached blocks whose content was forgotten, so far
-        self.evicted_unused_ns = 0  # the time since the last use of each, added up
+        self.evicted_unused_ns = 0  # the time since the last use of each, in total
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self.now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
-        self._held_ns = [0.0] * num_blocks  # time for which a sequence has held the block since its first reference
-        self._since_ns = [0] * num_blocks  # the last change of its references
+        self._held_ns = [0.0] * num_blocks  # time charged to a sequence that holds the block since its first reference
+        self._since_ns = [0] * num_blocks  # when its references last changed
 
     def at(self, now_ns: int) -> None:
-        """Set the time of the changes that follow. It never goes back."""
+        """Set the time of the changes that follow. It never goes backwards."""
         if now_ns > self.now_ns:
             self.used_ns += (now_ns - self.now_ns) * self.num_used
             self.now_ns = now_ns
 
     def charge(self, num_blocks: int, since_ns: int) -> int:
-        """Count blocks that became free at some time as used until now. Return that time, added up.
+        """Count blocks that became free at some time as used until now. Return the total of that time.
 
-        The next step may have them already, and then they count for both.
+        The next step may use them already, and then they count for both.
         """
         used_ns = num_blocks * (self.now_ns - since_ns)
         self.used_ns += used_ns
         return used_ns
 
     def held_ns(self, blocks: Sequence[int]) -> float:
-        """Return how long these blocks were held so far, so that a new sharer isn't charged for that time."""
+        """Return how much time was charged for these blocks so far, so that a new sharer isn't charged for it."""
         return sum(map(self._held_ns.__getitem__, blocks))
 
     def _settle(self, block: int) -> None:
@@ -112,7 +112,8 @@ class BlockPool:
         return self._references[block] == 1 and self._hashes[block] is None
 
     def allocate(self, num_blocks: int, shared: Sequence[int] = (), *, taker: str = "") -> list[int] | None:
-        """Return the `shared` blocks and `num_blocks` more, with a reference to each; or None, without any change.
+        """Return the `shared` blocks and `num_blocks` more, adding a reference to each. Return None, changing nothing,
+        if there are too few.
 
         Cached blocks that are reused are noted as evicted for the `taker`, the id of a request.
         """
@@ -144,7 +145,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int], *, first: bool = False) -> float:
-        """Remove one reference from each block, and return the time for which it held them, added up.
+        """Remove one reference from each block. Return the total time for which the blocks were held through them.
 
         The last blocks of a sequence are the first to be allocated again, because a hit on them needs all blocks before
         them. With `first`, all its blocks are allocated again before those of others.
@@ -164,19 +165,21 @@ class BlockPool:
         return held_ns
 
     def next_evicted(self, num_blocks: int) -> list[tuple[int, BlockHash]]:
-        """Return the cached ones among the blocks that are allocated next, with their hashes."""
+        """Return the cached blocks among those that are allocated next, with their hashes."""
         blocks = islice(self._free, num_blocks)
         return [(block, block_hash) for block in blocks if (block_hash := self._hashes[block]) is not None]
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
-        """Let other sequences find a full and computed block, unless one with the same content is published already."""
+        """Let other sequences find a full and computed block, unless one with the same content has been published
+        already."""
         if block_hash not in self._published:
             self._published[block_hash] = block
             self._hashes[block] = block_hash
             self.evictions.forget(block_hash)
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the block with that content, or None. The next `allocate` may reuse it, unless it is shared there.
+        """Return the block with that content, or None. The next `allocate` may reuse it, unless it is passed as
+        `shared`.
 
         Any thread may use the result as a boolean.
         """
@@ -194,11 +197,11 @@ class BlockPool:
 
 
 class StatePool:
-    """The pool of `num_states` states, of models whose layers have a state instead of keys and values.
+    """The pool of `num_states` states, for models whose layers keep a state instead of keys and values.
 
-    A state has the same size for sequences of any length. It belongs to one sequence, or it is cached: a copy, found by
-    the hash of the last block of its tokens. When a sequence needs a state, the least recently used copies go first.
-    The lowest free state is handed out first: unneeded memory is never touched.
+    A state has the same size for sequences of any length. It belongs to one sequence, or it is a cached copy, found by
+    the hash of the last block of its tokens. When a sequence needs a state, the least recently used copies are dropped
+    first. The lowest free state is handed out first, so that unneeded memory is never touched.
     """
 
     def __init__(self, num_states: int, shortest_kept: int = SHORTEST_KEPT) -> None:
@@ -218,7 +221,8 @@ class StatePool:
         return len(self._kept)
 
     def allocate(self) -> int | None:
-        """Return a state for a sequence, or None if all belong to others. It has the last owner's content."""
+        """Return a state for a sequence, or None if all belong to others. It still has the content of its last
+        owner."""
         if self._free:
             return heappop(self._free)
         if self._kept:
@@ -231,7 +235,7 @@ class StatePool:
         heappush(self._free, state)
 
     def keep(self, block_hash: BlockHash) -> int | None:
-        """Return the place for a copy under this hash, or None if there is one already, or no free state."""
+        """Return the place for a copy under this hash, or None if there is a copy already, or no free state."""
         if self.find(block_hash) is not None:
             return None
         state = self.allocate()

@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RequestTurn:
-    """The sequences of one request among those of its client. Written by WaitingQueue."""
+    """The sequences of one request, among its client's. Written by WaitingQueue."""
 
-    due: float = 0.0  # time on the client's clock at which its last prompt would end: see EqualShares
+    due: float = 0.0  # time on the client's clock at which its last prompt is due: see EqualShares
     waiting: list[tuple[tuple[float, ...], Any]] = field(default_factory=list)  # a heap of sequences by key
     num_waiting: int = 0
     num_running: int = 0
@@ -48,14 +48,14 @@ class Client:
 class EqualShares:
     """A client's clock: the tokens that each prompt would have received if all were computed at the same time.
 
-    A prompt is due when it would end in that way (Friedman and Henderson, "Fairness and efficiency in web
-    server protocols", SIGMETRICS 2003). Computed in this order, each prompt ends no later than it would with equal
-    shares, and short ones overtake long ones. The prompts of a request count as one, one after the other.
+    A prompt is due when it would end on this clock (Friedman and Henderson, "Fairness and efficiency in web server
+    protocols", SIGMETRICS 2003). Computed in this order, each prompt ends no later than it would with equal shares, and
+    short ones overtake long ones. The prompts of a request count as one, one after the other.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._ends: list[tuple[float, int, RequestTurn]] = []  # a heap of the requests that would still be computed
+        self._ends: list[tuple[float, int, RequestTurn]] = []  # a heap of the requests that this clock still computes
         self._numbers = count()
 
     def arrive(self, turn: RequestTurn, num_tokens: int) -> float:
@@ -67,11 +67,11 @@ class EqualShares:
         return turn.due
 
     def serve(self, num_tokens: float) -> None:
-        """Advance the clock by tokens that were computed, or are no longer needed."""
+        """Advance the clock by tokens that were computed or no longer need to be."""
         ends = self._ends
         while ends:
             end, number, turn = ends[0]
-            if end < turn.due:  # Another prompt of the request has arrived since.
+            if end < turn.due:  # Another prompt of the request has arrived meanwhile.
                 heapreplace(ends, (turn.due, number, turn))
                 continue
             needed = (end - self.now) * len(ends)

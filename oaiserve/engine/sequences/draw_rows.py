@@ -1,6 +1,6 @@
-"""The rows of draws: those of sequences at their positions, and the arrays of several. No torch.
+"""The rows of parameters for draws: one row per position of a sequence, and the arrays of several rows. No torch.
 
-A row need not be the last of a chunk: several positions of one sequence are as many rows.
+A draw need not come at the end of a chunk: several positions of one sequence have a row each.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from oaiserve.facts.lost_prefix import Eviction
 
 
 class Evictions:
-    """The latest evictions, of at most `max_blocks` blocks, by their hashes."""
+    """Remembers the latest evictions by hash, for at most `max_blocks` blocks."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks

@@ -1,4 +1,4 @@
-"""The edits of logits that a request asks for, and the counts of tokens that its penalties need. No torch."""
+"""The edits of logits that a request specifies, and the token counts that its penalties need. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from oaiserve.engine.request import SamplingParams
 
 
 class TokenCounts:
-    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated, in arrays for NumPy."""
+    """The distinct `ids` of a prompt and its answer, and how often each was generated (`times`), in arrays for
+    NumPy."""
 
     def __init__(self, prompt: list[int]) -> None:
-        # The places of the prompt's ids, which copies of this object share, and the places of other ids
+        # The indices of the prompt's ids, which copies of this object share, and the indices of other ids
         self._of_prompt = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
         self._others: dict[int, int] = {}
         self.ids = array("q", self._of_prompt)
@@ -24,7 +25,7 @@ class TokenCounts:
 
     @property
     def num_of_prompt(self) -> int:
-        """Return how many of the ids, the first ones, are the prompt's."""
+        """Return how many of the first ids belong to the prompt."""
         return len(self._of_prompt)
 
     def add(self, generated: list[int]) -> None:
@@ -49,14 +50,14 @@ class TokenCounts:
 
 
 class FixedEdits:
-    """The edits of a request, which all its choices share, as arrays that are made when a draw first needs them. A
-    client may send an id for each token of the vocabulary, and converting these for each choice at each step would take
-    seconds from all others."""
+    """The edits of a request, shared by all its choices, as arrays that are made when a draw first needs them. A client
+    may send an id for each token of the vocabulary, and converting these for each choice at each step would delay all
+    others by seconds."""
 
     def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
         self._params = params
         self._stop_ids = stop_ids
-        self._counts: dict[int, TokenCounts] = {}  # one for each of its prompts, by their indices
+        self._counts: dict[int, TokenCounts] = {}  # one for each of its prompts, by index
 
     @cached_property
     def allowed_ids(self) -> np.ndarray | None:
@@ -79,8 +80,8 @@ class FixedEdits:
         return np.array([*self._stop_ids], dtype=np.int64)
 
     def counts_of_prompt(self, index: int, prompt: list[int]) -> TokenCounts:
-        """Return the counts of a prompt for one of its choices, which adds its own tokens. The prompt is counted once,
-        because counting thousands of tokens takes much longer than a copy."""
+        """Return the counts of a prompt for one of its choices, to which the choice adds its own tokens. The prompt is
+        counted once, because counting thousands of tokens takes much longer than a copy."""
         if index not in self._counts:
             self._counts[index] = TokenCounts(prompt)
         return self._counts[index].copy()

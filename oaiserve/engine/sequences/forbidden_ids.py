@@ -1,4 +1,4 @@
-"""The ids forbidden at a draw by a request's own parameters. Engine thread only, no torch."""
+"""The ids that a request's own parameters forbid at a draw. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def is_too_short(chunk: Chunk) -> bool:
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> np.ndarray:
-    """Return the banned ids: those that would complete a bad word, and end tokens before min_tokens, unless the mask of
-    a grammar excludes these."""
+    """Return the banned ids: ids that would complete a bad word, and end tokens before min_tokens unless a grammar's
+    mask already excludes these."""
     sequence = chunk.sequence
     banned: list[int] = []
     for *beginning, last in sequence.bad_words:
@@ -32,7 +32,7 @@ def banned_ids(chunk: Chunk, *, has_mask: bool) -> np.ndarray:
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
-    """Return whether parameters and grammar together forbid all ids. Raises the errors of the grammar's mask."""
+    """Return whether parameters and grammar together forbid every id. Raises the errors of the grammar's mask."""
     sequence = chunk.sequence
     words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
     has_mask = sequence.constraint is not None and not sequence.constraint.is_free

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-# The tokens by which a position in the text is found, longest first.
+# How many of the last tokens must match to find an earlier position, longest first.
 SIZES = (5, 2)
-# The more tokens before a place match, the likelier the next one does, too. Each of these lengths has its own chance.
+# The longer a match, the likelier the next token is right. Chances are kept for each of these lengths.
 MATCHES = (2, 3, 5, 8, 16)
 FIRST_CHANCES = (0.3, 0.4, 0.55, 0.7, 0.85)  # assumed chances that the next token is right, before anything is measured
 WEIGHT = 0.05  # weight of the newest token in a sequence's own chances
-COMMON_WEIGHT = 0.02  # weight of the newest token in the chances with which new sequences begin
-LEAST_CHANCE = 0.1  # least chance that a draft is right as far as its last token
-_KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # the index into MATCHES by the length of a match
+COMMON_WEIGHT = 0.02  # weight of the newest token in the chances that new sequences start with
+LEAST_CHANCE = 0.1  # A draft ends before the chance that all of it is right falls below this.
+_KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # index into MATCHES, by the length of a match
 
 
 class Lookup:
-    """The positions in one sequence where a run of tokens came before, and how often the tokens after them came true.
+    """The positions in one sequence where runs of tokens occurred before, and how often the tokens after them were
+    right.
 
-    Each token is indexed once. An entry is a hash: if two are the same, one more draft is wrong. Every
-    draft is compared with the tokens that followed, whether or not a step has verified it.
+    Each token is indexed once. Entries are hashes: if two collide, one draft is wrong. Every draft is compared with the
+    tokens that followed, whether or not a step has verified it.
     """
 
     __slots__ = ("_common", "_draft", "_match", "_num_indexed", "_num_seen", "_places", "chances")
 
     def __init__(self, common: list[float] | None = None) -> None:
-        """Begin with the common chances of all sequences, and update these, too."""
+        """Begin with the common chances of all sequences, and update these as well."""
         self._common = [*FIRST_CHANCES] if common is None else common
         self.chances = [*self._common]  # chances of this sequence, by the length of the match
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
         self._draft: list[int] = []  # the last draft
         self._match = 0  # length of the match that the last draft continues
-        self._num_seen = 0  # tokens of the text when it was drafted
+        self._num_seen = 0  # length of the text when it was drafted
 
     def draft(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
-        """Return at most `most` tokens, and for each the probability that all up to it come true."""
+        """Return at most `most` tokens, and for each the probability that it and all before it are right."""
         self._learn(token_ids)
         self._match, self._draft = self._find(token_ids, most)
         self._num_seen = len(token_ids)
@@ -49,7 +50,7 @@ class Lookup:
         return self._draft[: len(chances)], chances
 
     def _learn(self, token_ids: list[int]) -> None:
-        """Compare the last draft with the tokens that came. After the first that differs, nothing is known."""
+        """Compare the last draft with the tokens that followed. Nothing can be learnt after the first that differs."""
         for index, (drafted, token_id) in enumerate(zip(self._draft, token_ids[self._num_seen :], strict=False)):
             kind = _KINDS[self._match + index]
             is_right = drafted == token_id
@@ -68,7 +69,7 @@ class Lookup:
                 continue
             draft = token_ids[place : place + most]
             match = size
-            while len(draft) < most:  # the text ends within the repetition, which then goes round
+            while len(draft) < most:  # The text ends within the repetition, which then starts over.
                 draft += draft[: most - len(draft)]
             while match < min(place, MATCHES[-1]) and token_ids[place - match - 1] == token_ids[end - match - 1]:
                 match += 1
@@ -76,7 +77,7 @@ class Lookup:
         return 0, []
 
     def _index(self, token_ids: list[int]) -> None:
-        """Note the position after each run of tokens that another token follows."""
+        """Note the position after each run of tokens that is followed by another token."""
         start = self._num_indexed
         end = len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):

@@ -19,9 +19,9 @@ class Loop(NamedTuple):
 
 
 class LoopWatch:
-    """Takes the tokens of one choice, and says when they end in a loop.
+    """Takes the tokens of one choice, and reports when they end in a loop.
 
-    It checks after every few tokens, always at the same ones, so a choice ends at the same token in every batch.
+    It checks at fixed intervals of tokens, so a choice ends at the same token in every batch.
     """
 
     def __init__(self, rule: LoopRule) -> None:
@@ -53,8 +53,8 @@ def loop_at_end(token_ids: Iterable[int], rule: LoopRule = USUAL) -> Loop | None
 def _shortest_period(token_ids: array[int], rule: LoopRule) -> int | None:
     """Return the shortest period of a loop in which these tokens end.
 
-    The last tokens of a loop are there once more, a period before. So the search is for these, in C. The time is
-    linear: a period that falls short excludes longer ones.
+    The last tokens of a loop also occur one period earlier, so these are searched for, in C. The time is linear: a
+    candidate that fails excludes some longer ones.
     """
     backward = _reversed(token_ids[-rule.least_length(rule.max_pattern_size) :])
     size = token_ids.itemsize
@@ -73,14 +73,14 @@ def _shortest_period(token_ids: array[int], rule: LoopRule) -> int | None:
         length = _length(backward, period, rule.least_length(period))
         if length >= rule.least_length(period):
             return period
-        # Two periods p < q of the last p + q tokens have a common divisor that is a period, too. So no period up to
-        # `length - period` reaches further back than this one.
+        # If p < q are both periods of the last p + q tokens, they have a common divisor that is a period, too. So no
+        # period up to `length - period` reaches further back than this one.
         excluded = max(period, length - period)
     return None
 
 
 def _reversed(token_ids: array[int]) -> bytes:
-    """Return the bytes of these ids, the last one first."""
+    """Return the bytes of these ids in reverse order."""
     backward = token_ids[:]
     backward.reverse()
     return backward.tobytes()

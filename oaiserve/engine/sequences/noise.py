@@ -1,9 +1,9 @@
 """The random noise behind sampling: pure functions of a seed, a choice, a position and a token id. Stdlib only.
 
 A token is drawn by the Gumbel-max trick: each id has a score, which is its logit divided by the temperature, plus noise
-of the standard Gumbel distribution. The id with the highest score is drawn, so each id comes with its probability. A
-draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id,
-unless the two best scores are as close as that.
+of the standard Gumbel distribution. The id with the highest score is drawn, so each id is drawn with its probability. A
+draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id, unless
+the two best scores are as close as that.
 
 There is no state: a draw does not depend on the rest of the batch, on preemptions, or on drafts.
 
@@ -17,8 +17,8 @@ from typing import Any
 
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
-# The odd factors of a hash of 32 bits, in which nearly every bit of the input changes each bit of the output with
-# probability 1/2 (Wellons, "Hash Function Prospector").
+# Odd factors for a 32-bit hash in which nearly every bit of the input changes each bit of the output with probability
+# 1/2 (Wellons, "Hash Function Prospector").
 FACTOR_1 = 0x7FEB352D
 FACTOR_2 = 0x846CA68B
 # Random bits in the noise of an id. With 52, the largest noise is 53 ln 2 = 36.7, enough to draw ids with a probability
@@ -27,13 +27,14 @@ NOISE_BITS = 52
 
 
 def draw_key(seed: int, choice: int) -> int:
-    """Return the key of one choice of a prompt: 64 bits, which are unrelated for any two choices or seeds."""
+    """Return the key of one choice of a prompt: 64 bits that are unrelated to those of any other choice or seed."""
     key: int = splitmix64(seed & _MASK64, choice)
     return key
 
 
 def noise_seed(key: int, position: int) -> int:
-    """Return the 64 bits for the noise of all ids, for the token at `position` of the sequence with that key."""
+    """Return the 64 bits that the noise of all ids depends on, for the token at `position` of the sequence with that
+    key."""
     seed: int = splitmix64(key, position)
     return seed
 
@@ -41,8 +42,8 @@ def noise_seed(key: int, position: int) -> int:
 def noise_bits(seed: int, token_id: int) -> int:
     """Return 64 random bits for an id. For each id, they are a permutation of the seeds, so none is favoured.
 
-    Seeds are random already, and the ids are mixed once for all draws: so the work for each id of each draw is little.
-    Sampling computes the upper half for all ids, and the lower half only for the possible best.
+    Seeds are random already, and the ids are mixed once for all draws, so there is little work per id and draw.
+    Sampling computes the upper half for all ids, and the lower half only for candidates for the best score.
     """
     first = seed >> 32
     second = seed & _MASK32
@@ -56,14 +57,14 @@ def noise_bits(seed: int, token_id: int) -> int:
 def noise(seed: int, token_id: int) -> float:
     """Return the noise of an id, -log(-log(u)) for a random u between 0 and 1.
 
-    Large noise needs a u close to 1, so 1 - u is made of the random bits: it can be as small as 2**-53.
+    Large noise needs a u close to 1, so 1 - u is made from the random bits: it can be as small as 2**-53.
     """
     rest = ((noise_bits(seed, token_id) >> 64 - NOISE_BITS) + 0.5) * 2.0**-NOISE_BITS
     return -log(-log1p(-rest))
 
 
 def mix32(x: int) -> int:
-    """Return a permutation of the numbers of 32 bits, which are unrelated for neighbouring `x`."""
+    """Return a permutation of the 32-bit numbers that maps neighbouring `x` to unrelated results."""
     x ^= x >> 16
     x = x * FACTOR_1 & _MASK32
     x ^= x >> 15

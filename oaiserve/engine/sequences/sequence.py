@@ -31,8 +31,8 @@ class Place(Enum):
 class Sequence:
     """One choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
 
-    It decodes if one token is left to compute. With more it prefills: a prompt, or tokens lost by preemption.
-    `num_tokens` includes tokens drawn by a step under way, whose ids are not in `token_ids` yet. Each group of fields
+    It decodes if one token is left to compute. If more are left, it prefills: a prompt, or tokens lost by preemption.
+    `num_tokens` includes tokens that the current step draws, whose ids are not in `token_ids` yet. Each group of fields
     has one writer, which its comment names.
     """
 
@@ -42,17 +42,17 @@ class Sequence:
     prompt: InitVar[list[int]]
     params: SamplingParams
     _: KW_ONLY
-    max_len: int  # prompt and answer together, in tokens
-    stop_ids: frozenset[int] = frozenset()  # end tokens unless ignored, and the client's stop ids
+    max_len: int  # maximum length of prompt and answer together, in tokens
+    stop_ids: frozenset[int] = frozenset()  # end tokens unless they are ignored, and the client's stop ids
     draw_key: int = 0  # 64 bits; draws depend only on this and the position
-    priority: int = 0  # lower is earlier, under `--policy priority`
+    priority: int = 0  # lower comes earlier, under `--policy priority`
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # number of the adapter, or 0; also part of the salt
-    client_name: str = ""  # clients take turns, under `--policy fair`
+    client_name: str = ""  # client under whose name it takes turns, with `--policy fair`
     share: float = 1.0  # the client's share, relative to other clients
     is_background: bool = False  # background work; False after `background_wait_ns`: see `Scheduler`
     background_wait_ns: int | None = None  # None: forever
-    bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
+    bad_words: list[list[int]] = field(default_factory=list)  # sequences of token ids that must not be generated
     constraint: Constraint | None = None  # the grammar's constraint on the answer
     rules: tuple[SamplingRule, ...] = ()  # edits of its logits by plug-ins, at each draw
     shared_edits: InitVar[FixedEdits | None] = None  # edits shared by the request; None: made from the parameters
@@ -64,11 +64,11 @@ class Sequence:
     media: PromptMedia | None = None  # images and sounds of its prompt
     encoded: tuple[Encoded, ...] = ()  # the vectors of each medium
     prompt_len: int = 0
-    # The host edits its logits by the previous ids, so all of these must be known when it draws.
+    # The host edits its logits by its earlier ids, so all of them must be known when it draws.
     needs_ids: bool = False
     has_edits: bool = False  # whether ids or parameters other than min_tokens edit its logits
-    # The device counts its tokens, and its draws apply penalties by these counts. A rule edits penalised logits, so the
-    # host applies penalties before it.
+    # The device counts its tokens, and penalises its logits by these counts. This isn't possible with a sampling rule,
+    # which edits penalised logits on the host.
     is_counted: bool = False
     is_greedy: bool = False
     draw_parameters: array[float] = field(init=False)  # the columns of its draws, as float32
@@ -77,40 +77,40 @@ class Sequence:
     num_tokens: int = 0  # includes tokens that the current step draws
     num_computed: int = 0  # tokens whose keys and values are in `blocks` at the end of the launched steps
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
-    lost: LostPrefix | None = None  # the next prompt tokens, if they were in the prefix cache before
-    has_asked_tier: bool = False  # lower tier was asked since the start or the last preemption
+    lost: LostPrefix | None = None  # the next prompt tokens, if the prefix cache has lost them
+    has_asked_tier: bool = False  # whether the lower tier was asked since the start or the last preemption
     num_before_tier: int | None = None  # cached tokens before blocks of the lower tier were restored
     blocks: list[int] = field(default_factory=list)
     held_ns: float = 0.0  # blocks times nanoseconds, for released blocks, without the time before it shared them
     state: int | None = None  # index in the pool of states, if the model's layers keep one
-    state_ends: list[int] = field(default_factory=list)  # numbers of tokens after which its state must be stored
+    state_ends: list[int] = field(default_factory=list)  # positions after which its state must be cached
     hashes: list[BlockHash] = field(default_factory=list)  # hashes of its first full blocks
-    siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
+    siblings: list[Sequence] = field(default_factory=list)  # the prompt's other choices, until this one has computed it
     place: Place = Place.NOWHERE
     key: tuple[float, ...] = ()
     num_overtaken: int = 0
     num_preemptions: int = 0
-    last_turn: int = 0  # when it last decoded, in steps that leave out some decodes of its client
+    last_turn: int = 0  # when it last decoded, in steps that left out some decodes
     # written by WaitingQueue
-    client: Client = field(init=False)  # set at its arrival
+    client: Client = field(init=False)  # set when it arrives
     turn: RequestTurn = field(init=False)
     num_due: int = 0  # tokens of its prompt that the client's clock has not counted yet
-    num_charged: int = 0  # first prompt tokens that were charged as service, or were cached
+    num_charged: int = 0  # number of first prompt tokens that were charged as service or cached
     # written by QueueWaits
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)
     own_wait: tuple[WaitReason, int] | None = None  # (reason, start)
-    # The common totals when it began to wait for common reasons.
+    # The totals of common reasons when it began to wait for these.
     wait_totals_ns: dict[WaitReason, int] = field(default_factory=dict)
     # written by the engine loop
     causes: RequestCauses | None = None  # causes of its request's time; None: they are not counted
     wants_prompt_logprobs: bool = False  # True for the first choice of a prompt, until it has reported them
     last_token_ns: int | None = None
     # written by Drafts
-    draft: list[int] = field(default_factory=list)  # a proposal for its next tokens, all allowed by its grammar
+    draft: list[int] = field(default_factory=list)  # proposed next tokens, all of which its grammar allows
     lookup: Lookup | None = None  # looks up drafts in the sequence's text
-    # written by the sampler, if there is a penalty
+    # written by the sampler if there is a penalty
     token_counts: TokenCounts | None = None
-    # written by the sampler, if a rule raises: the sequence's tokens at that draw, and the name of the plug-in
+    # written by the sampler if a rule raises: the number of the sequence's tokens at that draw, and the plug-in's name
     failed_rule: tuple[int, str] | None = None
 
     def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None, device_counts: bool) -> None:

@@ -1,6 +1,6 @@
 """The data between the scheduler and the model runner: a step, its chunks, and their results. `Runner` computes them.
 
-This is plain data: no torch, and no look at the state of a sequence, which changes while a step is computed.
+This is plain data: no torch, and it must not read the state of a sequence, which changes while a step is computed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class Draw(Enum):
     """
 
     AT_LAUNCH = 1  # drawn together with the forward pass
-    LATE = 2  # drawn after the previous step's commit: the host needs its ids, or a grammar's mask, to edit the logits
+    LATE = 2  # drawn after the last step's commit: to edit the logits, the host needs its ids or a grammar's mask
     SUPERSEDED = 3  # the draw is dropped; keys and values count
-    VOID = 4  # nothing of the chunk counts
+    VOID = 4  # The whole chunk doesn't count.
 
 
 class Chunk(NamedTuple):
     """A sequence's part in a step: the keys and values of tokens `start` to `start + num_tokens`.
 
-    With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
-    `max_draws`, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
+    If `max_draws` isn't 0, the chunk contains the last known token of the sequence, and tokens after it are drawn: at
+    most `max_draws`, and at least one unless the sequence cannot continue. If it is 0, later steps compute the rest of
+    the sequence.
 
-    The last tokens of a chunk may be a `draft`: next tokens that are proposed, and computed with the known ones to draw
-    behind each of them. Draws count up to the first token that is not the draft's.
+    The last tokens of a chunk may be a `draft`: proposed next tokens, computed together with the known ones so that a
+    token is drawn after each of them. Draws count up to the first token that differs from the draft.
     """
 
     sequence: Sequence
@@ -56,7 +57,7 @@ class Chunk(NamedTuple):
 
     @property
     def known_end(self) -> int:
-        """Return the end of the sequence's own tokens, before the draft."""
+        """Return the end of the sequence's known tokens, before the draft."""
         return self.start + self.num_tokens - len(self.draft)
 
     @property
@@ -64,7 +65,8 @@ class Chunk(NamedTuple):
         return self.num_tokens - len(self.draft)
 
     def draws(self) -> list[Chunk]:
-        """Return the chunk up to each token before a draw: the last known one, then each one of its draft."""
+        """Return the chunk up to each token that is followed by a draw: the last known one, then each one of the
+        draft."""
         if not self.draft:
             if self.max_draws:
                 return [self]
@@ -77,7 +79,7 @@ class Chunk(NamedTuple):
         return [Chunk(sequence, start, num_known + i, 1, draft[:i], draw) for i in range(len(draft) + 1)]
 
     def with_draft(self, draft: Collection[int]) -> Chunk:
-        """Return the chunk of the known tokens with another draft, which is at most as long."""
+        """Return the chunk's known tokens with another draft, which must not be longer."""
         num_tokens = self.num_known + len(draft)
         return Chunk(self.sequence, self.start, num_tokens, 1 + len(draft), tuple(draft), self.draw)
 
@@ -87,7 +89,7 @@ class Chunk(NamedTuple):
         return self
 
     def num_accepted(self, token_ids: list[int]) -> int:
-        """Return how many tokens of the draft are right, given the tokens after the known ones."""
+        """Return how many tokens of the draft are right, given the tokens that came after the known ones."""
         number = 0
         for drafted, token_id in zip(self.draft, token_ids, strict=False):
             if drafted != token_id:
@@ -99,15 +101,15 @@ class Chunk(NamedTuple):
 class Masks(NamedTuple):
     """The masks of a step's late draws: the ids allowed next by grammars.
 
-    Bit i % 32 of word i // 32 says whether id i may be drawn. The masks behind a draft's tokens follow the first one.
+    Bit i % 32 of word i // 32 says whether id i may be drawn. The masks after a draft's tokens follow the first one.
     """
 
-    rows: dict[Sequence, int]  # first draw of each sequence: its row in `words`
+    rows: dict[Sequence, int]  # row of each sequence's first draw in `words`
     words: np.ndarray  # uint32 [number of rows, ceil(vocab / 32)]
 
 
 class Left(NamedTuple):
-    """A sequence that gave back its blocks when its last step was launched, which still reads them."""
+    """A sequence that gave back its blocks when its last step was launched, although that step still reads them."""
 
     sequence: Sequence
     num_blocks: int  # blocks that no other sequence used
@@ -119,7 +121,8 @@ class Step:
     """One run of the model. Chunks of one token come first: attention treats them as one batch.
 
     `copies` are blocks to copy (from, to) before anything else, in this order. The source of a copy may be written to
-    in the same step, so a step in parts copies its blocks once. So it is with `state_copies`, which are in order, too.
+    in the same step, so a step that is computed in parts copies its blocks only once. The same holds for
+    `state_copies`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -134,7 +137,7 @@ class Step:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def add(self, other: Step) -> None:
-        """Merge in a step of other sequences."""
+        """Add the work of a step of other sequences."""
         self.chunks = sorted(self.chunks + other.chunks, key=lambda chunk: chunk.num_tokens > 1)
         self.copies += other.copies
         self.admitted += other.admitted
@@ -146,7 +149,7 @@ class Step:
 
 
 class OutOfMemory(Exception):
-    """The device had no memory for the runner's work. None of it is done, and the runner is as before."""
+    """The device had no memory for the runner's work. None of it was done, and the runner is unchanged."""
 
 
 @dataclass(slots=True)
@@ -163,23 +166,24 @@ class Logprobs:
 @dataclass(slots=True)
 class ChunkResult:
     token_ids: list[int] = field(default_factory=list)  # drawn tokens, at most `max_draws` of the chunk
-    logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
+    logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, if requested
     prompt_logprobs: list[Logprobs] | None = None  # for tokens start+1 to min(end+1, prompt_len), if requested
-    error: str | None = None  # the sequence cannot continue, for this reason; the others can
-    vector: array[float] | None = None  # 32-bit floats, of a sequence that is pooled
+    error: str | None = None  # why the sequence cannot continue; the others can
+    vector: array[float] | None = None  # 32-bit floats, for a pooled sequence
 
 
 class StepResult(NamedTuple):
     """The results of a step: one for each chunk, in the order of the chunks."""
 
     chunks: list[ChunkResult]
-    # The device's own times, where it has a clock.
+    # The device's own times, if it has a clock.
     device_ns: int | None = None  # time for which the device was busy with the step
     device_gap_ns: int | None = None  # from the end of the previous step, whenever that was, to the start of this one
 
 
 class Runner(Protocol):
-    """Computes steps in the order of their launches, and writes into none of them. The engine thread alone calls it."""
+    """Computes steps in the order in which they are launched, and never modifies them. Only the engine thread calls
+    it."""
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
 
@@ -188,16 +192,17 @@ class Runner(Protocol):
         """Return whether a token's logits are bitwise the same in any step."""
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy KV blocks (from, to), before the launch of their step. May raise OutOfMemory, with none copied."""
+        """Copy KV blocks (from, to) before their step is launched. May raise OutOfMemory without having copied any."""
 
     def launch(self, step: Step) -> Any:
-        """Begin to compute the step, and its draws AT_LAUNCH.
+        """Begin to compute the step and its AT_LAUNCH draws.
 
-        Return a handle for `draw` and `collect`. May raise OutOfMemory; the step may then come again in parts.
+        Return a handle for `draw` and `collect`. May raise OutOfMemory; the step may then be launched again in parts.
         """
 
     def draw(self, launched: Any, masks: Masks | None) -> None:
-        """Make the LATE draws of a settled step: once for each one, before its `collect` and the next launch."""
+        """Make the LATE draws of a settled step. Call this once per launched step that has any, before `collect` and
+        the next launch."""
 
     def collect(self, launched: Any) -> StepResult:
         """Wait until the step has been computed, and return its results."""

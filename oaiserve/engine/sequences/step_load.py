@@ -1,4 +1,4 @@
-"""The load of a step and of its chunks, as the cost of steps counts it."""
+"""The load of a step and of its chunks, in the terms of the cost of steps."""
 
 from __future__ import annotations
 

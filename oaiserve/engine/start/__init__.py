@@ -1,1 +1,1 @@
-"""Everything that starts a model: the ways to do it, their checks, and what they record."""
+"""Everything that starts a model: the ways to start one, their checks, and what they record."""

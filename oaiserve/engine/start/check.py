@@ -1,4 +1,4 @@
-"""A few steps by which a start checks an executor."""
+"""A few steps that a start computes to check an executor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequences.step import Step
 
 NUM_TOKENS = 9
-_LARGEST_LOGIT = 1e30  # next to a larger one, those of other tokens overflow
+_LARGEST_LOGIT = 1e30  # larger logits would make those of other tokens overflow
 
 
 def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
     """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
 
-    At the last position rotary tables end, and values that grow with the position are large.
+    At the last position, rotary tables end, and values that grow with the position are largest.
     """
     steps = (
         prompt(NUM_TOKENS - 1, spec.vocab_size, block_size),
@@ -39,8 +39,8 @@ def batch_of(
     states: States | None,
     tables: tuple[torch.Tensor, list[int]] | None = None,
 ) -> Batch:
-    """Return the batch of a step whose sequences have the states of their places in it. For `tables` see
-    `build_batch`."""
+    """Return the batch of a step. If there are states, each sequence uses the one with its index in the step. For
+    `tables` see `build_batch`."""
     batch = build_batch(step, block_size, spec.device, tables=tables)
     if states is not None:
         parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]
@@ -50,7 +50,7 @@ def batch_of(
 
 @torch.inference_mode()
 def refuse_unless_finite(executor: Executor, spec: ModelSpec, block_size: int) -> None:
-    """Raise NotKnown if logits of the model are not numbers, or so large that others won't be."""
+    """Raise NotKnown if logits of the model are not finite, or so large that others might overflow."""
     for batch in batches(spec, block_size):
         if not (executor.forward(batch).abs() < _LARGEST_LOGIT).all():
             raise NotKnown("its outputs are no finite numbers")

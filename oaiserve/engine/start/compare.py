@@ -1,4 +1,4 @@
-"""The comparisons of a start: two ways to compute the same must give the same, apart from rounding."""
+"""Compares results during a start: two ways to compute the same thing must agree, apart from rounding."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# Two ways to compute logits may differ by this much, relative to their norm. A wrong computation differs by more, and
+# Logits computed in two ways may differ by this much, relative to their norm. A wrong computation differs by more, and
 # different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # tolerance for bfloat16 and float16
 # Neighbouring 8-bit floats are 6 to 12 % apart, so a difference in the last bit of bfloat16 can change a key by that
 # much. Noise of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_TOLERANCE = 0.3
-_LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
+_LEAST_ROW = 1e-3  # size of a row relative to the largest one; smaller rows count as this large
 _MOST_AT_ONCE = 2**18  # numbers in double precision: the logits of a prompt, with a large vocabulary, take gigabytes
 
 T = TypeVar("T")
 
 
 class Difference(NamedTuple):
-    """The distance between two results, and the largest that rounding explains."""
+    """The distance between two results, and the largest distance that rounding explains."""
 
     what: str
     apart: float  # result of `difference`
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 def compare(
     candidate: Callable[[T], Tensor], reference: Callable[[T], Tensor], batches: Iterable[tuple[str, T]], limit: float
 ) -> Difference | None:
-    """Compute each named batch in two ways. Return None if all results agree up to rounding, or the worst difference.
+    """Compute each named batch in two ways. Return None if all results agree up to rounding, else the worst difference.
 
     The reference comes first, and is copied: both may write their results into the same memory.
     """
@@ -61,7 +61,7 @@ def difference(logits: Tensor, expected: Tensor) -> float:
 def difference_by_row(values: Tensor, expected: Tensor) -> float:
     """Compute the largest `difference` of the rows [..., width] of two tensors.
 
-    Rows of next to nothing, such as those of a layer that was added to a trained model, count as larger.
+    Rows of tiny numbers, such as those of a layer that was added to a trained model, count as larger ones.
     """
     width = expected.shape[-1]
     num_rows = max(1, _MOST_AT_ONCE // width)
@@ -76,8 +76,8 @@ def difference_by_row(values: Tensor, expected: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype, *, in_float8: bool = False) -> float:
-    """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`, maybe with
-    keys or inputs of products in floats of 8 bits."""
+    """Choose the largest `difference` that rounding explains in logits computed in `dtype`. With `in_float8`, keys or
+    the inputs of products are 8-bit floats."""
     if in_float8:
         return FLOAT8_TOLERANCE
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE

@@ -1,4 +1,4 @@
-"""Describes a text model from its files, for the device that runs it. Needs no code of transformers."""
+"""Describes a text model from its files, for the device that runs it. Needs none of transformers' code."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from oaiserve.system_cpus import default_threads
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_IN_BLOCKS = torch.bfloat16  # the dtype that suits weights of a few bits
+_IN_BLOCKS = torch.bfloat16  # the dtype for weights in blocks of few bits
 
 
 class Described(NamedTuple):
     spec: ModelSpec
     decoder: Decoder
     library: Library | None  # None: without --compile, or on a GPU
-    quantized: QuantizedFile | None = None  # a file with the blocks that --quantize made, which has no name yet
+    quantized: QuantizedFile | None = None  # a new file with the blocks that --quantize has made, which has no name yet
     tensors: HubTensors | GgufTensors | None = None  # tensors of its files
 
 
@@ -68,7 +68,7 @@ class _Files(NamedTuple):
 
 @contextmanager
 def _unexpected_files_not_known() -> Iterator[None]:
-    """Raise NotKnown for errors that tensors of unexpected shapes, or settings of unexpected types, cause."""
+    """Raise NotKnown instead of the errors that unexpected shapes of tensors or types of settings cause."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -83,9 +83,9 @@ def describe_model(
 ) -> Described:
     """Describe the text model in these files, with the KV cache that the options name on the device.
 
-    `blocks` is the file of those that --quantize made in an earlier start. Raises NotKnown for a model without a
-    description, BuildError where --compile finds no native library, and StartupError for options that the model cannot
-    have.
+    `blocks` is the file with the blocks that --quantize made in an earlier start. Raises NotKnown for a model without a
+    description, BuildError if --compile finds no native library, and StartupError for options that the model doesn't
+    support.
     """
     if source.gguf_file is not None:
         settings, family, tensors, library, quantized = _open_gguf(source, options, device)
@@ -109,8 +109,8 @@ def describe_model(
 
 @_unexpected_files_not_known()
 def refuse_by_header(source: ModelSource, options: EngineOptions) -> None:
-    """Raise StartupError for options that the model cannot have, as far as its settings decide that, and NotKnown for a
-    model without a description. It takes milliseconds, where compiling native code takes minutes."""
+    """Raise StartupError for options that the model doesn't support, as far as its settings show that, and NotKnown for
+    a model without a description. This takes milliseconds, while compiling native code takes minutes."""
     if source.gguf_file is not None:
         if options.quantize != "none":
             raise _already_quantized(options, source.path.name)
@@ -156,11 +156,11 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
     files: TensorFiles
     of_wrapper = is_wrapper(config)
     if quantization is not None:
-        # Longer sums cost more without tiles, because x has two levels for them.
+        # Without integer tiles, longer sums cost more, because x has two levels for them.
         is_long = library is not None and library.has_integer_tiles()
         on_gpu = device.type != "cpu"
         files = PackedWeights(checkpoint, quantization, of_wrapper=of_wrapper, is_long=is_long, reads_later=on_gpu)
-        if not files.has_blocks():  # floats of 8 bits, which a CPU expands
+        if not files.has_blocks():  # 8-bit floats, which a CPU expands
             dtype = _dtype(stored_dtype(settings), options, device)
             library = _library(dtype, options, device)
     elif stated is not None:
@@ -230,7 +230,7 @@ def _length(settings: Settings, family: Family, options: EngineOptions) -> int:
     limit = context_length(settings)
     facts = family.facts(settings)
     has_attention = len(facts.without_attention) < facts.num_layers
-    refuse_longer(options.max_model_len, limit if has_attention else MOST_POSITIONS)  # states know no positions
+    refuse_longer(options.max_model_len, limit if has_attention else MOST_POSITIONS)  # states don't depend on positions
     return options.max_model_len or limit
 
 
@@ -242,7 +242,7 @@ def _dtype(stored: torch.dtype, options: EngineOptions, device: torch.device) ->
 
 
 def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -> Library | None:
-    """Load native code for a dtype; None without --compile, and for other devices. Raises BuildError."""
+    """Load native code for a dtype. Return None without --compile, and for other devices. Raises BuildError."""
     if options.compile and device.type == "cpu":
         return Library(dtype)
     return None
@@ -259,8 +259,8 @@ def _generation(source: ModelSource) -> Mapping[str, Any]:
 
 
 def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:
-    """Return the model with the form of KV cache that its device keeps: latent vectors where these fit. On a GPU,
-    adapters add to the products that make keys and values of them."""
+    """Return the model with the form of KV cache that its device uses: latent vectors where possible. On a GPU that
+    isn't possible with adapters, which change the products that make keys and values from them."""
     width = _latent_width(decoder) if spec.is_on_cpu or not options.has_adapters else 0
     if width and options.kv_cache_dtype != "auto":
         raise StartupError(
@@ -278,7 +278,7 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, opti
 
 
 def with_shapes(decoder: Decoder, spec: ModelSpec) -> Decoder:
-    """Return the decoder with the shapes of keys and values that the spec has."""
+    """Return the decoder with the shapes of keys and values in the spec."""
     layers = []
     for number, layer in enumerate(decoder.layers):
         attention = layer.attention

@@ -1,4 +1,4 @@
-"""What has to be set before torch computes anything in this process."""
+"""Settings that must be made before torch computes anything in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oaiserve.config import CpuFeatures
 from oaiserve.engine.executors.native.build import limit_features
 from oaiserve.engine.model.device import limit_compiled_shapes
 
-# The functions of torch that MKL computes, and some that it computes only in other versions of torch.
+# The functions of torch that MKL computes, and some that it computes only in certain versions of torch.
 VECTOR_FUNCTIONS = (
     *("acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma", "log", "log10"),
     *("log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
@@ -18,9 +18,9 @@ VECTOR_FUNCTIONS = (
 
 
 def prepare_torch(cpu_features: CpuFeatures) -> None:
-    """Set the limits of torch, and let it choose its code, before several threads compute.
+    """Set torch's limits, and let it choose its code before several threads compute.
 
-    Raises StartupError where torch has computed with instructions that `cpu_features` forbids.
+    Raises StartupError if torch has already computed with instructions that `cpu_features` forbids.
     """
     limit_features(cpu_features)
     limit_compiled_shapes()
@@ -31,8 +31,9 @@ def prepare_torch(cpu_features: CpuFeatures) -> None:
 def choose_vector_functions() -> None:
     """Call each function of `VECTOR_FUNCTIONS` once, in this thread alone.
 
-    MKL chooses the code of each function at its first call. Where two threads make it at once, as for a table of rotary
-    embeddings, one of them may get code that is right in only 12 bits: https://github.com/pytorch/pytorch/issues/188792
+    MKL chooses the code of each function at its first call. If two threads make that call at once, as for a table of
+    rotary embeddings, one of them may get code that is accurate to only 12 bits:
+    https://github.com/pytorch/pytorch/issues/188792
     """
     for dtype in (torch.float32, torch.float64):
         number = torch.full((1,), 0.5, dtype=dtype)

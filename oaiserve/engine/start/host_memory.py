@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def offload_blocks(served: ServedModel, num_bytes: Bytes) -> ServedModel:
-    """Return the model with a host pool below its blocks. Raises StartupError where it cannot have one."""
+    """Return the model with a host pool below its blocks. Raises StartupError if it can't have one."""
     tensors = served.runner.block_tensors if isinstance(served.runner, ModelRunner) else []
     if not tensors or served.num_states:
         raise StartupError("--kv-offload is for models whose layers keep nothing but keys and values in blocks.")

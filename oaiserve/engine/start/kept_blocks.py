@@ -25,14 +25,14 @@ _ENGINE = Path(__file__).parents[1]
 
 
 def keep_blocks(served: ServedModel, source: ModelSource, folder: Path, options: EngineOptions) -> ServedModel:
-    """Return the model with a disk tier of its prefix cache. Raises StartupError where it cannot have one."""
+    """Return the model with a disk tier for its prefix cache. Raises StartupError if it can't have one."""
     native = served.runner.executor if isinstance(served.runner, ModelRunner) else None
     if not isinstance(native, NativeDecoder) or not native.caches or served.num_states:
         raise StartupError(
             "--prefix-cache-dir is for models that run in the native step of a CPU and whose layers keep nothing but "
             "keys and values."
         )
-    # The bytes of all blocks [number of blocks, bytes], in the native step's own memory.
+    # The bytes of all blocks, as [number of blocks, bytes], in the native step's own memory.
     arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in native.block_tensors]
     try:
         block_bytes = sum(array.shape[1] for array in arrays)
@@ -44,11 +44,11 @@ def keep_blocks(served: ServedModel, source: ModelSource, folder: Path, options:
 
 
 def _kind(served: ServedModel, library: str, source: ModelSource, options: EngineOptions, shapes: list[int]) -> str:
-    """Return a digest of everything but its tokens, images and sounds that determines a block's content."""
-    # All code that computes keys and values, or lays them out, and the settings of families that files leave out.
+    """Return a digest of everything that determines a block's content, except its tokens, images and sounds."""
+    # All code that computes or lays out keys and values, and the settings of families that files leave out.
     paths = [path for part in ("decoder", "executors", "model") for path in (_ENGINE / part).rglob("*")]
     mmproj: Path | None = None
-    if served.media is not None:  # Keys and values of the tokens of images follow from the tower's vectors.
+    if served.media is not None:  # Keys and values of image tokens depend on the tower's vectors.
         paths += Path(inspect.getfile(type(served.media.tower))).parent.glob("*.py")
         mmproj = find_mmproj(source, options.mmproj)
     code = hashlib.sha256()

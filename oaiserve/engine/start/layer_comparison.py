@@ -1,7 +1,7 @@
 """Compares a user's model with transformers' code, layer by layer in float32, for `oaiserve doctor MODEL`.
 
-Executors of one description cannot find a mistake in it, and a start doesn't ask transformers. In float32, two right
-computations of a layer differ in their last digits.
+Comparing executors can't reveal a mistake in the description that they share, and a start doesn't use transformers'
+code. In float32, two correct computations of a layer differ only in their last digits.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TEXT = (
     "The quick brown fox jumps over the lazy dog. In 1969, two people walked on the Moon for 2 h 31 min. "
     "def area(r: float) -> float:\n    return 3.14159 * r ** 2\n Die Übung macht den Meister; 熟能生巧。"
 )
-_NUM_TOKENS = 96  # tokens of the text, at least
-_LONGEST_WINDOW = 1024  # windows of attention up to which a comparison is quick enough
+_NUM_TOKENS = 96  # minimum number of tokens of the text
+_LONGEST_WINDOW = 1024  # longest attention window that a comparison goes beyond; longer ones would take too long
 _BEYOND_WINDOW = 16
 
 
@@ -60,7 +60,8 @@ def compare_layers(source: ModelSource) -> Iterator[Comparison]:
 
 
 def token_ids(source: ModelSource, described: Described) -> list[int]:
-    """Return the tokens that a comparison computes, more than fit into windows of attention unless these are long."""
+    """Return the tokens that a comparison computes: more than fit into a window of attention, unless the window is
+    long."""
     spec = described.spec
     attending = [layer.attention for layer in described.decoder.layers]
     parameters = [one.parameters for one in attending if one is not None]
@@ -74,7 +75,7 @@ def token_ids(source: ModelSource, described: Described) -> list[int]:
 def compared(own: Iterable[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
     """Compare each state as soon as it is computed, so that a caller can stop at the first difference."""
     remaining = iter(own)
-    # What a layer of transformers returns, the next one reads. After the last one come the logits.
+    # Each layer of transformers returns what the next one reads. After the last one come the logits.
     for number, other in enumerate(others[:-1]):
         name = f"layer {number - 1}" if number else "embedding"
         yield Comparison(name, difference_by_row(next(remaining), other))

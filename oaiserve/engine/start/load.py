@@ -1,4 +1,4 @@
-"""Loads a model's weights: those of a folder, of the Hub or of a GGUF file."""
+"""Loads a model's weights from a folder, the Hub or a GGUF file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-# Code that comes with a model never runs, and nobody is asked about it at the terminal.
+# Never run code that comes with a model, and never ask the user about it at the terminal.
 _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
     "use_safetensors": True,
@@ -59,7 +59,7 @@ OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
 
 
 class TransformersCheckpoint(NamedTuple):
-    """A checkpoint with the configuration that transformers makes of it."""
+    """A checkpoint with the configuration that transformers derives from it."""
 
     name: str  # as the user typed it
     source: ModelSource
@@ -73,8 +73,8 @@ class TransformersCheckpoint(NamedTuple):
 
 
 def config_of(source: ModelSource) -> PreTrainedConfig:
-    """Read the configuration in a model's files. Raises StartupError that names a setting of the wrong type, and what
-    transformers raises."""
+    """Read the configuration in a model's files. Raises StartupError, which names a setting of the wrong type, and
+    whatever transformers raises."""
     if source.gguf_file is not None:
         return read_config(source.checkpoint)
     with settings_named(Path(source.location), (CONFIG,)):
@@ -85,8 +85,8 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
 
 
 def read_checkpoint(source: ModelSource, name: str) -> TransformersCheckpoint:
-    """Read a model's configuration. For a multimodal model, it is that of its text model. Raises StartupError if
-    transformers' code can't compute the model."""
+    """Read a model's configuration, or that of the text model in a multimodal one. Raises StartupError if transformers'
+    code can't compute the model."""
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         text = text_config(config)
@@ -148,8 +148,8 @@ def load_weights(
 
 @contextmanager
 def _unknown_value_named(config: PreTrainedConfig) -> Iterator[None]:
-    """Raise ValueError with the name of a setting instead of a KeyError of its value, such as that of an activation
-    that transformers doesn't have."""
+    """Raise ValueError with the name of a setting, instead of a KeyError with its value, such as the name of an
+    activation that transformers doesn't have."""
     try:
         yield
     except KeyError as error:
@@ -160,7 +160,7 @@ def _unknown_value_named(config: PreTrainedConfig) -> Iterator[None]:
 
 
 def _settings(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings in a part of a configuration by name, those of inner parts first."""
+    """Yield each setting in a part of a configuration with its name, inner parts first."""
     for value in part.values():
         if isinstance(value, Mapping):
             yield from _settings(value)
@@ -170,20 +170,20 @@ def _settings(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _load_by_transformers(
     checkpoint: TransformersCheckpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Let transformers load a model in its own way. Return the model, and what transformers reports about the load."""
+    """Let transformers load a model in its own way. Return the model, and transformers' report about the load."""
     arguments = OF_WEIGHTS | {"attn_implementation": attention}
     if checkpoint.is_wrapped:
         arguments |= {"key_mapping": KEYS, "config": checkpoint.config}
     if is_mxfp4(checkpoint.config):
         refuse_costly_patterns(checkpoint.config.to_dict())
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
-    # transformers' types do not know that it returns a pair.
+    # transformers' type annotations don't show that it returns a pair.
     pair: Any = AutoModelForCausalLM.from_pretrained(checkpoint.source.location, dtype=dtype, **arguments)
     return pair  # type: ignore[no-any-return]
 
 
 def restore_padding(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Give Youtu's embedding the row of the padding token in the files, which transformers sets to zeros."""
+    """Restore the padding token's row of Youtu's embedding from the files, because transformers sets it to zeros."""
     config: Any = model.config
     if config.model_type == "youtu" and (row := config.pad_token_id) is not None:
         embedding: Any = model.get_input_embeddings()
@@ -194,14 +194,14 @@ def restore_padding(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 def _load_gguf_by_transformers(
     checkpoint: TransformersCheckpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Let transformers read the weights of a GGUF file whose architecture is not known here."""
+    """Let transformers read the weights of a GGUF file whose architecture we don't know."""
     path = checkpoint.source.path
     if len(checkpoint.source.checkpoint.head.paths) > 1:
         raise StartupError(
             f"'{checkpoint.name}' is the first of several parts, which models of type '{checkpoint.config.model_type}' "
             "are not read from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
         )
-    model = empty_model(checkpoint.config, dtype)  # `from_pretrained` of a model would need accelerate
+    model = empty_model(checkpoint.config, dtype)  # transformers' `from_pretrained` would need accelerate.
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model, torch_dtype=dtype)
     return _with_tensors(checkpoint.config, read["tensors"], dtype, attention)
 
@@ -213,7 +213,7 @@ def _load_expanded(
     attention: str | None,
     generation: GenerationConfig | None = None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Make a model of quantized weights, expanded, and say what transformers says of loading it."""
+    """Make a model from quantized weights by expanding them, and return it with transformers' report about the load."""
     tensors = {}
     for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
         tensor = weights.tensor(name)
@@ -246,7 +246,7 @@ def _with_tensors(
 
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:
-    """Read the generation settings of a folder, which transformers reads along with weights that it loads itself."""
+    """Read the generation settings of a folder. transformers does that itself only when it loads the weights."""
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return None

@@ -1,4 +1,4 @@
-"""Measures the cache that transformers' own code makes, in short forwards of a model at its start."""
+"""Measures the cache that transformers' own code makes, in a few short forward passes of a model when it starts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, difference, toleran
 log = logging.getLogger(__name__)
 
 _FIRST = 32  # tokens of the first chunk
-_AT_ONCE = [7, 1]  # sizes of the later chunks
+_AT_ONCE = [7, 1]  # sizes of the next chunks
 _ONE_BY_ONE = [1] * 8
-_MORE_THAN_ROUNDING = 4  # times the difference of single tokens
+_MORE_THAN_ROUNDING = 4  # multiple of the difference that computing single tokens makes
 
 
 class Measured(NamedTuple):
@@ -32,12 +32,12 @@ class Measured(NamedTuple):
 def measure(forward: CachedForward) -> Measured:
     """Measure the cache of a model at two lengths, and compare its logits with those of the text as a whole.
 
-    Raises NoCache if they are not finite, or if they differ in float32 although tokens are computed one by one. In 16
-    bits, where rounding may cause the difference, this only logs a warning.
+    Raises NoCache if they are not finite, or if they differ in float32 even when tokens are computed one by one. In 16
+    bits, rounding may cause the difference, so this only logs a warning.
     """
     weight = next(forward.model.parameters())
-    text = torch.arange(_FIRST + sum(_ONE_BY_ONE), device=weight.device)  # all vocabularies have these
-    # The first token that follows a cache needs it most, and at the last ones errors have added up.
+    text = torch.arange(_FIRST + sum(_ONE_BY_ONE), device=weight.device)  # All vocabularies have these ids.
+    # The first token after a cache depends on it most, and at the last tokens errors have accumulated.
     whole, _ = forward(text, 0, None, [_FIRST, len(text) - 2, len(text) - 1])
     if not whole.isfinite().all():
         raise NoCache("its outputs are no finite numbers: its weights are damaged, or too large for their dtype")
@@ -57,8 +57,8 @@ def measure(forward: CachedForward) -> Measured:
 
 
 def _in_parts(forward: CachedForward, text: Tensor, sizes: list[int]) -> tuple[Tensor, CacheSize]:
-    """Compute a first chunk, and then parts of these sizes. Return the logits [3, vocab] after the first token behind
-    the chunk and after the last two, and the size of the cache."""
+    """Compute a first chunk, then parts of these sizes. Return the logits [3, vocab] after the first token that follows
+    the chunk and after the last two tokens, and the size of the cache."""
     first, *others = text.split([_FIRST, *sizes])
     _, cache = forward(first, 0, None, [])
     before = num_bytes(cache)
@@ -73,12 +73,12 @@ def _in_parts(forward: CachedForward, text: Tensor, sizes: list[int]) -> tuple[T
 
 
 def _most_apart(values: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of two rows, or NaN."""
+    """Return the largest difference between two rows, or NaN."""
     return float(torch.tensor([difference(*pair) for pair in zip(values, expected, strict=True)]).max())
 
 
 def num_bytes(cache: Any) -> int:
-    """Return the bytes of the tensors in a cache, of whatever kind it is, to within a few thousand."""
+    """Return the bytes of the tensors in any kind of cache, to within a few thousand."""
     written = BytesIO()
     torch.save(cache, written)
     return written.tell()

@@ -15,13 +15,14 @@ log = logging.getLogger(__name__)
 _IN_GGUF = "tokenizer.ggml."
 _ROLES = ("bos", "eos", "pad", "eot", "eom", "padding", "unknown", "unk", "seperator", "sep", "cls", "mask")
 _ENDS = ("eos", "eot")
-_NONE = (-1, 2**32 - 1)  # Files have these for a token that the model lacks; the second is -1 without a sign.
+_NONE = (-1, 2**32 - 1)  # values that files have for a missing token; the second is -1 read as unsigned
 
 
 def warn_of_missing_tokens(source: ModelSource, vocab_size: int, end_ids: Collection[int]) -> None:
-    """Log a line for each token that the files of a local model name, and that a vocabulary of this size doesn't have.
+    """Log a line for each token that the files of a local model name but a vocabulary of this size doesn't have.
 
-    `end_ids` are the tokens that end an answer. Without any, the line of an end token says that answers don't end.
+    `end_ids` are the tokens that end an answer. If there are none, the line for an end token says that answers don't
+    end.
     """
     for file, key, role, value in _named(source):
         for token_id in value if isinstance(value, list) else [value]:
@@ -41,7 +42,7 @@ def warn_of_missing_tokens(source: ModelSource, vocab_size: int, end_ids: Collec
 
 
 def _named(source: ModelSource) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield file, key, role and value of each setting that names one token or several."""
+    """Yield the file, key, role and value of each setting that names one or more tokens."""
     if source.gguf_file is not None:
         yield from _in_settings(source.path.name, source.checkpoint.head.values, _IN_GGUF)
     else:
@@ -61,7 +62,7 @@ def _in_settings(file: str, settings: Mapping[str, Any], beginning: str) -> Iter
 
 
 def _object(source: ModelSource, name: str) -> Mapping[str, Any]:
-    """Return the object in a file of a model's folder; an empty one if it can't be read, which others report."""
+    """Return the object in a file of a model's folder, or an empty one if it can't be read. Other code reports that."""
     try:
         return source.checkpoint.object(name)
     except (BadFile, OSError):

@@ -1,4 +1,4 @@
-"""Refuses options that a device, or a model, cannot obey."""
+"""Refuses options that a device or a model doesn't support."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oaiserve.system_memory import available_bytes
 
 
 def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: Mapping[str, tuple[int, int]]) -> None:
-    """Raise StartupError for the first option that the device, or the model, cannot obey.
+    """Raise StartupError for the first option that the device or the model doesn't support.
 
-    `adaptable` has rows and columns of the modules that adapters may name.
+    `adaptable` has the number of rows and columns of each module that adapters may name.
     """
     refuse_on_device(options, str(spec.device))
     if options.has_adapters and spec.state_shapes:
@@ -25,7 +25,7 @@ def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: M
 
 
 def refuse_on_device(options: EngineOptions, device: str) -> None:
-    """Raise StartupError for the first option that the device cannot obey."""
+    """Raise StartupError for the first option that the device doesn't support."""
     is_on_cpu = device == "cpu"
     if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != is_on_cpu:
         setting = f"--kv-cache-dtype {options.kv_cache_dtype}"

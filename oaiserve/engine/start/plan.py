@@ -1,6 +1,6 @@
-"""Starts a model: finds its files, asks the ways to start one after the other, and assembles the engine's model.
+"""Starts a model: finds its files, tries the ways to start it in turn, and assembles the engine's model.
 
-Models with a description come first. They start fast, because nothing of transformers is imported for them.
+Ways that start from a description come first. They are fast, because they import nothing from transformers.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ def start_model(
 ) -> ServedModel:
     """Load a model and get it ready for an engine. `Engine.from_pretrained` documents the arguments.
 
-    `default_params` are the sampling parameters of requests that set none, where the model's files state none. Without
-    them, those that the model's publisher recommends are."""
+    `default_params` are the default sampling parameters of requests if the model's files state none. If they aren't
+    given either, the recommendations of the model's publisher are the defaults.
+    """
     if model == "demo":
         folder = demo.fetched()
-        # Its digests are computed during the imports, which leave a core idle.
+        # Digests are computed during the imports, which leave a core idle.
         with runtime.executor("digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
                 return start_model(folder, options, times, meanwhile, runtime, demo.DEFAULTS, ways, load_media)
             finally:
-                unchanged.result()  # Its error explains the one that was raised.
+                unchanged.result()  # Its error, if any, explains the one that was raised.
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
         log.warning(
             "--cpu-threads is %d, but this process may run on %d CPUs only. Threads that share one wait for each "
@@ -96,9 +97,7 @@ def start_model(
 
 @contextmanager
 def _wrong_setting_named(source: ModelSource) -> Iterator[None]:
-    """Raise the refusal of a setting by transformers instead of another error in the `with` block, if there is one.
-
-    A description doesn't check the types of all settings."""
+    """In the `with` block, raise transformers' refusal of a setting instead of another error, if there is one."""
     try:
         yield
     except Exception as error:
@@ -136,15 +135,15 @@ def _started(
             except Declined as error:
                 reason = str(error)
                 log.debug("The model does not start %s: %s", way.name, reason)
-            else:  # a model that is refused has one line, the refusal
+            else:  # If the model is refused, only the refusal is logged.
                 log.debug("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
                 return _with_tier(served, request)
         declined.append(f"{way.name}: {reason}")
-    raise AssertionError(declined)  # the last way starts any model, or says what the user can do
+    raise AssertionError(declined)  # The last way starts any model, or tells the user what to do.
 
 
 def _refuse_offload(options: EngineOptions, kv_bytes: int = 0) -> None:
-    """Raise StartupError if --kv-offload does not fit into the memory that a KV cache leaves."""
+    """Raise StartupError if --kv-offload does not fit into the memory that the KV cache leaves."""
     size = options.kv_offload
     free_bytes = max(0, available_bytes() - kv_bytes)
     if size is not None and size > free_bytes:
@@ -161,7 +160,7 @@ def _with_tier(served: ServedModel, request: StartRequest) -> ServedModel:
     if options.kv_offload is not None:
         from oaiserve.engine.start.host_memory import offload_blocks
 
-        # On a CPU, the KV cache takes its memory as it fills up.
+        # On a CPU, the KV cache only takes up memory as it fills.
         _refuse_offload(options, served.num_blocks * served.block_bytes if served.device == "cpu" else 0)
         return offload_blocks(served, options.kv_offload)
     return served
@@ -174,13 +173,13 @@ def _defaults(request: StartRequest) -> ModelDefaults:
 
 
 def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
-    """Load what reads images and sounds for a multimodal model, before the KV cache takes the memory that is left."""
+    """Load what reads images and sounds for a multimodal model, before the KV cache takes all remaining memory."""
     source = request.source
     options = request.options
     mmproj = find_mmproj(source, options.mmproj) if options.media else None
     try:
         parts = source.checkpoint.config if source.gguf_file is None else {}
-    except (BadFile, OSError):  # the load says what is wrong
+    except (BadFile, OSError):  # The load reports what is wrong.
         parts = {}
     has_tower = mmproj is not None or parts.get("vision_config") is not None or parts.get("audio_config") is not None
     if not options.media or not has_tower:
@@ -192,13 +191,13 @@ def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
         return None
     from oaiserve.engine.start.first_use import prepare_torch
 
-    prepare_torch(options.cpu_features)  # Torch obeys no limit once it has loaded a tower.
+    prepare_torch(options.cpu_features)  # Torch ignores limits once it has loaded a tower.
     return load_media(request, mmproj)
 
 
 def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
-    """Compile the native code of a decoder that is stored in this dtype, if it is known, in a thread, while the start
-    continues. None: there is nothing to compile. Raises StartupError for options that a CPU cannot obey."""
+    """Start a thread that compiles the native code for this dtype, if it is known, while the start continues. Return
+    None if there is nothing to compile. Raises StartupError for options that a CPU doesn't support."""
     import torch
 
     from oaiserve.engine.executors.native.build import build_beside
@@ -220,7 +219,8 @@ def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
 
 
 def refuse_early(source: ModelSource, options: EngineOptions) -> None:
-    """Raise StartupError for options that a model cannot have on a CPU, before native code is compiled for minutes."""
+    """Raise StartupError for options that a model doesn't support on a CPU, before compiling native code for
+    minutes."""
     from oaiserve.engine.decoder.description import NotKnown
     from oaiserve.engine.start.described import refuse_by_header
 
@@ -231,7 +231,8 @@ def refuse_early(source: ModelSource, options: EngineOptions) -> None:
 
 
 def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
-    """Return the name of the dtype that a decoder's native code has by default; None if its files don't say."""
+    """Return the name of the dtype in which a decoder's native code computes by default; None if its files don't state
+    one."""
     if source.gguf_file is not None or options.quantize != "none":
         return "bfloat16"
     try:
@@ -242,13 +243,13 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
         if isinstance(stored, str):
             return stored
         return None
-    except (BadFile, OSError, KeyError):  # the load says what is wrong
+    except (BadFile, OSError, KeyError):  # The load reports what is wrong.
         return None
 
 
 def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Iterator[Way]:
-    """Yield the ways to start, in the order in which they are asked. Those of plug-ins come first, and then those that
-    import nothing of transformers. Raises StartupError for a model that needs a plug-in."""
+    """Yield the ways to start, in the order in which they are tried. Those of plug-ins come first, and then those that
+    import nothing from transformers. Raises StartupError for a model that needs a plug-in."""
     source = request.source
     options = request.options
     times = request.times
@@ -257,7 +258,7 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     if not is_text:
         request.options = without_generation(options)
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
-        # The system finds memory for packed weights while a core is idle during imports.
+        # The system provides memory for packed weights while a core is idle during imports.
         file_bytes = sum(part.stat().st_size for part in source.checkpoint.head.paths)
         request.reserved = reserve(packed_bytes(file_bytes), request.runtime)
     load_library()

@@ -1,8 +1,8 @@
-"""Probes whether native code computes right on this machine: once for each library, which has a name of its own for
-each CPU, compiler and version.
+"""Probes whether native code computes correctly on this machine: once for each library, whose name depends on CPU,
+compiler and version.
 
-Synthetic layers of all kinds are computed by the native step and by the reference executor. Whether the description of
-a model is right is another question, which tests settle for each family.
+The native step and the reference executor both compute synthetic layers of all kinds. Whether the description of a
+model is right is another question, which tests answer for each family.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from oaiserve.storage.start_cache import version_of
 log = logging.getLogger(__name__)
 
 _BLOCK_SIZE = 16
-# How far logits may be apart, relative to their norm: at least five times as far as rounding brings them. With weights
-# in blocks, native code rounds what it multiplies by them to 8 bits.
+# How far logits may be apart, relative to their norm: at least five times as far as rounding causes. With weights in
+# blocks, native code rounds the numbers that it multiplies by them to 8 bits.
 _LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 _LIMIT_OF_BLOCKS = 0.05
 
 
 class WrongHere(NotKnown):
-    """Native code computes something else than plain PyTorch on this machine."""
+    """On this machine, native code computes other results than plain PyTorch."""
 
 
 @torch.inference_mode()
 def refuse_unless_probed(library: Library, *, again: bool = False) -> None:
-    """Raise WrongHere unless the library computes all kinds of layers right, now or in an earlier start."""
+    """Raise WrongHere unless the library computes all kinds of layers correctly, now or in an earlier start."""
     folder = cache_folder() / "probed"
     path = folder / f"{library.name}-{version_of('oaiserve')}-{version_of('torch')}"
     try:

@@ -48,7 +48,7 @@ _RANK = 64  # rank of latent vectors
 _SHARED = 32  # numbers of keys that all heads share
 _OUTLIERS = 3  # columns of a matrix whose weights are larger
 _OUTLIER_FACTOR = 8.0
-# Where a block of a format has numbers in 16 bits, in bytes. The other bytes of a block may have any value.
+# Where a block of each format has 16-bit numbers, in bytes. The other bytes of a block may have any value.
 _FLOATS = {
     **dict.fromkeys((2, 6, 8, 16, 17, 18, 19, 20, 21, 22, 23, 1004, 1008), (0,)),
     **dict.fromkeys((3, 7, 12, 13), (0, 2)),
@@ -64,7 +64,7 @@ _MXFP4_EXPONENT = 122
 
 
 class ProbeLayers:
-    """Makes the decoders for one dtype of weights. The same numbers come at each call."""
+    """Makes the decoders for one dtype of weights, with the same numbers each time."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -109,13 +109,13 @@ class ProbeLayers:
         return Matrix(self._weights(n, k), self._normal(n).to(self._dtype) if has_bias else None)
 
     def _in_blocks(self, kind: int, n: int, k: int) -> Matrix:
-        """Return a matrix of random bytes, whose scales make its numbers as large as those of other matrices."""
+        """Return a matrix of random blocks whose scales make its numbers as large as those of other matrices."""
         blocks = new_blocks(kind, n, k)
         rows = blocks.data.reshape(-1, FORMATS[kind].num_bytes)
         rows[:] = self._bytes.integers(0, 256, rows.shape, np.uint8)
         if kind == MXFP4:  # Its scales are exponents.
             rows[:, 0] = _MXFP4_EXPONENT - self._bytes.integers(0, 4, len(rows))
-        if kind == IQ1_M:  # Its scale is in four places. These have its first bits, which make it about 2^-7.
+        if kind == IQ1_M:  # Its scale is split over four places. These hold its first bits, which make it about 2^-7.
             rows[:, 53] &= 15
             rows[:, 55] = rows[:, 55] & 15 | 0x20
         scales = [rows[:, at : at + 2].view(np.float16) for at in _FLOATS[kind]]
@@ -227,7 +227,7 @@ class ProbeLayers:
         )
 
     def _fading_by_row(self) -> DeltaNet:
-        """Return a delta net like Kimi Linear's."""
+        """Return a delta net whose decay differs for each row of the state, as in Kimi Linear."""
         net = self._delta_net()
         keys = net.key_heads * net.key_dim
         values = net.value_heads * net.value_dim

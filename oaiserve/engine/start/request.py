@@ -1,4 +1,4 @@
-"""A model that is to be started, as all ways to start it get it. Imports no torch."""
+"""A model to start, in the form that all ways to start it receive. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 ON_GPU = "from a description of its files, on a GPU"  # the name of the way of the plug-in 'cuda'
 
-# Loads what reads a model's images and sounds, given the mmproj of a GGUF file. Returns None if it reads neither.
+# Loads what reads a model's images and sounds, given a GGUF file's mmproj. Returns None if the model reads neither.
 LoadMedia: TypeAlias = "Callable[[StartRequest, Path | None], Media | None]"
 
 
 def needing_native(options: EngineOptions) -> str | None:
-    """Return the flag that only the native step obeys, or None."""
+    """Return the flag that only the native step supports, or None."""
     if options.kv_cache_dtype != "auto":
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
     if options.exact:
@@ -49,7 +49,7 @@ def needing_native(options: EngineOptions) -> str | None:
 
 
 def refuse_if_native_is_needed(options: EngineOptions, reason: Exception) -> None:
-    """Raise StartupError if a flag needs the native step, which cannot be used for this reason."""
+    """Raise StartupError if a flag needs the native step, which can't be used for this reason."""
     if (needed_by := needing_native(options)) is not None:
         raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
 
@@ -58,8 +58,8 @@ _OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "kv_offload", "prefix_cac
 
 
 def without_generation(options: EngineOptions) -> EngineOptions:
-    """Return the options for a model of vectors or scores: without the options for generation that are set for all
-    models of its server."""
+    """Return the options for a model of vectors or scores, without options for generation that apply to all models of
+    its server."""
     defaults = EngineOptions()
     return replace(options, **{name: getattr(defaults, name) for name in _OF_GENERATION & options.inherited})
 
@@ -69,20 +69,20 @@ class Declined(Exception):
 
 
 class Way(Protocol):
-    """A way to start a model. Each object is asked once."""
+    """A way to start a model. Each way is tried once."""
 
     name: str
 
     def accepts(self, request: StartRequest) -> str | None:
-        """Decide whether to start this model: the reason against it, or None."""
+        """Decide whether to start this model. Return the reason against it, or None."""
 
     def start(self, request: StartRequest) -> ServedModel:
-        """Start the model. Raises StartupError for the user, and Declined where the next way is to be tried."""
+        """Start the model. Raises StartupError for the user, and Declined if the next way should be tried."""
 
 
 @dataclass
 class StartRequest:
-    """A model that is to be started: its files and its options, and what its parts share until it runs."""
+    """A model to start: its files and options, and what the parts of the start share until it runs."""
 
     source: ModelSource  # a local copy
     options: EngineOptions
@@ -94,7 +94,7 @@ class StartRequest:
     task: Task = "generate"
     reserved: ReservedMemory | None = None  # memory for quantized weights
     compiling: Thread | None = None  # compiles the native library, unless it is there
-    # Gets an item when the load of a GGUF file compiles or packs, which needs no lock of Python.
+    # Gets an item when the load of a GGUF file starts to compile or pack, which doesn't need the GIL.
     went_native: Queue[None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,15 +106,15 @@ class StartRequest:
             return tokenizer_of(self.source.checkpoint, self.options, self.runtime)
 
     def load(self, part: str, load: Callable[[], T], *, packs_blocks: bool = False) -> T:
-        """Load weights in a thread that ends, while this thread makes the tokenizer.
+        """Load weights in a short-lived thread, while this thread makes the tokenizer.
 
         A load that `packs_blocks` puts an item into `went_native` before it does so, or before it waits for the
-        compiler. This thread waits until then and leaves Python's lock to the load, so that both threads work at the
-        same time for as long as they can.
+        compiler. This thread waits until then and leaves the GIL to the load, so that both threads work in parallel for
+        as long as possible.
 
-        Each thread that computes gets a pool of OpenMP workers. Once these outnumber the cores, all of them sleep
-        between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards only the
-        engine thread computes.
+        Each thread that computes with torch gets a pool of OpenMP workers. Once these outnumber the cores, all of them
+        sleep between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards
+        only the engine thread computes.
         """
         with self.runtime.executor("load") as loader:
             loading = loader.submit(self.times.run, part, load)
@@ -124,18 +124,18 @@ class StartRequest:
             try:
                 _ = self.tokenizer
             except StartupError:
-                loading.result()  # A model of a wrong kind often has no tokenizer either.
+                loading.result()  # A model of the wrong kind often has no tokenizer either.
                 raise
             return loading.result()
 
     @contextmanager
     def importing_transformers(self) -> Iterator[None]:
-        """Import transformers in the block, which takes seconds, for a way that needs it."""
+        """Run a block that imports transformers, which takes seconds, for a way that needs it."""
         with self.times.part("import of transformers"):
             yield
         show_transformers_progress()
-        if not gc.isenabled():  # A server collects only once while it starts, when the model is loaded.
-            gc.freeze()  # Later collections then skip the million objects that stay.
+        if not gc.isenabled():  # A server collects garbage only once while it starts, after the model is loaded.
+            gc.freeze()  # Later collections then skip the million objects that remain.
         self.drop_reserved()  # Only native code writes to it.
 
     def drop_reserved(self) -> None:

@@ -1,5 +1,5 @@
-"""The record of a start, by which `oaiserve list` finds the model again, and a later start the blocks that --quantize
-made of it."""
+"""The record of a start, which lets `oaiserve list` find the model, and a later start the blocks that --quantize
+made."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def recall_start(subject: Subject) -> Path | None:
 
 
 def remember_start(subject: Subject, quantized: QuantizedFile | None, runtime: Runtime) -> None:
-    """Record a model that has started, when the start is over: no request waits for it."""
+    """Record a model that has started, once the start is over, so that no request waits for this."""
 
     def data() -> dict[str, Any]:
         return {"quantized": None if quantized is None else asdict(quantized.finish(subject.record.name))}

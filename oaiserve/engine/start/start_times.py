@@ -47,7 +47,7 @@ class StartTimes:
 
     @property
     def current(self) -> str:
-        """Return the part that began last of those that run, or "" if none does."""
+        """Return the part under way that began last, or "" if none is under way."""
         return next(reversed(self._running), "")
 
     def run(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -55,7 +55,7 @@ class StartTimes:
             return function(*arguments, **named)
 
     def __str__(self) -> str:
-        """Return each part with its beginning and its end, in milliseconds since the process began."""
+        """Return each part with its beginning and end, in milliseconds since the process began."""
         parts = sorted(self._parts, key=lambda part: part.begin_ns)
         return ", ".join(f"{part.name} {self._ms(part.begin_ns)} to {self._ms(part.end_ns)}" for part in parts)
 
@@ -64,7 +64,7 @@ class StartTimes:
 
 
 def _process_began_ns() -> int:
-    """Return the time at which this process began, as precisely as the system states it (within 10 ms on Linux)."""
+    """Return when this process began, as precisely as the system reports it (within 10 ms on Linux)."""
     now_ns = monotonic_ns()
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

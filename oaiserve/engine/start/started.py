@@ -1,4 +1,4 @@
-"""A model that is ready to run steps, however it was started, and its way into the engine."""
+"""A model that is ready to run steps, however it was started, and its conversion for the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The grammars' tokens are not needed for the first answer, and would keep the interpreter from it.
+# The grammars' tokens aren't needed for the first answer, and preparing them would hold the GIL for some time.
 AFTER_FIRST_ANSWER_SECONDS = 0.5
 
 # A step of this many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
@@ -45,7 +45,7 @@ class Started(NamedTuple):
     """Everything the engine needs from a model that is ready to run steps. `ServedModel` explains the shared fields."""
 
     spec: ModelSpec
-    # Rows and columns of the linear layers that adapters may name, by the names of their modules.
+    # Rows and columns of the linear layers that adapters may name, keyed by module name.
     adaptable: Mapping[str, tuple[int, int]]
     runner: ModelRunner
     num_blocks: int
@@ -108,7 +108,7 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions, run
         started.max_model_len,
     )
     ends = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
-    # Files may name tokens that the model can't produce, such as those that a fine-tuning added to its tokenizer alone.
+    # Files may name tokens that the model can't produce, such as tokens that a fine-tuning added only to its tokenizer.
     eos_token_ids = frozenset(token_id for token_id in ends if token_id < spec.vocab_size)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
     runtime.later("grammars", AFTER_FIRST_ANSWER_SECONDS, grammars.prepared)
@@ -134,7 +134,8 @@ def _adapters(started: Started, options: EngineOptions, runtime: Runtime) -> Ada
         started.runner.add_adapter(number, adapter)
 
     def add(number: int, name: str, path: Path) -> None:
-        # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
+        # In a short-lived thread, because each thread that computes gets worker threads from torch, which compete for
+        # cores.
         with runtime.executor("adapter") as loader:
             loader.submit(load, number, name, path).result()
 

@@ -1,6 +1,6 @@
 """Loads torch's largest library while the start imports other code. Stdlib only.
 
-It is a quarter of the time that `import torch` takes, and the only part that needs no lock of Python.
+Loading it takes a quarter of the time of `import torch`, and is the only part that doesn't hold the GIL.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from threading import Thread
 
 
 def load_library() -> Thread | None:
-    """Load the library in a thread, which is returned.
+    """Load the library in a thread, and return that thread.
 
-    Until it ends, no other thread can load native code, and thus import a module that has some. None: torch is imported
-    already, or it is for CUDA, whose libraries it loads in an order of its own.
+    Until it ends, no other thread can load native code, and so none can import a module that contains any. Return None
+    if torch is imported already, or if it is built for CUDA, whose libraries it loads in an order of its own.
     """
     if "torch" in sys.modules:
         return None
@@ -28,7 +28,7 @@ def load_library() -> Thread | None:
     path = libraries / "libtorch_cpu.so"
     if not path.exists() or (libraries / "libtorch_cuda.so").exists():
         return None
-    # ctypes.CDLL would hold Python's lock. If the library can't be loaded, `import torch` raises the error.
+    # ctypes.CDLL would hold the GIL. If the library can't be loaded, `import torch` raises the error.
     load = ctypes.CDLL(None).dlopen
     load.argtypes = (ctypes.c_char_p, ctypes.c_int)
     load.restype = ctypes.c_void_p

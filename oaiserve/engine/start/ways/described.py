@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def is_on_cpu(options: EngineOptions) -> bool:
-    """Decide whether the model runs on a CPU, by the options and this machine."""
+    """Decide from the options and this machine whether the model runs on a CPU."""
     return options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
 
 
@@ -81,14 +81,14 @@ def _started(request: StartRequest) -> Started:
     executor = _executor(request, spec, decoder, library, num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
     if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
-        tensors.give_back()  # The native decoder has copies of all but the embedding.
+        tensors.give_back()  # The native decoder has copies of everything except the embedding.
     if subject is not None and (not is_recorded or quantized is not None):
         remember_start(subject, quantized, request.runtime)
     return started_on_cpu(executor, spec, options, adaptable, num_blocks=num_blocks, num_states=num_states)
 
 
 def _described(request: StartRequest, blocks: Path | None) -> Described:
-    """Describe the model; without a native library unless an option needs one, where none can be built."""
+    """Describe the model. If a native library is needed by no option and can't be built, do without one."""
     source = request.source
     options = request.options
     try:
@@ -101,7 +101,7 @@ def _described(request: StartRequest, blocks: Path | None) -> Described:
 
 
 def _unpacked_bytes(request: StartRequest, decoder: Decoder) -> int:
-    """Return the bytes that the system is still to give for weights when native code packs them."""
+    """Return how many more bytes the system must provide for weights when native code packs them."""
     num_taken = 0 if request.reserved is None else request.reserved.num_taken
     weights = {id(matrix.weight): matrix.weight for matrix in matrices_in(decoder)}
     return max(0, sum(weight.nbytes for weight in weights.values()) - num_taken)
@@ -110,14 +110,15 @@ def _unpacked_bytes(request: StartRequest, decoder: Decoder) -> int:
 def _executor(
     request: StartRequest, spec: ModelSpec, decoder: Decoder, library: Library | None, num_blocks: int
 ) -> NativeDecoder | ReferenceExecutor:
-    """Make the native step; or the reference, if there is no native code for the model and no option needs it."""
+    """Make the native step. If there is no native code for the model and no option needs it, make the reference
+    executor."""
     options = request.options
     num_threads = options.cpu_threads or default_threads()
     try:
         if library is None:
             raise NotKnown("there is no native code for it" if options.compile else "--no-compile is given")
         refuse_unless_it_fits(spec.kv_shapes.values(), options.block_size)
-        torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
+        torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more threads
         refuse_unless_probed(library, again=options.recheck)
         return NativeDecoder(
             library,
@@ -137,7 +138,7 @@ def _executor(
         else:
             level = logging.DEBUG
         log.log(level, "The model runs in plain PyTorch, which is slower: %s", error)
-    # Only here has the memory of the native step been freed.
+    # Only at this point has the memory of the native step been freed.
     request.drop_reserved()
     torch.set_num_threads(num_threads)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}

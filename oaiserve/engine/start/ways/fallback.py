@@ -46,7 +46,7 @@ class Fallback:
 
 def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
     """Load a model of transformers. Raises StartupError for one that its code cannot compute."""
-    if device.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
+    if device.type == "cpu":  # transformers would log requests for packages with GPU kernels
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     source = request.source
     options = request.options
@@ -67,7 +67,8 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
 
 
 def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) -> Started:
-    """Start a loaded model. Raises StartupError for options that need code of ours, and for too little memory."""
+    """Start a loaded model. Raises StartupError for options that need code of our own, and if there is too little
+    memory."""
     flag = options.adapters_flag if options.has_adapters else needing_native(options)
     if flag is not None:
         raise StartupError(f"{flag} is not for '{name}', which runs in transformers' own code.")
@@ -103,9 +104,9 @@ def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) ->
 
 
 def _room(spec: ModelSpec, options: EngineOptions) -> float:
-    """Return the bytes for caches: those of --kv-cache-memory, or a share of what is free.
+    """Return the bytes for caches: --kv-cache-memory, or a share of the free memory.
 
-    The steps of a GPU get as much, since a cache that grows is copied.
+    On a GPU, steps need as much again, because a cache is copied when it grows.
     """
     free: float = available_bytes()
     room = free * CPU_SHARE / options.num_sharing
