@@ -49,7 +49,7 @@ class GrammarCompiled:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The token ids of each prompt, in order. There are no lists if the request was aborted before all were known."""
+    """The token ids of each prompt, in order; none if the request was aborted before all were known."""
 
     request: Request
     token_ids: list[list[int]]
@@ -57,9 +57,9 @@ class Tokenized:
     bad_words: list[list[int]] = field(default_factory=list)
     closing_ids: list[int] = field(default_factory=list)  # tokens that close the reasoning, if it has a budget
     grammar: CompiledGrammar | None = None
-    at_ns: int | None = None  # None: it was not encoded
+    at_ns: int | None = None  # None if it wasn't encoded
     media: list[PromptMedia | None] = field(default_factory=list)  # media of each prompt; empty if none has any
-    # Parts of each prompt's text by token; None: they are not needed.
+    # The part of each prompt's text for each token; None if not needed.
     texts: Sequence[list[str] | None] = ()
 
     @property
@@ -84,17 +84,18 @@ OnEnd = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """The place of a request in the stage. Not a `threading.Event`, whose making takes a third of a submit."""
+    """The place of a request in the stage. It isn't a `threading.Event`, because making one would take a third of the
+    time of `submit`."""
 
     is_aborted: bool = False
 
 
 class TokenizeStage:
-    """The worker threads of prompts, in turns by client.
+    """The worker threads that tokenize prompts, in turns by client.
 
-    For each submitted request, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is aborted or
-    the stage stops. Before, it posts `TokenizeStarted` if a worker has begun with it, and `GrammarCompiled` if its
-    grammar has been compiled.
+    For each submitted request, the stage posts exactly one `Tokenized` or `TokenizeFailed`, even if the request is
+    aborted or the stage stops. Before that, it posts `TokenizeStarted` once a worker has begun with the request, and
+    `GrammarCompiled` once its grammar has been compiled.
     """
 
     def __init__(
@@ -110,9 +111,9 @@ class TokenizeStage:
         media: MediaReader | None = None,
         runtime: Runtime,
     ) -> None:
-        """Start the workers, which call `post`. `max_model_len` is in tokens, and `vocab_size` is the model's. After a
-        piece of a large prompt, its worker rests for `encode_rest` times the CPU time of the piece. Without workers,
-        `submit` encodes on the caller's thread, for comparisons."""
+        """Start the workers, which call `post`. `max_model_len` is in tokens, and `vocab_size` is that of the model.
+        After a piece of a large prompt, its worker rests for `encode_rest` times the CPU time of the piece. Without
+        workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post
@@ -132,7 +133,7 @@ class TokenizeStage:
         return self._workers.num_waiting
 
     def submit(self, request: Request, on_end: OnEnd = lambda: None) -> None:
-        """Add a request, without blocking. `on_end` is called before its result is posted."""
+        """Add a request, without blocking. `on_end` is called before the result is posted."""
         place = _Place()
         with self._lock:
             self._places[request.request_id] = place
@@ -172,31 +173,31 @@ class TokenizeStage:
         num_bytes: int,
         on_end: OnEnd = lambda: None,
     ) -> Future[Result]:
-        """Run other work of a client between the requests: a turn continues to its next `yield`.
+        """Run other work for a client, alternating with requests: each turn continues to the next `yield`.
 
-        It ends early if the future is cancelled. Any error but an APIError becomes an
-        InternalError. `on_end` is called when the stage has done with it.
+        The work ends early if the future is cancelled. Any error other than an APIError becomes an InternalError.
+        `on_end` is called when the stage has finished with the work.
         """
         return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
-        """Return the token ids of a prompt, including those in place of its images, as work for `run`. Raises as
-        `Tokenizer.encode_in_pieces`."""
+        """Return work for `run` that encodes a prompt, including the ids in place of its images. It raises what
+        `Tokenizer.encode_in_pieces` does."""
         prepared = yield from self._prepare(prompt, "", only_text=True)
         return (yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, self._expand(prompt, prepared)))
 
     def give_back_later(self) -> None:
-        """Give memory back to the system in a moment: large bodies have been freed without work of the stage."""
+        """Return freed memory to the system in a moment, after large bodies were dropped without having become work."""
         self._workers.give_back_later()
 
     def abort(self, request_id: str) -> None:
-        """Abort a request: it is not encoded any further than the piece under way. It is posted in its turn anyway."""
+        """Abort a request: encoding stops after the current piece. Its result is still posted, in its turn."""
         with self._lock:
             if (place := self._places.get(request_id)) is not None:
                 place.is_aborted = True
 
     def stop(self) -> None:
-        """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
+        """Fail all waiting work, and the current work unless its last piece is running, and join the threads."""
         self._workers.stop()
 
     def _tokenize(self, request: Request) -> Work[Tokenized]:
@@ -212,7 +213,7 @@ class TokenizeStage:
             bad_words = self._tokenizer.encode_bad_words(params.bad_words)
         else:
             bad_words = []
-        # A tokenizer may know more ids than its model, which cannot generate those anyway.
+        # A tokenizer may know more ids than its model, which can't generate them anyway.
         bad_words = [token_ids for token_ids in bad_words if max(token_ids) < self._vocab_size]
         closing_ids: list[int] = []
         if params.reasoning is not None and params.reasoning.budget is not None:
@@ -220,7 +221,7 @@ class TokenizeStage:
         if params.grammar is not None:
             grammar = self._compile_grammar(params.grammar, request.client)
             self._post(GrammarCompiled(request, grammar, self._clock()))
-            yield None  # because this may have taken long
+            yield None  # Compiling may have taken long, so end the turn.
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         media: list[PromptMedia | None] = []
@@ -249,7 +250,7 @@ class TokenizeStage:
         return texts
 
     def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Work[list[Prepared]]:
-        """Prepare the images and sounds of a prompt, in a long turn for each."""
+        """Prepare the images and sounds of a prompt, using a long turn for each."""
         prepared: list[Prepared] = []
         if isinstance(prompt, ChatPrompt | TokenPrompt) and prompt.media:
             if self._media is None:
@@ -262,8 +263,8 @@ class TokenizeStage:
         return prepared
 
     def _encode(self, request: Request, index: int, prepared: list[Prepared]) -> Work[tuple[list[int], int | None]]:
-        """Return the token ids of a prompt, which must leave room for an answer if there is to be one. For a pair, also
-        return where its second text begins."""
+        """Return the token ids of a prompt, which must leave room for an answer if one is to be generated. For a pair,
+        also return where its second text begins."""
         prompt = request.prompts[index]
         expand = self._expand(prompt, prepared)
         has_answer = request.params.max_tokens != 0

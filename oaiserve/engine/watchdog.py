@@ -1,6 +1,6 @@
 """Reports a hang: the engine thread has been in one part of its work for longer than that part can take.
 
-The watchdog runs as a separate worker and counts its own looks instead of reading the time, so a process that was
+The watchdog runs as a separate worker and counts its own checks instead of reading the time, so a process that was
 stopped as a whole does not count as hung.
 """
 
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 LOOK_NS = int(LOOK_SECONDS * 1e9)
 MULTIPLE = 20  # A step may take this many times its expected time.
-UNKNOWN_SECONDS = 300.0  # limit of a step while the cost of steps is unknown: the first ones may compile code
+UNKNOWN_SECONDS = 300.0  # limit for a step while the cost of steps is unknown, because the first ones may compile code
 EXIT_CODE = 70
 
 
 class Watchdog:
     """Checks once a second whether the engine thread makes progress. `hang` names what blocks it, or is empty.
 
-    A part of its work may take `least_seconds`, or MULTIPLE times the expected time of its step. With `exits`, a hang
-    ends the process. `each_second` is called after each look.
+    A part of its work may take `least_seconds` or, if that is longer, MULTIPLE times the expected time of its step.
+    With `exits`, a hang ends the process. `each_second` is called after each check.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Watchdog:
         self._least_seconds = least_seconds
         self._exits = exits
         self._each_second = each_second
-        self._seen_ns = 0  # when the phase began that the last look saw
-        self._num_seen = 0  # consecutive looks that saw this phase
+        self._seen_ns = 0  # when the phase began that the last check saw
+        self._num_seen = 0  # number of consecutive checks that saw this phase
         self._clock_ns = runtime.clock_ns
         self._worker: Worker[None] = runtime.worker("watchdog", self._turn)
         self._is_over = False
-        self._next_ns: int | None = None  # when the next look is due
+        self._next_ns: int | None = None  # when the next check is due
         self.hang = ""
         self.num_hangs = 0
         self.num_looks = 0
@@ -78,7 +78,7 @@ class Watchdog:
         return self._next_ns
 
     def look(self) -> None:
-        """Look once. The first look that finds a hang logs the stacks of all threads."""
+        """Check once. The first check that finds a hang logs the stacks of all threads."""
         self.num_looks += 1
         part = self._host.part
         step = self._host.step
@@ -114,7 +114,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """Return the stacks of all threads as text, by their names."""
+    """Return the stacks of all threads as text, labelled with the threads' names."""
     named = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = (
         f"{named.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

@@ -1,1 +1,1 @@
-"""Text into token ids and back: tokenizers and chat templates."""
+"""Converts text to token ids and back: tokenizers and chat templates."""

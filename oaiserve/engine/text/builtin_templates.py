@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _FOLDER = Path(__file__).with_name("chat_templates")
-# The tokens of a vocabulary that select each template. If several templates match, the first one counts.
+# For each template, the tokens that a vocabulary must have for it. If several templates match, the first one counts.
 _SIGNS = {
     "gemma": ("<start_of_turn>",),
     "llama3": ("<|start_header_id|>",),
@@ -34,7 +34,7 @@ def template_file(template: Path) -> Path:
 
 
 def advice(token_id: Callable[[str], int | None]) -> str:
-    """Return how to start a model without a chat template so that it can chat, from the ids of its tokens."""
+    """Return how to start a model without a chat template so that it can chat, given the ids of its tokens."""
     for name, signs in _SIGNS.items():
         if all(token_id(sign) is not None for sign in signs):
             return f"If it was trained to chat, start it with the template of its family: --chat-template {name}"

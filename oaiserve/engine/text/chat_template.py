@@ -1,4 +1,4 @@
-"""The chat template of the model, and the preparation of messages for it. No token ids, no HTTP, no torch."""
+"""The model's chat template, and the preparation of messages for it. No token ids, no HTTP, no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oaiserve.engine.text.template_text import by_template, joined
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
-# Names next to a template's variables, here or in transformers: no client may set them.
+# Names passed along with a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),
@@ -28,12 +28,12 @@ RESERVED = {
 
 
 class ChatTemplate:
-    """The chat template of the model. Its abilities are tested once, with a few small samples."""
+    """The model's chat template. Its abilities are tested once, with a few small samples."""
 
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], response_template: object = None
     ) -> None:
-        """Try a template, or several by name, with the special tokens as variables.
+        """Compile a template, or several by name, and test it. The special tokens are variables of it.
 
         `response_template` is the tokenizer's declaration of the segments of an answer, as transformers defines it.
         Raises StartupError if the template does not compile.
@@ -52,17 +52,17 @@ class ChatTemplate:
         self.abilities = replace(abilities_of(self._sample, self._content, self.source), late_systems=takes_systems)
 
     def _try_contents(self) -> bool:
-        """Try the forms of contents. Return whether the template takes several system messages."""
+        """Test which forms of content the template takes. Return whether it takes several system messages."""
         text = "A sample text."
         more = "One more of them."
-        # Templates that never ask whether there are tools render nothing without a list.
+        # Templates that use tools without checking for them render nothing unless they get a list.
         asks = [{"role": "user", "content": text}]
         self._needs_tools = not self._sample(asks) and text in self._sample(asks, tools=[])
         as_string = self._sample(asks)
         as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
         takes_strings = text in as_string
         self._needs_parts = not takes_strings and text in as_parts
-        # A template that rejects both may want parts with fields of its own, such as languages.
+        # A template that rejects both forms may expect parts with fields of its own, such as languages.
         is_unknown = not as_string and not as_parts
         self._takes_parts = self._needs_parts or is_unknown or (takes_strings and as_parts == as_string)
         systems: list[Message] = [{"role": "system", "content": self._content(content)} for content in (text, more)]
@@ -95,12 +95,13 @@ class ChatTemplate:
                 ) from cause
             if isinstance(error.__cause__, TemplateLimit):
                 raise StartupError(f"The chat template takes too much for a short text: {error.__cause__}.") from error
-            return ""  # the template rejects this sample
+            return ""  # The template rejects this sample.
 
     def render(self, prompt: ChatPrompt, special: SpecialTexts = NO_SPECIAL_TEXTS) -> str:
         """Return the text of the messages of a prompt, with the origins of its characters.
 
-        `special` are the texts of the tokenizer's control tokens. Raises InvalidRequest if the template rejects them.
+        `special` contains the texts of the tokenizer's control tokens. Raises InvalidRequest if the template rejects
+        them.
         """
         if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
             raise invalid("chat_template_kwargs", f"'{reserved[0]}' cannot be set there")
@@ -148,7 +149,7 @@ class ChatTemplate:
             ) from error
 
     def _template(self, tools: object) -> JinjaTemplate:
-        """Return the template for requests with these tools. Raises ValueError if there is none."""
+        """Return the template for requests with or without tools. Raises ValueError if there is none."""
         if tools is not None and "tool_use" in self._sources:
             name = "tool_use"
         else:
@@ -178,7 +179,8 @@ class ChatTemplate:
         return prepared
 
     def _without_system(self, messages: list[Message]) -> list[Message]:
-        """Return messages with the text of the system message, the first one, at the beginning of the user's."""
+        """Return messages with the system message's text, if the first one is such, at the beginning of the user's
+        text."""
         system, *others = messages
         text = _text(system.get("content") or "")
         if not others or others[0].get("role") != "user":
@@ -191,7 +193,7 @@ class ChatTemplate:
         return [{**others[0], "content": joined}, *others[1:]]
 
     def _described(self, tool: Mapping[str, Any]) -> Message:
-        """Return the tool. If the template needs descriptions, a missing one becomes an empty text."""
+        """Return the tool. If the template needs descriptions, add empty ones where they are missing."""
         function = tool.get("function")
         if not isinstance(function, Mapping):
             return dict(tool)
@@ -218,14 +220,14 @@ class ChatTemplate:
         return prepared
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
-        """Return the content as parts for a template that expects parts, else as a string, because other templates
-        would print a list."""
+        """Return the content as parts if the template expects parts, else as a string, because other templates would
+        print a list."""
         if isinstance(content, str):
             if self._needs_parts:
                 return [{"type": "text", "text": content}]
             return content
         if any(part.get("type") in ("image", "audio") for part in content):
-            return [dict(part) for part in content]  # A template for strings has no place for them.
+            return [dict(part) for part in content]  # A template for strings has no way to show them.
         text = _text(content)
         if self._takes_parts:
             return [dict(part) for part in content]
@@ -243,7 +245,7 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _put_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-    """Put the tools, as a text in JSON, into the system message."""
+    """Add the tools to the system message as JSON text."""
     if not messages or messages[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": ""})
     text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
@@ -251,7 +253,7 @@ def _put_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> N
 
 
 def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which the results of calls are in the message with the calls."""
+    """Return messages with the results of calls moved into the messages that contain the calls."""
     result: list[Message] = []
     names: dict[object, str] = {}
     embedding: Message = {}  # the last message, once it has results
@@ -272,8 +274,8 @@ def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
-    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object. The empty
-    string stands for no arguments. Raises InvalidRequest if they are nested too deeply."""
+    """Return a tool call with its arguments parsed for the template, if their text is a JSON object. The empty string
+    stands for no arguments. Raises InvalidRequest if they are nested too deeply."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)

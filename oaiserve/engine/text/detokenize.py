@@ -20,9 +20,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Return the table for `str.translate` from each character of byte-level BPE to the one with its byte's code.
+    """Return a table for `str.translate` that maps each character of byte-level BPE to the one whose code is its byte.
 
-    GPT-2 stores printable Latin-1 bytes as themselves and the other 68 as the characters from U+0100 on. A character
+    GPT-2 writes printable Latin-1 bytes as themselves and the other 68 as the characters from U+0100 on. A character
     below U+0100 that stands for no byte becomes U+FFFF, so that encoding the result as Latin-1 fails.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -57,9 +57,9 @@ class TokenTable:
         self._replace: list[tuple[str, str]] = []
         self._cache: dict[int, bytes] = {}
         self.whole_texts: dict[int, str] = {}  # cache of texts, for tokens whose bytes are whole characters
-        # The pickled state of a decoder is its JSON; asking the whole tokenizer would write out its vocabulary too.
+        # The pickled state of a decoder is its JSON. That of the whole tokenizer would include the vocabulary.
         self._recognise(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": None})
-        # Added tokens that the tokenizer's own decoder takes for bytes: DeepSeek has one for "ö".
+        # Added tokens whose text the tokenizer's own decoder mistakes for bytes: DeepSeek has one for "ö".
         self._like_bytes = {
             token_id: text
             for token_id, text in self._added.items()
@@ -93,7 +93,8 @@ class TokenTable:
                 self.has_bytes = False
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token in a text: maybe part of a character, none for an unknown id (if `has_bytes`)."""
+        """Return the bytes of a token within a text: possibly part of a character, or none for an unknown id (if
+        `has_bytes`)."""
         data = self._cache.get(token_id)
         if data is None:
             data = self._cache[token_id] = self._work_out(token_id, self._replace)
@@ -122,7 +123,7 @@ class TokenTable:
         return token.encode()
 
     def bytes_alone(self, token_id: int) -> bytes:
-        """Return the true bytes of a token on its own, for logprobs: each time the same object."""
+        """Return the true bytes of a token on its own, for logprobs. It is the same object each time."""
         if self.has_bytes:
             return self.bytes_of(token_id)
         data = self._cache.get(token_id)
@@ -131,12 +132,12 @@ class TokenTable:
         return data
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, with its special tokens."""
+        """Return the text of token ids, including special tokens."""
         runs = [(False, list(token_ids))]
         if self._like_bytes:
             runs = [(is_text, list(run)) for is_text, run in groupby(token_ids, self._like_bytes.__contains__)]
         others = [run for is_text, run in runs if not is_text]
-        decoded = iter(self.backend.decode_batch(others, skip_special_tokens=False))  # releases the GIL
+        decoded = iter(self.backend.decode_batch(others, skip_special_tokens=False))  # This releases the GIL.
         return "".join(
             "".join(map(self._like_bytes.__getitem__, run)) if is_text else next(decoded) for is_text, run in runs
         )
@@ -153,11 +154,11 @@ class TokenTable:
 
 
 class ByteDetokenizer:
-    """Joins the bytes of tokens to text, and holds back at most 3 bytes, while they may become a character.
+    """Joins the bytes of tokens to text. It holds back at most 3 bytes while they may become a character.
 
-    An invalid run of byte-fallback tokens costs one U+FFFD for each broken character. The Rust decoder sees the run as
-    a whole and returns one U+FFFD for each of its bytes, those of valid characters too. A stream cannot know the
-    run in time, and it would be worse.
+    An invalid run of byte-fallback tokens yields one U+FFFD for each broken character. The Rust decoder looks at the
+    whole run and returns one U+FFFD for each of its bytes, even those of valid characters. A stream cannot see the
+    whole run in time, and that result would be worse.
     """
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
@@ -173,11 +174,11 @@ class ByteDetokenizer:
             else:
                 self._to_strip = 0
         self._held = b""  # the beginning of a character
-        # The prompt may end inside a character, of which at most 3 bytes are in its last tokens.
+        # The prompt may end inside a character. At most 3 of its bytes are in the last tokens.
         self._decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
 
     def push(self, token_id: int) -> str:
-        """Take a token, and return the completed characters: often none, sometimes several."""
+        """Take a token, and return the characters that it completes: often none, sometimes several."""
         if token_id in self._hidden:
             return ""
         if not (self._held or self._is_first or self._to_strip):
@@ -198,7 +199,7 @@ class ByteDetokenizer:
         return text
 
     def finish(self) -> str:
-        """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""
+        """Return the remaining text, with U+FFFD for an incomplete character. Call it once, after the last push."""
         return self._strip(self._decode(b"", is_last=True))
 
     def _decode(self, data: bytes, *, is_last: bool = False) -> str:
@@ -219,15 +220,15 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Does the same for a tokenizer whose tokens have no fixed bytes: it decodes a short window of tokens with the new
+    """A detokenizer for tokenizers whose tokens have no fixed bytes: it decodes a short window of tokens with the new
     ones and without them, and returns the difference."""
 
-    MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so one still broken after as many tokens stays broken
+    MAX_HELD_TOKENS = 4  # A character has at most 4 bytes, so one still broken after this many tokens stays broken.
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
         self._backend = table.backend
         self._hidden = hidden
-        # Tokens that are decoded again for context, then those whose text has not been returned yet.
+        # Tokens that are decoded again for context, followed by those whose text has not been returned yet.
         self._window = [i for i in prompt_ids[-16:] if i not in hidden]
         self._num_context = len(self._window)
         self._context_text = self._text(self._window)
@@ -260,11 +261,11 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 class StopStrings:
-    """The stop strings of a request, which the matchers of all its choices share. If two end at the same position, the
+    """The stop strings of a request, shared by the matchers of all its choices. If two end at the same position, the
     first in the list wins."""
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
-        """No stop may be empty."""
+        """No stop string may be empty."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
@@ -275,7 +276,7 @@ class StopStrings:
         self._longest = max(map(len, stops), default=1)
 
     def held_from(self, text: str) -> int:
-        """Return the position of the longest beginning of a stop string at the end of the text, or else the text's
+        """Return where the text ends with the beginning of a stop string, the longest one, or else the text's
         length."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if (stops := self._by_first.get(text[start])) is not None:
@@ -286,7 +287,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Looks for stop strings in the pieces of text of one choice, and holds back the beginning of one."""
+    """Searches the text of one choice, piece by piece, for stop strings, and holds back the beginning of one."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
@@ -299,7 +300,7 @@ class StopMatcher:
     def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
         """Take a piece of text. Return the text to send now, and the complete stop string, if any.
 
-        Without `enabled` (before min_tokens), a stop string that ends in this piece does not count; one that only
+        Unless `enabled` (before min_tokens), a stop string that ends in this piece doesn't count, but one that only
         begins in it counts later. Do not push again after a match.
         """
         stops = self._stops
@@ -316,7 +317,7 @@ class StopMatcher:
         return held[:cut], None
 
     def finish(self) -> str:
-        """Return the text that was held back, when the text ends for another reason."""
+        """Return the text that is still held back when the text ends for another reason."""
         held = self._held
         self._held = ""
         return held

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
 SEARCHED_CHARACTERS = 2**20  # longest search for a cut, which blocks other threads for about 30 ms
-MOST_CANDIDATES = 64  # positions that are tried for a cut; a text could have millions that are none
+MOST_CANDIDATES = 64  # positions that are tried for a cut; a text could have millions of unsuitable ones
 WINDOW_CHARACTERS = 32  # context on both sides of a cut for the final check with the tokenizer
 SPACE = "▁"
 
-# Letters and digits in any version of Unicode that a tokenizer may use. There are many more, but these are enough.
+# Letters and digits in every version of Unicode that a tokenizer may use. There are many more, but these suffice.
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
 _SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
 _SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Alternatives of the patterns that models come with. None matches a letter or digit together with one of the characters
-# of _SPLITTING after it, none looks back, and only white space looks ahead, by one character.
+# Known alternatives of models' patterns. None of them matches a letter or digit together with a following character of
+# _SPLITTING, none looks behind, and only white space looks ahead, by one character.
 _WHITE_SPACE = r"\s+"
 _PUNCTUATION = {
     r" ?[^\s\p{L}\p{N}]+",
@@ -89,7 +89,7 @@ class EncodingRules:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
-        self._left: frozenset[str] | None = None  # letters after which a cut may be; None: all of the pattern's
+        self._left: frozenset[str] | None = None  # letters after which a cut may be; None: all that the pattern allows
         self._has_spaces = False  # The tokenizer writes spaces as "▁".
         self._drops_space = False  # The normalizer puts a space before each text.
         self._added: dict[str, list[str]] = {}  # added tokens, by their first character
@@ -102,8 +102,7 @@ class EncodingRules:
             self._recognise_spaces(normalizer, pre_tokenizer, model)
 
     def pieces(self, text: str, backend: tokenizers.Tokenizer | None = None) -> Iterator[str]:
-        """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly those of the
-        text.
+        """Yield pieces of a text whose ids, joined and without special tokens, are exactly those of the text.
 
         The text must be valid Unicode. Where no cut is certain, a piece is as long as necessary. `backend`, if given,
         is the same tokenizer with fewer added tokens.
@@ -116,7 +115,7 @@ class EncodingRules:
         yield text[start:]
 
     def _find_cut(self, text: str, start: int, backend: tokenizers.Tokenizer) -> int | None:
-        """Return the last cut of the next piece, or else the first one after it; None if the rest has none."""
+        """Return the last cut within the next piece, or else the first one after it; None if there is none."""
         if self._candidates is None:
             return None
         last = start + PIECE_CHARACTERS
@@ -138,7 +137,8 @@ class EncodingRules:
         return None
 
     def _is_cut(self, text: str, at: int, backend: tokenizers.Tokenizer) -> bool:
-        """Return whether a candidate is a cut. The tokenizer itself must agree, in case its definition misleads."""
+        """Return whether a candidate is a cut. The tokenizer itself must agree, in case its definition is
+        misleading."""
         if self._left is not None and text[at - 1] not in self._left:
             return False
         right = at + self._drops_space
@@ -154,12 +154,12 @@ class EncodingRules:
         return bool(encoded[0].ids == encoded[1].ids + encoded[2].ids)
 
     def _is_touched(self, text: str, at: int) -> bool:
-        """Return whether an added token contains the position, begins or ends there."""
+        """Return whether an added token contains this position, or begins or ends there."""
         first = max(0, at - self._longest_added)
         around = text[first : at + self._longest_added]
         at = at - first
         if self._has_spaces:
-            around = around.replace(" ", SPACE)  # The spelling of the space then doesn't matter to the search.
+            around = around.replace(" ", SPACE)  # Then it doesn't matter to the search how the space is spelled.
         for start in range(at + 1):
             for token in self._added.get(around[start : start + 1], ()):
                 if start + len(token) >= at and around.startswith(token, start):
@@ -175,7 +175,7 @@ class EncodingRules:
         patterns = [_GPT2] if steps[-1]["use_regex"] else []
         for step in steps[:-1]:
             match step:
-                case {"type": "Digits"}:  # like the pattern of digits
+                case {"type": "Digits"}:  # equivalent to the pattern of digits
                     pass
                 case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
                     patterns.append(pattern)
@@ -183,10 +183,10 @@ class EncodingRules:
                     return
         added = self._backend.get_added_tokens_decoder().values()
         if normalizer is not None and any(token.normalized for token in added):
-            return  # These are matched in the normalized text, which differs.
+            return  # These are matched in the normalized text, which may differ.
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
         is_known = all(characters <= _ALTERNATIVES for characters in alternatives)
-        # One of them must match any text that may follow a cut. Otherwise the cut could be inside text that none
+        # One alternative must match any text that may follow a cut. Otherwise the cut could be inside text that none
         # matches.
         if is_known and any(_WHITE_SPACE in characters and characters & _PUNCTUATION for characters in alternatives):
             if steps[-1]["add_prefix_space"]:
@@ -232,8 +232,8 @@ class EncodingRules:
 
 
 def _definition(part: Any) -> dict[str, Any] | None:
-    """Return the definition of a part of a tokenizer: its pickled state. That of all parts would have the vocabulary,
-    too."""
+    """Return the definition of one part of a tokenizer: its pickled state. The whole tokenizer's would include the
+    vocabulary."""
     definition: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return definition
 
@@ -245,7 +245,7 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Yield the alternatives of a regular expression, in the form of `_ALTERNATIVES`."""
+    """Yield the alternatives of a regular expression, in the same form as `_ALTERNATIVES`."""
     pattern = re.sub(r"\\x\{([0-9a-f]+)\}", lambda match: chr(int(match[1], 16)), pattern)
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
     depth = 0

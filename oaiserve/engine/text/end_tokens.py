@@ -1,8 +1,8 @@
 """The tokens that end an answer: the model's files often name only one of them.
 
-A model's turn may end with another token than its texts in training, and fill-in-the-middle ends with a third one. So
-all are collected: those in the files, those with the usual names, and the token that the chat template writes after an
-assistant's text.
+A model's turn may end with a different token than its training texts, and fill-in-the-middle with yet another one. So
+all of them are collected: those in the files, those with the usual names, and the token that the chat template writes
+after an assistant's text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from oaiserve.engine.text.chat_template import ChatTemplate
     from oaiserve.engine.text.tokenizer import Tokenizer
 
-# Texts that end only a part of an answer, if the vocabulary has one of the others: those of gpt-oss and Solar Open.
+# Tokens that end only a part of an answer if the vocabulary also has one of the others. gpt-oss and Solar Open have
+# such.
 _TRAPS = {"<|end|>": ("<|return|>", "<|flush|>")}
 # Texts in sample conversations
 _ANSWER = "This is an answer."
@@ -42,7 +43,7 @@ def text_after_answers(
 ) -> str | None:
     """Return the special token that a template writes to end an assistant's text.
 
-    Return None if that is not certain, or if the text ends with a known one.
+    Return None if it can't be determined for certain, or is already known.
     """
     question = {"role": "user", "content": "Hello."}
     answered = {"role": "assistant", "content": _ANSWER}
@@ -50,14 +51,14 @@ def text_after_answers(
     ending = _run(last, special_texts)
     if not set(ending).isdisjoint(known):
         return None
-    if not ending:  # The beginning of the next turn ends an answer of GLM.
+    if not ending:  # An answer of GLM ends with the beginning of the next turn.
         ending = _run(_after_answer(template, [question, answered, question]), special_texts)[:1]
-    elif last.strip().removeprefix("".join(ending))[:1].strip():  # a tag, with its name after it
+    elif last.strip().removeprefix("".join(ending))[:1].strip():  # a tag, followed by its name
         if len(ending) == 1:
             ending = [text for text in special_texts if last.rstrip().endswith(text)]
         else:
             ending = []
-    if not 0 < len(ending) <= 2 or not set(ending).isdisjoint(known):  # More tokens would begin another turn.
+    if not 0 < len(ending) <= 2 or not set(ending).isdisjoint(known):  # Further tokens would begin another turn.
         return None
     function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": "{}"}}
@@ -81,7 +82,7 @@ def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools:
 
 
 def _run(text: str, special_texts: Collection[str]) -> list[str]:
-    """Return the special tokens at the beginning of a text, one directly after the other."""
+    """Return the consecutive special tokens at the beginning of a text."""
     text = text.lstrip()
     run = []
     while token := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: a model's control tokens for it, and the order in which it reads both sides of a gap.
+"""Fill-in-the-middle: a model's control tokens for it, and the order of the two sides of a gap.
 
 Code models are trained to write the middle after both of its sides. Model families differ in the names of the control
 tokens, and in which side comes first.
@@ -34,7 +34,7 @@ class FillTokens:
     suffix_first: bool
 
     def joined(self, start: Sequence[int], prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """Return the prompt that asks for the middle, after the tokens that start a text."""
+        """Return the prompt that requests the middle, after the tokens that start a text."""
         before_prefix, before_suffix, *before_middle = self.ids
         sides = [[before_prefix, *prefix], [before_suffix, *suffix]]
         if self.suffix_first:
@@ -42,8 +42,8 @@ class FillTokens:
         return [*start, *sides[0], *sides[1], *before_middle]
 
     def prefix_of(self, token_ids: Sequence[int]) -> slice:
-        """Return where the prefix is in a fill-in-the-middle prompt. Its suffix has none of the control tokens, since
-        it is text."""
+        """Return where the prefix is in a fill-in-the-middle prompt. Its suffix contains no control tokens, because it
+        is text."""
         before_prefix, before_suffix, *before_middle = self.ids
         if self.suffix_first:
             return slice(token_ids.index(before_prefix) + 1, len(token_ids) - len(before_middle))
@@ -54,7 +54,7 @@ class FillTokens:
 def fill_tokens(backend: RustTokenizer, of_file: Sequence[str] = ()) -> FillTokens | None:
     """Return the control tokens of a vocabulary, or None if it has no complete set.
 
-    `of_file` has the tokens before the prefix, the suffix and the middle, if the model's file names them by role.
+    `of_file` contains the tokens before the prefix, the suffix and the middle, if the model's file names them by role.
     """
     known = [*_KNOWN]
     if of_file:

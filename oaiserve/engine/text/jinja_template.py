@@ -40,19 +40,19 @@ from oaiserve.gc_pause import thread_work_ns
 
 Message = dict[str, Any]
 
-# Names of a message's reasoning. Templates read the first one; those of gpt-oss read "thinking".
+# The names for a message's reasoning. Templates read the first one, except that those of gpt-oss read "thinking".
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
+_END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # Its space shows whether the template strips contents.
 
-MOST_RENDER_NS = 1_000_000_000  # CPU time without collections of garbage
+MOST_RENDER_NS = 1_000_000_000  # CPU time, not counting garbage collection
 MOST_CHARACTERS = 2**24  # characters of the text, twice the default limit of a body
 
 
 class TemplateLimit(TemplateError):
-    """A template takes too much time or memory with these messages."""
+    """A template takes too much time or memory to render these messages."""
 
 
-# This thread's `thread_work_ns` at which the text under way is given up
+# The value of this thread's `thread_work_ns` at which rendering is given up
 _end_ns: ContextVar[int] = ContextVar("end_ns")
 
 
@@ -62,7 +62,7 @@ def _check_time() -> None:
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` encloses the model's text, for training. Here it changes nothing."""
+    """The tag `{% generation %}`, which marks the model's text for training. It has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -76,7 +76,7 @@ class _GenerationBlocks(Extension):
 
 
 class _Dict:
-    """The function `dict` without the methods of the type."""
+    """The function `dict`, without access to the type's methods."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -86,9 +86,10 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore, which could lead out of the sandbox."""
+    """Jinja's namespace, without names that begin with an underscore, which could be used to escape from the
+    sandbox."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay free as a name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # A value may be named `self`.
         self, *arguments = args
         values = dict(*arguments, **kwargs)
         for name in values:
@@ -112,11 +113,11 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes text for HTML. Generators of other filters become lists."""
+    """A replacement for Jinja's own filter, which escapes text for HTML. Generators from other filters become lists."""
     if isinstance(value, Iterator):
         value = list(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    # For deep values, indents add thousands of characters each.
+    # Indentation adds thousands of characters per value to deeply nested ones.
     if indent is None:
         return encoder.encode(value)
     return "".join(_counted_text(encoder.iterencode(value)))
@@ -140,12 +141,13 @@ def _counted_text(parts: Iterable[str]) -> Iterator[str]:
 
 @pass_eval_context
 def _join(eval_ctx: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    """Jinja's filter, for which the separator does the work."""
+    """Jinja's filter, called so that the separator determines the type of the result."""
     return sync_do_join(eval_ctx, value, d if isinstance(d, TemplateText) else TemplateText(d), attribute)
 
 
 class _Generator(CodeGenerator):
-    """Compiles the texts in a template's source to objects of `TemplateText`, and `~` to a call that joins these."""
+    """Compiles the texts in a template's source to `TemplateText` objects, and `~` to a call that joins its
+    operands."""
 
     def _output_const_repr(self, group: Iterable[Any]) -> str:
         return self._literal("".join(group))
@@ -164,7 +166,7 @@ class _Generator(CodeGenerator):
         self.write("))")
 
     def _literal(self, value: Any) -> str:
-        """Return the code of a constant: a text, or another value that may have texts."""
+        """Return the code of a constant: of a text, or of another value that may contain texts."""
         if type(value) is str:
             texts = self.environment.texts  # type: ignore[attr-defined]
             texts.append(by_template(value))
@@ -179,7 +181,8 @@ class _Generator(CodeGenerator):
 
 
 class _Environment(SandboxedEnvironment):
-    """Jinja's sandbox, which counts loops and calls: messages cause more of these, not longer expressions.
+    """Jinja's sandbox, which also counts loops and calls: long messages cause more of these, but not longer
+    expressions.
 
     Templates may change lists and objects, as some do, because they get copies.
     """
@@ -236,7 +239,7 @@ class JinjaTemplate:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text of the messages. `variables` may have tools and documents.
+        """Return the text of the messages. `variables` may contain tools and documents.
 
         Raises ValueError for messages that no template can render, and the template's own errors.
         """
@@ -247,7 +250,7 @@ class JinjaTemplate:
         _end_ns.set(thread_work_ns() + MOST_RENDER_NS)
         prepared = [_prepared(message) for message in messages]
         values = {"tools": None, "documents": None, **variables}
-        if {"functions", "datetime"} <= self._variables:  # FireFunction's form of tools
+        if {"functions", "datetime"} <= self._variables:  # FireFunction expects tools in this form.
             functions = [tool.get("function") for tool in values["tools"] or ()]
             values = {"functions": _to_json(functions, indent=4) if functions else "", **values}
             values = {"datetime": datetime.now().strftime("%b %d %Y"), **values}
@@ -289,8 +292,8 @@ class JinjaTemplate:
 
 
 def _prepared(message: Mapping[str, Any]) -> Message:
-    """Return a message without keys whose value is None, which templates would print, and with its reasoning under each
-    name that templates read."""
+    """Return a message without keys whose value is None, which templates would print, and with its reasoning under
+    every name that templates read."""
     prepared = {key: value for key, value in message.items() if value is not None}
     reasoning = next((prepared[name] for name in _REASONING if name in prepared), None)
     if reasoning is not None:

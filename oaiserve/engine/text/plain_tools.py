@@ -1,5 +1,5 @@
-"""Simplifies the schemas of tools for simple chat templates: some fail at a list of types, at `true` instead of a
-schema, or at an object without `additionalProperties`."""
+"""Simplifies the schemas of tools for simple chat templates. Some of these fail at a list of types, at `true` instead
+of a schema, or at an object without `additionalProperties`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _plain(schema: object, types_in: SchemaTypes, depth: int) -> dict[str, Any]:
 
 
 def _with_alternatives(schema: dict[str, Any], name: str, types_in: SchemaTypes) -> dict[str, Any]:
-    """Return a schema without the alternative null. If a single alternative remains, merge it into the schema."""
+    """Return a schema without its null alternative. If a single alternative remains, merge it into the schema."""
     others = [each for each in schema[name] if types_in.of(each) != ("null",)]
     if len(others) == 1 and isinstance(others[0], Mapping):
         return {**others[0], **{key: value for key, value in schema.items() if key != name}}

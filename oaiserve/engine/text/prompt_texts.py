@@ -11,10 +11,10 @@ from oaiserve.engine.text.detokenize import TokenTable
 def text_parts(
     table: TokenTable, token_ids: Sequence[int], text: str | None, starts: Callable[[], Iterator[int]]
 ) -> Iterator[str]:
-    """Yield the part of the text for each token. Joined, the parts are the text or, if it is None, the tokens' texts.
+    """Yield the part of the text for each token. Joined, the parts are the text, or if that is None, the tokens' texts.
 
     A character that is split over several tokens belongs to the last of them. If the tokenizer has normalized the text,
-    its tokens have other characters. Only then is `starts` called, which yields where each token starts.
+    its tokens contain other characters. Only then is `starts` called, which yields where each token starts.
     """
     detokenizer = table.detokenizer((), skip_special_tokens=False)
     at = 0

@@ -1,7 +1,7 @@
 """`ResponseForm`: a `response_template`, in which a checkpoint declares its answers, read by transformers' parser.
 
-The template's expressions come from strangers and are matched with every answer by an engine that backtracks. So those
-that could take long are refused, and the texts that they see are bounded.
+The template's regular expressions are not trusted, and a backtracking engine matches them with every answer. So those
+that could take long are refused, and the texts that they are applied to are bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_PATTERNS = 16
 MOST_CHARACTERS = 500  # characters of an expression
 MOST_CHOICES = 6  # optional parts and alternatives of an expression
 MOST_OF_CALL = 2**16  # characters of a call in JSON or Python
-MOST_OF_SEARCHED_CALL = 2**14  # limit for calls in which expressions or delimiters are searched
+MOST_OF_SEARCHED_CALL = 2**14  # limit for calls that are searched for expressions or delimiters
 _PATTERNS = ("open_pattern", "close_pattern", "tag_pattern")
 _TOKEN = re.compile(
     r"(?P<atom>\\[dDwWsSnt]|\\[^\w\s]|\[\^?(?:\\[dDwWsSnt]|\\[^\w\s]|[^\\\[\]])+\]|[^\\\[\](){}*+?|^$])"
@@ -36,14 +36,14 @@ _TOKEN = re.compile(
 
 
 class BadResponseTemplate(Exception):
-    """A template cannot be used. The message is a sentence about it, without its full stop."""
+    """A template cannot be used. The message is a sentence about it, without the final full stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
     template: Any  # transformers' `ResponseTemplate`
     texts: frozenset[str]  # the fields that can be passed on as they arrive
-    tags: tuple[str, ...]  # every text that may have a special token
+    tags: tuple[str, ...]  # all texts that may contain a special token
     most_of_call: int
 
     def parser(self, tools: Mapping[str, Mapping[str, Any]]) -> ResponseParser:
@@ -55,7 +55,7 @@ class ResponseForm:
 
 
 def response_form(declared: Mapping[str, Any], without: Collection[str] = ()) -> ResponseForm:
-    """Return the form of answers that a template declares, without some of its fields. Raises BadResponseTemplate."""
+    """Return the form of answers that a template declares, without certain fields. Raises BadResponseTemplate."""
     fields = declared.get("fields")
     if not isinstance(fields, Mapping) or not isinstance(fields.get(CALLS), Mapping):
         raise BadResponseTemplate(f"It has no field '{CALLS}'")
@@ -76,7 +76,7 @@ def response_form(declared: Mapping[str, Any], without: Collection[str] = ()) ->
     kept = {name: _as_part(field) for name, field in fields.items() if name not in without}
     if not any(isinstance(field, Mapping) and not _is_tagged(field) for field in kept.values()):
         kept[""] = {}  # Text outside of the tags is shown.
-    # The prompt is not read, so the anchor in it doesn't matter.
+    # The prompt isn't parsed, so the anchor in it doesn't matter.
     anchorless = {key: value for key, value in declared.items() if not key.startswith("start_anchor")}
     try:
         template = load_response_template({**anchorless, "fields": kept, "start_anchor": "\0", "defaults": {}})
@@ -101,7 +101,8 @@ def _is_tagged(field: Mapping[str, Any]) -> bool:
 
 
 def _as_part(field: Any) -> Any:
-    """Return a field of a part of an answer: it may be missing, and text without tags stays as it is."""
+    """Return a field for parsing only the rest of an answer: a tagged one may be missing, and untagged text stays as it
+    is."""
     if not isinstance(field, Mapping):
         return field
     if _is_tagged(field):
@@ -127,7 +128,7 @@ def read_response_template(path: Path) -> dict[str, Any]:
 
 
 def _texts_in(value: Any, keys: Collection[str] | None = None) -> Iterator[str]:
-    """Yield the texts in JSON, or those under these keys."""
+    """Yield all texts in a JSON value, or only those under these keys."""
     waiting = [("", value)]
     while waiting:
         key, part = waiting.pop()
@@ -140,9 +141,9 @@ def _texts_in(value: Any, keys: Collection[str] | None = None) -> Iterator[str]:
 
 
 def _check(pattern: str) -> None:
-    """Refuse an expression that can take more than quadratic time. Raises BadResponseTemplate.
+    """Raise BadResponseTemplate for an expression that could take more than quadratic time.
 
-    A repeat takes linear time if the character after it ends it, or if the engine can search for the text after it.
+    A repeat takes linear time if the next character ends it, or if the engine can search for the text after it.
     """
     if (length := len(pattern)) > MOST_CHARACTERS:
         raise BadResponseTemplate(f"An expression has {length} characters, and may have at most {MOST_CHARACTERS}")
@@ -172,13 +173,13 @@ def _check(pattern: str) -> None:
 
 
 def _is_open(token: re.Match[str]) -> bool:
-    """Return whether a character may be repeated in several numbers of times, other than none or once."""
+    """Return whether a character may be repeated a variable number of times, other than being merely optional."""
     repeat = token["repeat"] or ""
     return repeat[:1] in ("*", "+") or "," in repeat
 
 
 def _is_ended(tokens: list[re.Match[str]], number: int) -> bool:
-    """Return whether the character after a repeat is always one that the repeat cannot match."""
+    """Return whether a repeat is always followed by a character that it cannot match."""
     following = next((token for token in tokens[number + 1 :] if token["atom"]), None)
     if following is None or following["repeat"]:
         return False
@@ -187,7 +188,7 @@ def _is_ended(tokens: list[re.Match[str]], number: int) -> bool:
 
 
 def _is_before_literals(tokens: list[re.Match[str]]) -> bool:
-    """Return whether only plain text follows the first token, which the engine searches for quickly."""
+    """Return whether only literal text follows the first token, which the engine searches for quickly."""
     repeat, *later = tokens
     if not later or all(token["end"] for token in later):
         return True

@@ -1,4 +1,4 @@
-"""Reads which types a tool's schema states for values. Clients pass on other people's schemas, which may be wrong."""
+"""Reads which types a tool's schema states for values. Clients pass on schemas of third parties, which may be wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Types = tuple[str, ...]  # distinct types in the order of the schema
 
-_MOST_DEPTH = 16  # maximum nesting of alternatives and references; deeper ones may have any type
+_MOST_DEPTH = 16  # maximum nesting of alternatives and references; anything deeper counts as of any type
 _OF_VALUES = {
     str: "string",
     bool: "boolean",
@@ -20,14 +20,15 @@ _OF_VALUES = {
 
 
 class SchemaTypes:
-    """Reads the types in the schema of a tool's parameters, to which references in it refer."""
+    """Reads the types in the schema of a tool's parameters. References are resolved within that schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._of_references: dict[str, Types] = {}
 
     def of(self, schema: Any, depth: int = _MOST_DEPTH) -> Types:
-        """Return the types of the values of a schema within the root, as far as it states them; none: any type."""
+        """Return the types of the values of a schema within the root, as far as it states them; () stands for any
+        type."""
         if not isinstance(schema, Mapping) or not depth:
             return ()
         if (kind := schema.get("type")) is not None:
@@ -48,7 +49,7 @@ class SchemaTypes:
 
     def _of_reference(self, reference: str, depth: int) -> Types:
         if reference not in self._of_references:
-            self._of_references[reference] = ()  # for a reference to itself
+            self._of_references[reference] = ()  # in case the schema refers to itself
             self._of_references[reference] = self.of(self._at(reference), depth - 1)
         return self._of_references[reference]
 
@@ -67,7 +68,7 @@ def _of_values(values: Iterable[Any]) -> Types:
 
 
 def _of_all(of_parts: list[Types]) -> Types:
-    """Return the types that values of all parts may have. Parts that state none allow any."""
+    """Return the types that values of any of the parts may have. A part that states none allows every type."""
     first, *others = [types for types in of_parts if types] or [()]
     return tuple(each for each in first if all(each in types for types in others))
 

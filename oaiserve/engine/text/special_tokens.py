@@ -1,9 +1,9 @@
-"""Control tokens in prompts: those that the chat template wrote get their ids, and other text never becomes one.
+"""Control tokens in prompts: those that the chat template wrote get their ids, and no other text becomes one.
 
 A client or a web page may send `<|im_end|>` or `<tool_call>`, or a part of one that the template completes, such as
-`|im_end|` between its own `<` and `>`. So a rendered text says which characters the template wrote. If a control token
-would have any other character, the control tokens that the template wrote get their ids, and everything else is
-encoded by a tokenizer without control tokens. All other texts keep all their ids.
+`|im_end|` between its own `<` and `>`. So a rendered text says which characters the template wrote. If any character of
+a control token comes from elsewhere, only the control tokens that the template wrote get their ids, and everything else
+is encoded by a tokenizer without control tokens. All other texts keep all their ids.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from oaiserve.engine.text.template_text import by_template, is_written, joined, 
 
 MARK = "\ufdd0\ufdd1"  # noncharacters, which occur in no real text
 _ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # the mark in ASCII JSON and in a Python string literal
-_WRITTEN = "\ufdd2"  # replaces a control token that the template wrote
-_START_CHARACTERS = 3  # characters of each control token that a text is searched for: there may be thousands of tokens
-# An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
-# or `｜DSML｜`. Others are text, such as several spaces. So are tags of HTML (Gemma), unless the template writes them.
+_WRITTEN = "\ufdd2"  # stands in for a control token that the template wrote
+_START_CHARACTERS = 3  # characters of a control token that a text is searched for; there may be thousands of tokens
+# An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]` or
+# `｜DSML｜`. Others, such as several spaces, are text. Tags of HTML (Gemma) are text, too, unless the template writes
+# them.
 _TAG = re.compile(r"▁?[<\[{|｜](?=\S*\w)\S*[>\]}|｜]")
 _HTML = re.compile(
     r"</?(a|article|b|blockquote|body|br|button|caption|center|code|col|dd|del|details|div|dl|dt|em|figcaption|figure"
@@ -31,13 +32,12 @@ _HTML = re.compile(
 )
 # The roles of the API. Templates make control tokens of them, such as `<|user|>`.
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_ANSWER_TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking")  # names in an assistant's message
-# Reasoning at the beginning of an assistant's message, as servers that do not separate it return it.
+_ANSWER_TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking")  # keys of an assistant's message
+# Reasoning at the beginning of an assistant's message, as servers return it that do not separate it.
 _REASONING = re.compile(
     r"(\s*[<\[]([^\s<>\[\]/]{0,20}think[^\s<>\[\]]{0,20})[>\]])(?:(.*?)([<\[]/\2[>\]]))?", re.I | re.S
 )
-# Tokens with these texts end an answer in every model that has them as tokens of their own. `end_tokens.py` has the
-# exceptions.
+# Tokens with these texts end an answer in every model that has them as tokens. `end_tokens.py` lists the exceptions.
 END_TEXTS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|im_end|>"),
@@ -45,7 +45,7 @@ END_TEXTS = frozenset(
         *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
         *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
         *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
-        # After the text in a gap, a model for code continues with another file.
+        # After filling a gap, a code model continues with another file.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
         *("<reponame>", "<|file_sep|>", "<file_sep>", "<|file_separator|>"),
     }
@@ -53,8 +53,8 @@ END_TEXTS = frozenset(
 
 
 def control_tokens(tokenizer: Tokenizer, template: str, *, splits_special: bool) -> dict[str, int]:
-    """Return the ids of the control tokens by their texts. With `splits_special`, special tokens are not included.
-    Tokens of one character cannot be cut, and are left out."""
+    """Return the ids of the control tokens, keyed by their texts. With `splits_special`, special tokens are left out,
+    and so are tokens of one character in any case, because they cannot be cut."""
     return {
         token.content: token_id
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -71,9 +71,10 @@ class SpecialTexts:
     """The texts of a tokenizer's control tokens, and the search for them in other texts."""
 
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
-        """`normalize` is the tokenizer's, if it turns other texts into control tokens, such as full-width letters."""
+        """`normalize` is the tokenizer's normalizer, if it can turn other texts, such as full-width letters, into
+        control tokens."""
         self.texts = frozenset(texts)
-        self._lengths: dict[str, list[int]] = {}  # lengths of the tokens with the same start, longest first
+        self._lengths: dict[str, list[int]] = {}  # lengths of the tokens with each beginning, longest first
         self._size = size = min([_START_CHARACTERS, *map(len, texts)])
         self._longest = max(map(len, texts), default=0)
         for start, length in sorted({(text[:size], len(text)) for text in texts}, reverse=True):
@@ -83,11 +84,11 @@ class SpecialTexts:
         self._normalized = self if normalize is None else SpecialTexts({*texts, *map(normalize, texts)})
 
     def prepared(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of messages for a template. What they say stays text from outside, except for roles of the API
+        """Return copies of messages for a template. Their contents stay text from outside, except for roles of the API
         and the tags around reasoning at the beginning of an assistant's message, which count as the template's.
 
-        Other control tokens in an assistant's texts are marked: templates look for the end of reasoning there, and
-        should not take prose for it.
+        Other control tokens in an assistant's texts are marked, because templates search these for the end of
+        reasoning, and would mistake such a token for it.
         """
         return [self._prepared_message(message) for message in messages]
 
@@ -115,13 +116,13 @@ class SpecialTexts:
         return text
 
     def pieces(self, text: str) -> list[str]:
-        """Cut each control token in a text, after its first character. Return the parts."""
+        """Cut each control token in a text after its first character. Return the parts."""
         places = [0, *self._places(text)]
         return [text[start:end] for start, end in zip(places, [*places[1:], None], strict=True)]
 
     def is_forged(self, text: str) -> bool:
-        """Return whether a rendered text, if it is simply encoded, may have control tokens with other characters than
-        those that the template wrote."""
+        """Return whether encoding a rendered text as it is could yield control tokens with characters that the template
+        didn't write."""
         bare = plain(text)
         for start, end in outside(text):
             for at, token in self._tokens(bare, max(0, start - self._longest + 1), end):
@@ -133,8 +134,8 @@ class SpecialTexts:
         return sum(1 for _ in self._normalized._tokens(self._normalize(bare))) > num_written
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield each control token that the template wrote after the text before it, as pairs; then the rest of the
-        text, with ""."""
+        """Yield pairs of a control token that the template wrote and the text before it, text first; then the rest of
+        the text, with ""."""
         bare = plain(text)
         start = 0
         for at, token in self._tokens(bare):
@@ -144,7 +145,7 @@ class SpecialTexts:
         yield bare[start:], ""
 
     def _answer(self, text: str) -> str:
-        """Return the content of an assistant, with reasoning at its beginning in tags of the template."""
+        """Return an assistant's content. Tags around reasoning at its beginning count as the template's."""
         if (match := _REASONING.match(text)) is None:
             return self._cut(text)
         opening, _, reasoning, closing = match.groups(default="")
@@ -163,8 +164,8 @@ class SpecialTexts:
                 yield last
 
     def _tokens(self, text: str, at: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
-        """Yield the place of each control token that begins in a part of a text, and the token; overlapping ones, too.
-        The longest of those that begin at one position comes first."""
+        """Yield the position and the text of each control token that begins in a part of a text, including overlapping
+        ones. The longest of those that begin at the same position comes first."""
         end = len(text) if end is None else end + self._size - 1
         while (match := self._starts.search(text, at, end)) is not None:
             at = match.start()
@@ -184,12 +185,12 @@ def copied(value: Any) -> Any:
 
 
 class PlainEncoding:
-    """Encodes rendered texts with a tokenizer without control tokens, which shares the model of the complete one."""
+    """Encodes rendered texts with a copy of the tokenizer that has the same model but no control tokens."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, control_ids: Mapping[str, int], texts: SpecialTexts
     ) -> None:
-        """`vocab_size` is greater than every id of the tokenizer."""
+        """`vocab_size` exceeds every id of the tokenizer."""
         self.backend = plain = Tokenizer(tokenizer.model)
         if tokenizer.normalizer is not None:
             plain.normalizer = tokenizer.normalizer
@@ -200,7 +201,7 @@ class PlainEncoding:
         plain.add_tokens(others)
         ids = {token.content: token_id for token_id, token in plain.get_added_tokens_decoder().items()}
         self._ids = {ids[token.content]: token_id for token_id, token in added.items() if token.content in ids}
-        # The placeholders of this class get ids that no token of the tokenizer has.
+        # This class's placeholders must get ids that no token of the tokenizer has.
         unused = [f"{MARK}{number}{_WRITTEN}" for number in range(vocab_size - plain.get_vocab_size())]
         plain.add_tokens([AddedToken(text, normalized=False) for text in (*unused, MARK, _WRITTEN)])
         self._dropped = {*map(plain.token_to_id, (*unused, MARK))}
@@ -212,8 +213,8 @@ class PlainEncoding:
     def forms(self, text: str) -> tuple[list[int], Iterator[str]]:
         """Return the ids of the control tokens that the template wrote, and forms of the text to encode.
 
-        A model of whole words or pieces may make control tokens of the text that is left. So there are three forms:
-        with that text as it is, with each control token in it cut, and with every character on its own.
+        A model of whole words or pieces may still produce control tokens from the remaining text. So there are three
+        forms: with that text unchanged, with each control token in it cut, and with every character on its own.
         """
         parts: list[str] = []
         written: list[int] = []

@@ -1,4 +1,4 @@
-"""Stores a tokenizer in the start cache, so that a later start need not make it again.
+"""Stores a tokenizer in the start cache, so that a later start need not build it again.
 
 The whole definition of the Rust tokenizer is stored, so ids and texts are the same.
 """
@@ -27,11 +27,11 @@ _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerParts:
-    """The stored data of a tokenizer besides its definition. The attributes have transformers' names."""
+    """The stored data of a tokenizer, apart from its definition. The attributes are named as in transformers."""
 
     length: int
     split_special_tokens: bool
-    eos_token_ids: list[int]  # end tokens that its files name, the first one first
+    eos_token_ids: list[int]  # end tokens that its files name, the main one first
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
@@ -48,7 +48,7 @@ class StoredTokenizer(TokenizerParts):
 
 
 def tokenizer_subject(checkpoint: Checkpoint) -> Subject | None:
-    """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
+    """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on other files, too."""
     model = checkpoint.path
     if model.suffix == ".gguf" and model.is_file():
         packages = ("oaiserve", "tokenizers")
@@ -59,7 +59,8 @@ def tokenizer_subject(checkpoint: Checkpoint) -> Subject | None:
 
 
 def recall_tokenizer(subject: Subject) -> StoredTokenizer:
-    """Return the tokenizer as an earlier start has loaded it, and repeat its warnings. Raises NotRemembered."""
+    """Return the tokenizer as an earlier start loaded it, and repeat the warnings of that start. Raises
+    NotRemembered."""
     record = recall(subject)
     with of_record(record.path):
         definition = bytes(record.content[record.start : record.start + record.data["bytes"]])
@@ -88,7 +89,7 @@ def stored(tokenizer: Any) -> StoredTokenizer:
 
 
 def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer, warnings: Sequence[Warned]) -> None:
-    """Write a tokenizer to the start cache, with the warnings of loading it, if the cache can be written."""
+    """Write a tokenizer to the start cache, if that is writable, along with the warnings of loading it."""
     definition = tokenizer.backend_tokenizer.to_str().encode()
     parts = asdict(tokenizer.parts)
     try:

@@ -1,4 +1,4 @@
-"""`Abilities`: the parts of a conversation that a chat template shows, and their forms, tested with samples."""
+"""`Abilities`: which parts of a conversation a chat template shows, and in which forms, tested with samples."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _RULE = "A sampled rule."
 @dataclass(frozen=True, slots=True)
 class Abilities:
     system: bool = True
-    late_systems: bool = True  # accepts several system messages, at any place
+    late_systems: bool = True  # accepts several system messages, anywhere
     tools: bool = True
-    tools_in_message: bool = False  # shows tools as a text in the system message, instead of from the variable
+    tools_in_message: bool = False  # shows tools as text in the system message, instead of from the variable
     needs_descriptions: bool = False  # Tools must have descriptions.
     needs_described_parameters: bool = False
-    needs_plain_tools: bool = False  # fails at schemas with more than types and properties
+    needs_plain_tools: bool = False  # fails at schemas that contain more than types and properties
     calls: bool = True
-    joins_arguments: bool = False  # expects the arguments of calls as a text
-    takes_one_call: bool = False  # accepts one call per message, without a text next to it
-    loses_text: bool = False  # The template drops the text of messages with calls.
+    joins_arguments: bool = False  # expects the arguments of calls as text
+    takes_one_call: bool = False  # accepts one call per message, and no text next to it
+    loses_text: bool = False  # drops the text of messages with calls
     results: bool = True
     embeds_results: bool = False  # shows results in the message with the calls
-    wants_turns: bool = False  # user and assistant must alternate, and the user must be first
+    wants_turns: bool = False  # User and assistant must alternate, and the user must come first.
     needs_user: bool = False  # rejects conversations without a user message
 
 
@@ -45,7 +45,7 @@ class Sample(Protocol):
 
 
 def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> Abilities:
-    """Test the template with this source. `content` returns a text in the form of its contents."""
+    """Test the template with this source. `content` returns a text in the form of content that the template takes."""
     hello: Message = {"role": "user", "content": content(_USER_TEXT)}
 
     def with_tool(messages: list[Message], *, described: bool = True, described_parameter: bool = True) -> str:
@@ -91,7 +91,7 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
     alone: list[Message] = [{"role": role, "content": content(_RULE)} for role in ("system", "assistant")]
 
     def loses(num_calls: int, text: str = "") -> bool:
-        """Return whether calls are lost unless each is in its own message."""
+        """Return whether the template loses calls unless each has its own message."""
         values = [f"{_VALUE} {number}" for number in range(num_calls)]
         objects = [{_KEY: value} for value in values]
         messages = turn([json.dumps(each) for each in objects] if joins_arguments else objects, text)
@@ -119,11 +119,11 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
 
 
 def in_turns(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which user and assistant alternate. Messages of the same role are joined, and a user's text
-    joins a tool result before it. An empty user message precedes an assistant's message that comes first. Empty
-    messages of the assistant are dropped, except for the last message."""
+    """Return messages in which user and assistant alternate. Messages of the same role are joined, and a user's text is
+    joined to a tool result before it. If an assistant's message comes first, an empty user message is put before it.
+    Empty messages of the assistant are dropped, except for the last message."""
     result: list[Message] = []
-    contents: list[list[Any]] = []  # contents of each message of the result
+    contents: list[list[Any]] = []  # contents of each resulting message
     for message in messages:
         role = message.get("role")
         last = result[-1] if result else {"role": "system"}
@@ -148,7 +148,7 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(contents: Sequence[Any]) -> Any:
-    """Return contents as one: a text, or parts if one of them has parts."""
+    """Return several contents as one: a text, or parts if any of them has parts."""
     texts = [*takewhile(lambda each: isinstance(each, str), contents)]
     text = "\n\n".join(filter(None, texts))
     if len(texts) == len(contents):
@@ -160,7 +160,7 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with one call each, followed by its result. Text next to calls becomes a separate message."""
+    """Return messages with one call each, followed by its result. Text next to calls becomes a message of its own."""
     result: list[Message] = []
     placed: set[int] = set()
     for at, message in enumerate(messages):
@@ -177,7 +177,7 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
             results.setdefault(messages[one].get("tool_call_id"), []).append(one)
         for call in calls:
             result.append({**rest, "tool_calls": [call]})
-            rest = {"role": message["role"]}  # The reasoning is included once.
+            rest = {"role": message["role"]}  # Only the first message gets the reasoning.
             own = results.pop(call.get("id"), ())
             result += (messages[one] for one in own)
             placed.update(own)

@@ -1,8 +1,8 @@
 """Texts with the origin of their characters: which of them the chat template wrote, and which come from outside.
 
-Text from outside, such as a message or a tool's schema, is an ordinary string. What a template writes itself is a
-`TemplateText`, and so is a text that joins both. An operation whose characters cannot be followed returns an ordinary
-string. So a gap in this file can turn a control token into text, but no text into a control token.
+Text from outside, such as a message or a tool's schema, is an ordinary string. Text that a template writes itself is a
+`TemplateText`, and so is a text that combines both. An operation through which characters cannot be traced returns an
+ordinary string. So a gap in this file can turn a control token into text, but never text into a control token.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Self, SupportsIndex
 from jinja2 import Undefined
 from jinja2.filters import do_mark_safe
 
-# Places of values in a text for `format` and in one for `%`, as far as they can be followed. Others have no group.
+# Placeholders for values, for `format` and for `%`, if they can be traced. The other alternatives have no group.
 BRACES = re.compile(r"\{(\w*)\}|[{}]")
 PERCENT = re.compile(r"%(?:\((\w+)\)|())s|%")
-# The result of these methods is the template's text if all of their texts are; otherwise it is from outside.
+# The results of these methods count as the template's if all texts involved do; otherwise they count as from outside.
 _OF_WHOLE = (
     *("capitalize", "casefold", "center", "expandtabs", "ljust", "lower", "removeprefix", "removesuffix", "rjust"),
     *("swapcase", "title", "upper", "zfill", "__mul__", "__rmul__"),
@@ -27,10 +27,12 @@ _REFERENCES = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ('"
 
 
 class TemplateText(str):
-    """A text of which the chat template wrote some characters. It compares, hashes and searches as any other string."""
+    """A text of which the chat template wrote some characters. It compares, hashes and searches like any other
+    string."""
 
     __slots__ = ("_bounds",)
-    # In turn, where characters of the template begin and where they end. Templates cannot read a name with "_".
+    # Positions where the template's characters begin and end, alternately. Templates can't read names that begin with
+    # "_".
     _bounds: Sequence[int]
 
     def __new__(cls, text: str, bounds: Sequence[int] = ()) -> Self:
@@ -42,7 +44,7 @@ class TemplateText(str):
         return self
 
     def __add__(self, other: object) -> str:
-        if hasattr(other, "__html__") or isinstance(other, Undefined):  # Their __radd__ makes the sum.
+        if hasattr(other, "__html__") or isinstance(other, Undefined):  # Their __radd__ computes the sum.
             return NotImplemented
         return joined((self, other)) if isinstance(other, str) else str.__add__(self, other)  # type: ignore[operator]
 
@@ -105,7 +107,8 @@ class TemplateText(str):
 
 
 class TemplateMarkup(TemplateText):
-    """A text that was declared safe or was escaped. As with Jinja's markup, what is added to it is escaped."""
+    """A text that was declared safe or has been escaped. As with Jinja's markup, text that is added to it is
+    escaped."""
 
     __slots__ = ()
 
@@ -144,12 +147,12 @@ for _name in _OF_WHOLE:
 
 
 def by_template(text: str) -> TemplateText:
-    """Return a text as one that the template wrote."""
+    """Return a text marked as written by the template."""
     return TemplateText(text, (0, len(text)) if text else ())
 
 
 def markup(value: Any) -> TemplateMarkup:
-    """Return the text of a value as one that is not escaped."""
+    """Return the text of a value, marked as one that needs no escaping."""
     text = value if isinstance(value, str) else str(value)
     return TemplateMarkup(plain(text), text._bounds if isinstance(text, TemplateText) else ())
 
@@ -165,7 +168,7 @@ def escaped(value: Any) -> TemplateMarkup:
 
 
 def is_written(text: str, start: int, end: int) -> bool:
-    """Return whether the template wrote all the characters of a part of a text."""
+    """Return whether the template wrote every character of a part of a text."""
     if start == end:
         return True
     bounds = text._bounds if isinstance(text, TemplateText) else ()
@@ -174,7 +177,7 @@ def is_written(text: str, start: int, end: int) -> bool:
 
 
 def outside(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each part that the template did not write begins and ends."""
+    """Yield the beginning and end of each part that the template did not write."""
     start = 0
     bounds = text._bounds if isinstance(text, TemplateText) else ()
     for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
@@ -191,14 +194,14 @@ def plain(text: str) -> str:
 
 
 def joined(parts: Iterable[Any]) -> str:
-    """Return the texts of values, one after the other, with the origins of their characters."""
+    """Return the texts of values joined, with the origins of their characters."""
     texts: list[str] = []
     bounds: list[int] = []
     at = 0
     for part in parts:
         text = part if isinstance(part, str) else str(part)
         if at == 0 and isinstance(text, TemplateText):
-            bounds = [*text._bounds]  # Some templates add each message to a text that gets long.
+            bounds = [*text._bounds]  # Some templates add each message to a text that grows long.
         elif isinstance(text, TemplateText) and text._bounds:
             first, *others = text._bounds
             if bounds and bounds[-1] == at + first:
@@ -221,8 +224,8 @@ def _between(separator: str, texts: Sequence[str]) -> list[str]:
 def filled(
     form: TemplateText, places: re.Pattern[str], text: str, values: Sequence[Any], names: Mapping[str, Any]
 ) -> str:
-    """Return `text`, which is a form with values in its places, with the origins of its characters if all of the places
-    can be followed."""
+    """Return `text`, which is `form` with values in its places, with the origins of its characters if all places can be
+    traced."""
     numbers = iter(range(len(values)))
     parts: list[Any] = []
     at = 0

@@ -1,6 +1,6 @@
 """The tokenizer of the model: text and messages become token ids, and ids become text.
 
-It must not know HTTP, torch, the scheduler, or how long a prompt may be.
+This module must not depend on HTTP, torch, the scheduler, or the maximum length of a prompt.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ log = logging.getLogger(__name__)
 
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
-_PLACES = re.compile(r"\{(\w+)\}")  # places in a FilledPrompt
-_ANCHOR = "☺"  # No token is a longer text that begins with it.
-_MOST_ADDED = 500  # characters of an added token; those of published models have at most some dozens
-UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
+_PLACES = re.compile(r"\{(\w+)\}")  # placeholders in a FilledPrompt
+_ANCHOR = "☺"  # No token begins with it and is longer.
+_MOST_ADDED = 500  # characters of an added token; published models have at most a few dozen
+UNCUT_CHARACTERS = 2**16  # characters that take about 30 milliseconds to encode
 
 
 class Tokenizer:
@@ -108,7 +108,7 @@ class Tokenizer:
         self._affixes = self._find_affixes()
 
     def _warn_of_lost_tokens(self, sample: str) -> None:
-        """Log the control tokens that the template composes in a way in which their origin is lost."""
+        """Log the control tokens that the template composes in such a way that their origin is lost."""
         both = (self._special_texts.written(text) for text in (by_template(plain(sample)), sample))
         shown, written = ({token for _, token in parts if token} for parts in both)
         if lost := sorted(shown - written):
@@ -124,7 +124,7 @@ class Tokenizer:
 
     @property
     def why_no_chat(self) -> str:
-        """Return sentences that say how to use a model without a chat template, and how to give it one."""
+        """Return sentences that explain how to use a model without a chat template, and how to give it one."""
         can = "The model has no chat template, so it only continues texts, by /v1/completions."
         return f"{can} {advice(self.backend.token_to_id)}."
 
@@ -203,7 +203,7 @@ class Tokenizer:
             case GapPrompt():
                 return (yield from self._encode_gap(prompt, most_tokens))
             case FilledPrompt(template, texts, param):
-                parts = _PLACES.split(template)  # alternating: a text of the template, a name
+                parts = _PLACES.split(template)  # alternates between texts of the template and names
                 for number, part in enumerate(parts):
                     if number % 2 == 0:
                         parts[number] = by_template(part)
@@ -223,8 +223,8 @@ class Tokenizer:
                 return (yield from self._encode_rendered(text, prompt.add_special_tokens, prompt.param, most_tokens))
 
     def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
-        """Return the token ids of two texts, and the index of the second one, for models with token types. Raises the
-        errors of `encode_in_pieces`."""
+        """Return the token ids of two texts, and the index where the second one begins, for models with token types.
+        Raises the errors of `encode_in_pieces`."""
         _check_characters(prompt.first, prompt.param)
         _check_characters(prompt.second, prompt.param)
         try:
@@ -273,7 +273,8 @@ class Tokenizer:
     def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
         """Yield the part of a prompt's text that each token stands for; "" for the special tokens around it.
 
-        Joined, they are the text of a text prompt or the text before a gap, and otherwise the texts of the tokens.
+        Joined, the parts are the text of a text prompt, or the text before a gap; for other prompts, they are the texts
+        of the tokens.
         """
         text = None
         shown = slice(0, len(token_ids))
@@ -283,26 +284,26 @@ class Tokenizer:
             shown = slice(len(before), len(token_ids) - len(after))
         elif isinstance(prompt, GapPrompt):
             text = prompt.prefix if isinstance(prompt.prefix, str) else None
-            assert self.fill is not None  # Without it, the prompt could not be encoded.
+            assert self.fill is not None  # Without it, the prompt couldn't have been encoded.
             shown = self.fill.prefix_of(token_ids)
         yield from repeat("", shown.start)
         yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))
         yield from repeat("", len(token_ids) - shown.stop)
 
     def rendered(self, prompt: ChatPrompt) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text that the chat template makes of a prompt without media, and where each part of it begins and
-        ends that comes from outside. Raises InvalidRequest if the template rejects the prompt."""
-        assert self.chat_template is not None  # Otherwise the prompt had no token ids.
+        """Return the text that the chat template renders for a prompt without media, and the beginning and end of each
+        part that comes from outside. Raises InvalidRequest if the template rejects the prompt."""
+        assert self.chat_template is not None  # Otherwise the prompt would have no token ids.
         text = self.chat_template.render(prompt, self._special_texts)
         return plain(text), [*outside(text)]
 
     def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
-        """Return a text up to the end of its first tokens. Raises InvalidRequest."""
+        """Return a text cut after its first `num_tokens` tokens. Raises InvalidRequest."""
         _check_characters(text, param)
         return text[: next(islice(self.starts(text), num_tokens, None), None)]
 
     def starts(self, text: str) -> Iterator[int]:
-        """Yield where in a text each of its tokens starts, without special tokens around them."""
+        """Yield where each token of a text starts, not counting special tokens around them."""
         at = 0
         for piece in self._rules.pieces(text):
             at = text.index(piece, at)  # A space between pieces may be missing.
@@ -313,7 +314,7 @@ class Tokenizer:
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word, both at the start of a text and after another word.
 
-        Raises InvalidRequest for a word without tokens, or with an impossible encoding.
+        Raises InvalidRequest for a word without tokens, or one that can't be encoded.
         """
         encoded: list[list[int]] = []
         for word in words:
@@ -331,7 +332,7 @@ class Tokenizer:
     def _encode_rendered(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a template's text, with control tokens only where the template wrote their texts."""
+        """Return the token ids of a rendered text, with control tokens only where the template wrote them."""
         if not self._special_texts.is_forged(text):
             return (yield from self._encode_text(plain(text), add_special_tokens, param, most_tokens))
         before, after = self._around(add_special_tokens)
@@ -361,7 +362,7 @@ class Tokenizer:
         else:
             _check_characters(text, param)  # All of the text is checked, since a cut may be next to any character.
             before, after = self._around(add_special_tokens)
-            # An array, because a list of the integers takes nine times its memory while the others are computed.
+            # An array, because a list would take nine times the memory while the other pieces are encoded.
             so_far = array("i", before)
             for number, piece in enumerate(self._rules.pieces(text, backend)):
                 if most_tokens is not None and len(so_far) > most_tokens:
@@ -381,8 +382,8 @@ class Tokenizer:
     ) -> Generator[None, None, None]:
         """Raise TooManyTokens for a text without safe cuts if it is certainly too long.
 
-        Encodes arbitrary pieces, one per turn, because the whole text might take seconds. Cutting adds less than half
-        of the tokens, so the text is too long if the pieces have over 1.5 times the limit.
+        It encodes arbitrary pieces, one per turn, because the whole text might take seconds. Cutting adds less than
+        half of the tokens, so the text is too long if the pieces have more than 1.5 times the limit.
         """
         num_tokens = 0
         for start in range(0, len(text), UNCUT_CHARACTERS):
@@ -394,7 +395,7 @@ class Tokenizer:
     def _encode_start(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a text, cut to `most_tokens` including its special tokens, which stay."""
+        """Return the token ids of a text, cut to `most_tokens` including its special tokens, which are kept."""
         before, after = self._around(add_special_tokens)
         if add_special_tokens and self._affixes is None:
             raise invalid(
@@ -421,7 +422,7 @@ class Tokenizer:
         return [], []
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
-        """Return the special tokens before and after a text, or None if some are elsewhere."""
+        """Return the special tokens before and after a text, or None if there are some elsewhere."""
         try:
             bare, whole = (self._encode("a b", is_whole, "") for is_whole in (False, True))
         except InvalidRequest:
@@ -437,7 +438,7 @@ class Tokenizer:
     ) -> list[int]:
         _check_characters(text, param)
         try:
-            # Only the backend's methods for batches release the GIL. This one also skips offsets.
+            # Only the backend's batch methods release the GIL. This one also skips offsets.
             return (backend or self.backend).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # The Rust encoder raises Exception itself for all its errors.
             raise invalid(param, f"the model's tokenizer cannot encode it: {error}") from error
@@ -472,7 +473,7 @@ def _refuse_long(added: Iterable[AddedToken]) -> None:
 
 
 def _rewrites(backend: RustTokenizer) -> bool:
-    """Return whether the normalizer changes more than spaces, such as full-width letters."""
+    """Return whether the normalizer changes more than spaces, for example full-width letters."""
     letters = "<\uff1cAé\u212a"
     return backend.normalizer is not None and backend.normalizer.normalize_str(letters).strip("▁ ") != letters
 

@@ -14,7 +14,7 @@ from oaiserve.errors import StartupError
 
 
 def load_tokenizer(folder: Path) -> StoredTokenizer:
-    """Read a tokenizer. Raises what transformers raises, and StartupError for one without a Rust form, or with a
+    """Load a tokenizer. Raises what transformers raises, and StartupError for one without a Rust form, or with a
     tokenizer.json that can't be read."""
     from transformers import AutoTokenizer  # This takes seconds to import.
 
@@ -27,7 +27,7 @@ def load_tokenizer(folder: Path) -> StoredTokenizer:
         of_tiktoken = isinstance(error, ValueError) and "tiktoken" in str(error)
         if not of_tiktoken or not models or find_spec("sentencepiece") is not None:
             raise
-        raise ImportError(  # transformers takes a file that it can't read for one of tiktoken
+        raise ImportError(  # transformers takes a file that it can't read for one of tiktoken's
             f"it is only in sentencepiece's format ({models[0]}). Add the tokenizer.json of the model, or install the "
             "package that reads this format: pip install sentencepiece"
         ) from error
@@ -42,7 +42,8 @@ def load_tokenizer(folder: Path) -> StoredTokenizer:
 
 
 def _refuse_unreadable(path: Path) -> None:
-    """Raise StartupError for a tokenizer.json that the library tokenizers can't read, with the place that it names."""
+    """Raise StartupError for a tokenizer.json that the tokenizers library can't read, with the position that it
+    names."""
     if not path.is_file():
         return
     try:

@@ -1,6 +1,6 @@
 """The parts of transformers' parser of answers that its documentation doesn't promise.
 
-They may change with any new version, so a test compares USED with the installed transformers and with the code here.
+These may change with any new version, so a test compares USED with the installed transformers and with the code here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def unread(parser: ResponseParser) -> str:
 
 
 def forget_read(parser: ResponseParser) -> None:
-    """Drop the text that a parser has read, outside of fields that it reads as a whole."""
+    """Drop the text that a parser has already read, outside of fields that it reads as a whole."""
     parser._buffer = unread(parser)
     parser._pos = 0
     parser._body = ""

@@ -1,1 +1,1 @@
-"""Lower tiers, which get the KV blocks that leave the device: host memory, and files on disk."""
+"""Lower tiers, which store KV blocks that leave the device: host memory, and files on disk."""

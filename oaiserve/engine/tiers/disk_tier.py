@@ -1,7 +1,8 @@
-"""The disk tier beneath the prefix cache: blocks are written behind the steps, and read when a prompt begins with them.
+"""The disk tier below the prefix cache: it writes blocks while steps run, and reads them when a prompt begins with
+them.
 
-A worker of low priority copies blocks that have been published and writes them. Another one reads blocks that a
-sequence lacks, while that waits; the engine thread puts them into the prefix cache, where the sequence then finds them.
+A low-priority worker copies published blocks and writes them. Another worker reads blocks that a waiting sequence
+lacks. The engine thread puts these into the prefix cache, where the sequence then finds them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from oaiserve.storage.block_files import BlockFiles
 
 log = logging.getLogger(__name__)
 
-LEAST_READ = 64  # tokens: fewer are computed sooner than read
-PIECE_BYTES = 4 << 20  # bytes copied to the cache in one go: some milliseconds between two steps
+LEAST_READ = 64  # in tokens; it is faster to compute fewer than to read them
+PIECE_BYTES = 4 << 20  # bytes that are copied to the cache at once, between two steps: takes some milliseconds
 MOST_PIECES = 2  # maximum pieces between the reader and the engine thread
-STOP_SECONDS = 5.0  # time to write pending blocks at the end
+STOP_SECONDS = 5.0  # time limit for writing pending blocks at the end
 
 
 class KeptBlocks(NamedTuple):
-    """The files of blocks, and where the blocks are in memory."""
+    """The files of blocks, and the blocks' location in memory."""
 
     files: BlockFiles
     arrays: list[np.ndarray]  # uint8 [number of blocks, bytes]: keys, values, ... of each layer
@@ -42,7 +43,7 @@ class KeptBlocks(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """Blocks in a row that are being read. Those `before` them are in memory."""
+    """Consecutive blocks that are being read. The blocks `before` them are in memory."""
 
     before: list[BlockHash]
     hashes: list[BlockHash]
@@ -51,7 +52,7 @@ class Reading:
 
 
 class BlocksRead(NamedTuple):
-    """The next blocks of a reading, on their way to the engine thread."""
+    """The next blocks that were read, on their way to the engine thread."""
 
     reading: Reading
     hashes: list[BlockHash]
@@ -67,9 +68,9 @@ class _ToWrite(NamedTuple):
 
 
 class DiskTier:
-    """Writes and reads the blocks of a pool. The engine thread calls all methods but `stop`.
+    """Writes and reads the blocks of a pool. The engine thread calls all methods except `stop`.
 
-    `arrived` is called on the reader's thread. It is to have the engine thread call `take`.
+    `arrived` is called on the reader's thread. It must make the engine thread call `take`.
     """
 
     reason = WaitReason.PREFIX_READ
@@ -90,9 +91,9 @@ class DiskTier:
         ends = np.cumsum([array.shape[1] for array in self._arrays])
         self._places = [slice(end - array.shape[1], end) for end, array in zip(ends, self._arrays, strict=True)]
         self._block_bytes = int(ends[-1])
-        self._piece = max(1, piece_bytes // self._block_bytes)  # blocks
-        self.on_their_way: dict[BlockHash, Reading] = {}  # under way, by each of their hashes
-        # Readings, and the rows of pieces that the engine thread has taken.
+        self._piece = max(1, piece_bytes // self._block_bytes)  # number of blocks
+        self.on_their_way: dict[BlockHash, Reading] = {}  # readings in progress, keyed by each of their hashes
+        # Receives readings, and the rows of pieces that the engine thread has taken.
         self._reader: Worker[Reading | np.ndarray | None] = runtime.worker("read blocks", self._read)
         self._writer: Worker[_ToWrite | None] = runtime.worker("write blocks", self._write, priority=Priority.IDLE)
         self._is_stopping = False
@@ -106,13 +107,13 @@ class DiskTier:
         self._writer.start()
 
     def stop(self) -> None:
-        """End both workers, after what waits to be written, or some seconds."""
+        """End both workers, once pending blocks are written or after some seconds."""
         give_up_ns = self._clock_ns() + int(STOP_SECONDS * 1e9)
         self._is_stopping = True
         self._reader.post(None)
         self._writer.post(None)
-        # The writer ends after its block: at its priority, it would write nothing on a busy machine. There are no more
-        # steps to delay, so this thread writes the rest.
+        # The writer ends after its current block: at its priority, it would write nothing on a busy machine. There are
+        # no more steps to delay, so this thread writes the rest.
         if self._writer.join(STOP_SECONDS):
             with suppress(Empty):
                 while self._clock_ns() < give_up_ns:
@@ -125,7 +126,7 @@ class DiskTier:
         return []
 
     def serves(self, sequence: Sequence) -> bool:
-        # The hash has the adapter's number, which may belong to another adapter after the next start.
+        # The hash contains the adapter's number, which may belong to another adapter after a restart.
         return not sequence.adapter and not sequence.is_background
 
     def flush(self) -> None:
@@ -140,7 +141,7 @@ class DiskTier:
         """Queue a full and computed block for writing, unless it is on disk or the queue is full."""
         if block_hash in self._files:
             return
-        if self._writer.num_waiting() < self._pool.num_blocks:  # The blocks of a longer queue can't all be in memory.
+        if self._writer.num_waiting() < self._pool.num_blocks:  # A longer queue has blocks that were evicted.
             self._writer.post(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
         else:
             self.num_skipped += 1
@@ -148,14 +149,15 @@ class DiskTier:
     def ask(self, sequence: Sequence, hashes: list[BlockHash], num_in_memory: int) -> BlockHash | None:
         """Return the hash of the block that a sequence has to wait for after its first blocks, or None.
 
-        If further blocks are on disk, this starts reading them, once per sequence: there may be no room for them.
+        If further blocks are on disk, this starts reading them. That happens only once per sequence, because there may
+        be no room for them.
         """
         missing = hashes[num_in_memory:]
         if missing and (under_way := self.on_their_way.get(missing[0])) is not None:
             return under_way.hashes[-1]
         if sequence.has_asked_tier:
             return None
-        # A reading that began while the blocks before it were in memory may already bring the later ones.
+        # A reading that started while the blocks before it were in memory may already include the later ones.
         on_disk = list(takewhile(lambda one: one in self._files and one not in self.on_their_way, missing))
         if len(on_disk) * self._pool.block_size < LEAST_READ:
             return None
@@ -166,7 +168,7 @@ class DiskTier:
         return on_disk[-1]
 
     def take(self, read: BlocksRead) -> BlockHash | None:
-        """Put blocks into the prefix cache. Return the hash that was waited for, if this was the last of them."""
+        """Put blocks into the prefix cache. Return the hash that was waited for if these were the last ones."""
         awaited = None if read.reading.is_over else self._put(read)
         self._reader.post(read.rows)
         return awaited
@@ -175,7 +177,7 @@ class DiskTier:
         reading = read.reading
         pool = self._pool
         new = [(i, one) for i, one in enumerate(read.hashes) if pool.find(one) is None]
-        # Those that are in memory are used, too, so that they are not the ones that make room.
+        # Blocks that are already in memory are referenced as well, so that they aren't evicted to make room.
         row = [*reading.before, *read.hashes]
         in_pool = [block for one in row if (block := pool.find(one)) is not None]
         blocks = pool.allocate(len(new), in_pool)
@@ -200,7 +202,7 @@ class DiskTier:
         return reading.hashes[-1]
 
     def _read(self) -> When:
-        """Read the next piece of the first reading, if there is room for it."""
+        """Read the next piece of the first reading, if there is a free buffer for it."""
         with suppress(Empty):
             while True:
                 item = self._reader.take()
@@ -221,7 +223,7 @@ class DiskTier:
         return AT_ONCE
 
     def _read_piece(self, reading: Reading) -> bool:
-        """Read the next piece of a reading, and send it to the engine thread. Return whether it was the last one."""
+        """Read the next piece of a reading, and send it to the engine thread. Return whether it was the last piece."""
         rows = self._room.pop()
         hashes = reading.hashes[reading.num_sent : reading.num_sent + self._piece]
         num_good = 0
@@ -249,7 +251,7 @@ class DiskTier:
 
     def _write_block(self, job: _ToWrite) -> None:
         content = np.concatenate([array[job.block] for array in self._arrays]).data
-        # Steps have gone on meanwhile: the block may have been another one's.
+        # Steps have run meanwhile, so the block may have been reused.
         is_same = self._pool.allocations[job.block] == job.allocation
         if is_same and self._files.write(job.block_hash, job.parent or b"", content):
             self.num_written += 1

@@ -1,8 +1,8 @@
 """The host pool: KV blocks that a device evicts are copied to host memory, and restored for later prompts.
 
-Copies run while steps are computed. A block is saved when it is about to be reused; later steps write to it only after
-it has been read. A prompt that begins with saved blocks waits in the queue until they are restored; others continue.
-No torch.
+Copies run while steps are computed. A block is saved when it is about to be reused, and later steps write to it only
+after it has been read. A prompt that begins with saved blocks waits in the queue until they are restored, while others
+continue. No torch.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import WaitReason
 from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
 
-LEAST_RESTORED = 64  # tokens: fewer are computed sooner than restored
-# To begin a copy takes the host as long for many blocks as for one. So the next ones to be evicted are saved as well.
+LEAST_RESTORED = 64  # in tokens; it is faster to compute fewer than to restore them
+# Starting a copy costs the host the same for many blocks as for one. So the blocks that will be evicted next are saved,
+# too.
 SAVED_TOGETHER = 16
 STOP_SECONDS = 5.0  # time limit for copies in progress at the end
 
 
 class Done(Protocol):
-    """A moment in a device's work: a CUDA event."""
+    """A point in a device's work, such as a CUDA event."""
 
     def synchronize(self) -> None:
-        """Wait until the device has got there."""
+        """Wait until the device has reached that point."""
 
 
 class Copies(Protocol):
@@ -41,19 +42,19 @@ class Copies(Protocol):
     block_bytes: int
 
     def launched(self) -> Any:
-        """Return the moment at which all steps launched so far have ended."""
+        """Return the point at which all steps launched so far have ended."""
 
     def save(self, pairs: list[tuple[int, int]], after: Any) -> None:
-        """Copy blocks into slots (block, slot) once the device is past `after`. Steps launched later wait until the
-        blocks have been read. Of two blocks for one slot, the later one stays."""
+        """Copy blocks into slots (block, slot) once the device has passed `after`. Steps launched later wait until the
+        blocks have been read. If two blocks go to the same slot, the later one stays."""
 
     def restore(self, pairs: list[tuple[int, int]], after: Any) -> Done:
-        """Copy slots into blocks (slot, block), after all saves so far and once the device is past `after`."""
+        """Copy slots into blocks (slot, block), after all saves so far and once the device has passed `after`."""
 
 
 @dataclass(eq=False, slots=True)
 class Restoring:
-    """Blocks in a row that are coming back."""
+    """Consecutive blocks that are being restored."""
 
     hashes: list[BlockHash]
     slots: list[int]
@@ -66,10 +67,10 @@ class Restoring:
 
 
 class HostPool:
-    """Saves the blocks that a pool evicts in slots of host memory, of which it reuses the least recently used one.
+    """Saves the blocks that a pool evicts in slots of host memory, reusing the least recently used slot.
 
-    Blocks keep their slots when they have come back: they are the same as long as they are in the pool, and need not be
-    saved again. `post` has the engine thread take blocks that are back.
+    Restored blocks keep their slots: their content is the same while they are in the pool, so they need not be saved
+    again. `post` makes the engine thread take restored blocks.
     """
 
     reason = WaitReason.PREFIX_RESTORED
@@ -83,11 +84,11 @@ class HostPool:
         self._free = list(range(copies.num_slots))
         self._slots: OrderedDict[BlockHash, int] = OrderedDict()  # the least recently used first
         self._saves: list[tuple[int, int]] = []  # blocks to save before the next step is launched, and their slots
-        # Blocks published before the last flush were written by steps that had been launched by then, so that saving
-        # them does not wait for a later step.
+        # Blocks published before the last flush were written by steps launched before it, so saving them doesn't have
+        # to wait for a later step.
         self._launched = copies.launched()
         self._fresh: set[int] = set()  # blocks published since the last flush
-        self._restoring: dict[BlockHash, Restoring] = {}  # Each of their hashes is a key.
+        self._restoring: dict[BlockHash, Restoring] = {}  # keyed by each of their hashes
         self._waiter: Worker[tuple[Restoring, Done] | None] = runtime.worker("restore blocks", self._wait)
         self._num_saved = self._num_restored = self._num_hits = 0
         pool.on_eviction = self._save
@@ -117,18 +118,18 @@ class HostPool:
         missing = hashes[num_in_memory:]
         if missing and (restoring := self._restoring.get(missing[0])) is not None:
             return restoring.hashes[-1]
-        if sequence.has_asked_tier:  # It computes what was evicted once more before its turn.
+        if sequence.has_asked_tier:  # Blocks evicted again before its turn are computed.
             return None
         pool = self._pool
         num_needed = pool.blocks_for(sequence.num_tokens) - num_in_memory
-        # Before its turn, or without room for all of it, a sequence would lose the blocks again.
+        # If the sequence isn't queued yet, or not all of it fits, the blocks would be evicted again before its turn.
         if sequence.place is Place.NOWHERE or num_needed > pool.num_blocks - pool.num_used:
             return None
         found = [*takewhile(lambda one: one in self._slots and pool.find(one) is None, missing)]
         if len(found) * pool.block_size < LEAST_RESTORED:
             return None
         before = [block for one in hashes[:num_in_memory] if (block := pool.find(one)) is not None]
-        slots = [self._slots.pop(one) for one in found]  # Taken out, so that no eviction reuses them.
+        slots = [self._slots.pop(one) for one in found]  # taken out so that no eviction reuses them
         blocks = pool.allocate(len(found), before, taker=sequence.request_id)
         if blocks is None:
             self._slots.update(zip(reversed(found), reversed(slots), strict=True))
@@ -136,7 +137,7 @@ class HostPool:
         sequence.has_asked_tier = True
         restoring = Restoring(found, slots, blocks)
         self._restoring.update(dict.fromkeys(found, restoring))
-        self.flush()  # A block may have been evicted for one that comes back.
+        self.flush()  # A block may have been evicted to make room for a restored one.
         done = self._copies.restore([*zip(slots, restoring.targets, strict=True)], self._launched)
         self._waiter.post((restoring, done))
         self._num_hits += 1
@@ -156,7 +157,7 @@ class HostPool:
         self._fresh.clear()
 
     def take(self, restoring: Restoring) -> BlockHash:
-        """Put blocks that are back into the prefix cache, and return the hash that was waited for."""
+        """Put restored blocks into the prefix cache, and return the hash that was waited for."""
         if restoring.error is not None:
             raise restoring.error
         for block, block_hash in zip(restoring.targets, restoring.hashes, strict=True):
@@ -174,7 +175,7 @@ class HostPool:
         numbers.num_offload_hits = self._num_hits
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a slot is lost, or has two blocks."""
+        """Raise AssertionError if a slot is lost, or holds two blocks."""
         coming_back = [slot for restoring in {*self._restoring.values()} for slot in restoring.slots]
         slots = [*self._free, *self._slots.values(), *coming_back]
         if sorted(slots) != list(range(self._copies.num_slots)):
@@ -190,7 +191,7 @@ class HostPool:
             self._saves.append((block, slot))
 
     def _wait(self) -> When:
-        """Wait until the next blocks are back, and post them. Only the device is waited for."""
+        """Wait until the next blocks are restored, and post them. This waits only for the device."""
         try:
             under_way = self._waiter.take()
         except Empty:

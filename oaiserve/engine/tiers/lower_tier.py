@@ -1,4 +1,4 @@
-"""A tier below the pool of KV blocks: where the prefix cache finds blocks that the pool has lost. No torch."""
+"""A tier below the pool of KV blocks, in which the prefix cache finds blocks that the pool has lost. No torch."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from oaiserve.runtime import Runtime
 
 
 class BlocksArrived(NamedTuple):
-    """Blocks have come back from the tier. The engine thread calls `take`, which puts them into the prefix cache and
-    returns the hash that sequences may have waited for, if it is there."""
+    """Blocks have arrived from the tier. The engine thread calls `take`, which puts them into the prefix cache and
+    returns the hash that sequences may have waited for, if it has arrived."""
 
     take: Callable[[], BlockHash | None]
 
 
 class LowerTier(Protocol):
-    """Stores blocks below the pool. The engine thread calls all methods but `start` and `stop`."""
+    """Stores blocks below the pool. The engine thread calls all methods except `start` and `stop`."""
 
     reason: WaitReason  # why a sequence waits for a block of this tier
 
     @property
     def on_their_way(self) -> Container[BlockHash]:
-        """Return the blocks that are coming back."""
+        """Return the hashes of the blocks that are being read or restored."""
 
     @property
     def held(self) -> list[int]:
-        """Return the blocks of the pool that the tier has a reference to."""
+        """Return the blocks of the pool that the tier holds references to."""
 
     def serves(self, sequence: Sequence) -> bool:
-        """Return whether the blocks of a sequence may be stored in the tier, and come back for it."""
+        """Return whether a sequence's blocks may be stored in the tier and restored for it."""
 
     def offer(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
-        """Note a full and computed block, which has just been published."""
+        """Note a full and computed block that has just been published."""
 
     def ask(self, sequence: Sequence, hashes: list[BlockHash], num_in_memory: int) -> BlockHash | None:
-        """Return the hash of a block to wait for, after the first blocks of a sequence, or None if none is coming."""
+        """Return the hash of the block that a sequence has to wait for after its first blocks, or None if no blocks
+        will arrive."""
 
     def flush(self) -> None:
-        """Begin the copies that must come before the step that has just been scheduled."""
+        """Start the copies that must precede the step that has just been scheduled."""
 
     def show(self, numbers: EngineNumbers) -> None:
-        """Write the numbers of the tier."""
+        """Copy the tier's counts into `numbers`."""
 
     def start(self) -> None: ...
 

@@ -1,1 +1,1 @@
-"""Tables of types that the other rooms of the engine share: adapters, media, log-probabilities and rules. No torch."""
+"""Types that the engine's packages share: adapters, media, log-probabilities and rules. No torch."""

@@ -1,4 +1,4 @@
-"""Adapters as requests name them. Each has a number of its own, so that the prefix cache tells apart two adapters that
+"""Adapters as requests name them. Each has a unique number, so that the prefix cache can distinguish two adapters that
 had the same name. Imports no torch."""
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class ServedAdapter:
 class AdapterTable:
     """The adapters by name. Any thread may use it, except where a method says otherwise.
 
-    `add` loads the adapter of a folder, and gives it to the model's runner under a number. `drop` takes it away again.
-    `adaptable` has rows and columns of the layers open to adapters. `size` returns the bytes that an adapter will take.
+    `add` loads an adapter from a folder and registers it with the model's runner under a number. `drop` removes it from
+    there. `adaptable` has the number of rows and columns of each layer that adapters may change. `size` returns the
+    bytes that an adapter will take.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class AdapterTable:
         self._drop = drop
         self._lock = Lock()  # One adapter is loaded at a time.
         self._last_number = 0
-        self._by_name: dict[str, ServedAdapter] = {}  # replaced as a whole
-        self._held: dict[int, int] = {}  # the bytes of those that the runner has, by number
+        self._by_name: dict[str, ServedAdapter] = {}  # never modified, only replaced as a whole
+        self._held: dict[int, int] = {}  # bytes of the adapters that the runner has, by number
 
     @property
     def served(self) -> list[ServedAdapter]:
@@ -52,7 +53,7 @@ class AdapterTable:
 
     @property
     def num_bytes(self) -> int:
-        return sum(list(self._held.values()))  # a copy, as the engine thread may drop one meanwhile
+        return sum(list(self._held.values()))  # The list is a copy: the engine thread may drop an adapter meanwhile.
 
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)

@@ -1,4 +1,5 @@
-"""Log-probabilities of tokens and of their alternatives, in the form in which they wait for a client. Stdlib only."""
+"""Log-probabilities of tokens and their alternatives, in the form in which they are stored until a client gets them.
+Stdlib only."""
 
 from __future__ import annotations
 
@@ -7,17 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 Entry = tuple[int, bytes, float]  # a token's id, its true bytes on its own, and its log-probability
-# Ids, bytes and log-probabilities of all entries, and of each position: where the entries of the next one begin, and
-# the rank of its token.
+# Ids, bytes and log-probabilities of all entries; then, for each position, where its entries end, and its token's rank.
 Columns: TypeAlias = "tuple[array[int], list[bytes], array[float], array[int], array[int]]"
 
 
 class TokenLogprobs:
     """The log-probabilities of consecutive tokens, as arrays: for each position the token, then its alternatives.
 
-    An answer may have hundreds of thousands of alternatives, and wait for an idle client. In arrays an
-    alternative takes 20 bytes, because tokens share their texts; as an object it takes more than 200. The first token
-    of a prompt has no log-probability: it is NaN, and there are no alternatives.
+    An answer may have hundreds of thousands of alternatives, and wait for an idle client. In arrays, an alternative
+    takes 20 bytes, because tokens share their texts; as an object, it would take more than 200. The first token of a
+    prompt has no log-probability: it is NaN, without alternatives.
     """
 
     __slots__ = ("columns",)
@@ -44,7 +44,7 @@ class TokenLogprobs:
         ranks.extend(more_ranks)
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep only this number of first positions."""
+        """Keep only the first positions, up to this number."""
         ids, texts, logprobs, ends, ranks = self.columns
         if num_tokens < len(ends):
             end = ends[num_tokens - 1] if num_tokens else 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoopRule:
-    """From which repetitions on the end of an answer is a loop.
+    """How often the end of an answer must repeat to count as a loop.
 
     The first three fields are those of vLLM's `repetition_detection`.
     """
@@ -22,16 +22,16 @@ class LoopRule:
     min_length: int = 0  # minimum tokens of all these occurrences together
 
     def least_length(self, period: int) -> int:
-        """Return the least tokens of a loop of this period."""
+        """Return the minimum number of tokens of a loop with this period."""
         return max(self.min_count * period, self.min_length)
 
     def least_repeated(self, above: int) -> int:
-        """Return the minimum tokens after the first period of any loop whose period exceeds `above` tokens."""
-        turning_point = self.min_length // self.min_count  # Above this period, `min_count` decides.
+        """Return how many tokens follow the first period, at least, in any loop whose period exceeds `above` tokens."""
+        turning_point = self.min_length // self.min_count  # For longer periods, `min_count` decides.
         periods = (min(max(period, above + 1), self.max_pattern_size) for period in (turning_point, turning_point + 1))
         return min(self.least_length(period) - period for period in periods)
 
 
-# What the server reports as a loop, and where the chat page stops. "ha" fifty times, or a board of 8 x 8 zeros, is
-# none.
+# What the server reports as a loop, and where the chat page stops. "ha" fifty times, or a board of 8 x 8 zeros, is not
+# one.
 USUAL = LoopRule(max_pattern_size=512, min_count=4, min_length=300)

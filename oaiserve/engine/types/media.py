@@ -1,7 +1,7 @@
 """The images and sounds of prompts, from a client's file to the vectors that a model reads. No torch, no HTTP.
 
-A `MediaFile` is what a client sends. A tokenize worker makes a `Medium` of it, which is ready for the model's tower.
-The tower makes an `Encoded` of that, whose vectors replace embeddings of tokens.
+A `MediaFile` is what a client sends. A tokenize worker turns it into a `Medium`, which is ready for the model's tower.
+The tower turns that into an `Encoded`, whose vectors replace embeddings of tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MediaKind = Literal["image", "audio"]
 Detail = Literal["auto", "low", "high"]
 
 FILE_BYTES = 20 * 2**20  # limit for one image or sound
-PROMPT_IMAGES = 16  # A prompt may have as many pixels as this many of the largest images.
+PROMPT_IMAGES = 16  # A prompt may have as many pixels as this many images of the largest size.
 
 if TYPE_CHECKING:
     Integers = array[int]
     Content = bytes | str
 else:
     Integers = array
-    Content = Any  # msgspec, which reads the types of a message to an engine process, allows no such union.
+    Content = Any  # msgspec, which checks the types of messages to an engine process, supports no such union
 
 
 class MediaLimits(NamedTuple):
@@ -45,9 +45,9 @@ class MediaFile:
     """An image or a sound as a client sends it. It is not decoded yet, so it may be anything."""
 
     kind: MediaKind
-    content: Content  # a text is base64, as `data_url.base64_decoded` reads it
+    content: Content  # a string is base64, as `data_url.base64_decoded` reads it
     detail: Detail = "auto"
-    param: str = "messages"  # the field of the request that it came from, for errors
+    param: str = "messages"  # the request's field that contained it, for errors
     where: str = ""  # JSON path within the parameter, such as messages[0].content[1]
 
 
@@ -69,26 +69,26 @@ class Medium:
 
     kind: MediaKind
     key: bytes  # 16 bytes: the hash of its content, of the options that it is prepared with, and of the salt
-    num_rows: int  # vectors, each in the place of one token
-    inputs: Any = None  # the tower's arguments; None if `encoded` was there
+    num_rows: int  # number of vectors, each of which replaces one token
+    inputs: Any = None  # the tower's arguments; None if `encoded` was found
     encoded: Encoded | None = None  # vectors found in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptMedia:
-    """The media of one prompt, and the tokens whose embeddings their vectors replace."""
+    """The media of one prompt, and the tokens whose embeddings are replaced by their vectors."""
 
     media: tuple[Medium, ...]
-    places: Integers  # ascending indices of the prompt's tokens that all vectors replace
-    # The positions of the prompt's tokens by time, height and width, one after the other; empty: their indices.
+    places: Integers  # ascending indices of the prompt's tokens that are replaced by vectors
+    # The prompt's positions by time, then by height, then by width; empty: positions equal indices.
     axes: Integers = field(default_factory=lambda: array("i"))
-    # The difference between the position and the index of a token after the prompt.
+    # The difference between position and index for tokens after the prompt.
     delta: int = 0
-    # Runs of tokens that see each other in both directions, as (first, end), ascending.
+    # Runs of tokens that attend to each other in both directions, as (first, end), ascending.
     runs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a position above its token's index, for which tables may be too short."""
+        """Raise ValueError for a position greater than its token's index, because position tables may be too short."""
         if self.delta > 0 or (self.axes and 3 * max(self.axes) >= len(self.axes)):
             raise ValueError(f"a token has a position behind its index: up to {max(self.axes, default=0)}")
 
@@ -106,7 +106,7 @@ class PromptMedia:
         return [*own, *range(max(start, length) + self.delta, end + self.delta)]
 
     def whole_end(self, start: int, end: int) -> int:
-        """Return the end of a chunk that does not end inside a run. It is at most `end`, unless the chunk begins with
+        """Return where to end a chunk so that it doesn't end inside a run: at most `end`, unless the chunk begins with
         a run that is longer."""
         for first, last in self.runs:
             if first < end < last:
@@ -133,34 +133,34 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A medium and its placeholder text in the prompt."""
+    """A medium and the text that stands for it in the prompt."""
 
     medium: Medium
     text: str
-    shape: Any = None  # shape that gives the positions of its tokens, where these have three axes
+    shape: Any = None  # shape from which its tokens' positions follow, if these have three axes
 
 
 class MediaReader(Protocol):
     """Prepares media for a model's tower. Any number of threads may call it."""
 
-    placeholders: Mapping[MediaKind, str]  # the texts in whose places the texts of media come
+    placeholders: Mapping[MediaKind, str]  # the texts that the texts of media replace
 
     def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
-        """Return the files as bytes, once their headers have no more pixels than a prompt may have. Raises
-        InvalidRequest."""
+        """Return the files as bytes, after checking in their headers that they don't have more pixels than a prompt may
+        have. Raises InvalidRequest."""
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         """Prepare a client's file, for the tower unless `only_text` is needed. Its vectors are shared only among
         requests with the same salt. Raises an APIError for a file that is not such a medium, or is too large."""
 
     def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
-        """Return the media of a prompt, given its token ids. Raises InvalidRequest if they do not go together."""
+        """Return the media of a prompt, given its token ids. Raises InvalidRequest if ids and media don't match."""
 
 
 class Vectors:
-    """The cache of `Encoded` by the keys of media: the least recently used go first beyond `max_bytes`.
+    """The cache of `Encoded`, keyed by medium. Above `max_bytes`, the least recently used are dropped first.
 
-    The engine thread alone calls `add` and `touch`; any thread may call `get`.
+    Only the engine thread calls `add` and `touch`; any thread may call `get`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -172,12 +172,12 @@ class Vectors:
         return self._kept.get(key)
 
     def touch(self, key: bytes) -> None:
-        """Note that a medium is used."""
+        """Note that a medium has been used."""
         if key in self._kept:
             self._kept.move_to_end(key)
 
     def add(self, key: bytes, encoded: Encoded) -> None:
-        """Keep the vectors of a medium, unless they alone are too large."""
+        """Store the vectors of a medium, unless they alone are too large."""
         if key in self._kept or encoded.num_bytes > self._max_bytes:
             return
         self._kept[key] = encoded

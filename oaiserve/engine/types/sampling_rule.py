@@ -1,11 +1,11 @@
-"""`SamplingRule`: an edit of logits that a plug-in brings, for all sequences of a server. No torch."""
+"""`SamplingRule`: an edit of logits by a plug-in, for all sequences of a server. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Edits the logits of one draw in place: a tensor in float32, [vocab]. It also gets the ids of the answer so far.
+# Edits the logits of one draw in place, a float32 tensor [vocab], given the ids of the answer so far.
 Rule = Callable[[Any, list[int]], None]
 
 

@@ -1,1 +1,1 @@
-"""Tokenizers of GGUF files, which have a vocabulary and some settings in their metadata, but no tokenizer.json."""
+"""Tokenizers of GGUF files, whose metadata contain a vocabulary and some settings, but no tokenizer.json."""

@@ -20,7 +20,8 @@ def byte_level(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def words(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a tokenizer whose tokens are parts of words, without a token for a space (jina-embeddings-v2-base-zh)."""
+    """Return a tokenizer whose tokens are parts of words, without a token for the space
+    (jina-embeddings-v2-base-zh)."""
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, vocabulary.merges))
     if vocabulary.get("normalizer.lowercase", False):
         tokenizer.normalizer = normalizers.Lowercase()
@@ -29,7 +30,8 @@ def words(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def spaced(vocabulary: Vocabulary, *, has_merges: bool) -> Tokenizer:
-    """Return a tokenizer that writes spaces as "▁", with the file's merges or, like sentencepiece, its scores."""
+    """Return a tokenizer that writes spaces as "▁", and merges by the file's merges or, like sentencepiece, by its
+    scores."""
     merges = vocabulary.merges if has_merges else _merges_by_scores(vocabulary)
     unknown = vocabulary.token_id("unknown")
     tokenizer = Tokenizer(
@@ -52,10 +54,10 @@ def spaced(vocabulary: Vocabulary, *, has_merges: bool) -> Tokenizer:
 
 
 def _merges_by_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make another token, by descending score.
+    """Return all pairs of tokens that form another token, by descending score.
 
-    Sentencepiece merges the two neighbours whose token has the best score. Special tokens are matched in a text before,
-    or are never made from others.
+    Sentencepiece merges the two neighbours whose joined token has the best score. Special tokens are left out: they are
+    matched in a text before that, or never result from merges.
     """
     ids = {token: token_id for token, token_id in vocabulary.ids.items() if vocabulary.is_normal(token_id)}
     scores = vocabulary.scores

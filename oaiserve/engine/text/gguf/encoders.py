@@ -7,14 +7,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.engine.text.gguf.vocabulary import CONTINUES, SPACE, Vocabulary
 
-_MOST_WORD_CHARACTERS = 100  # a longer word is unknown
+_MOST_WORD_CHARACTERS = 100  # longer words are unknown
 
 
 def word_piece(vocabulary: Vocabulary) -> Tokenizer:
     unknown = vocabulary.token_id("unknown")
     if unknown is None:
         raise BadFile("its tokenizer has no unknown token")
-    # Older files do not say whether the model is for lower case. Then its tokens show it.
+    # Older files do not say whether the model expects lower case. Then its tokens reveal it.
     is_cased = any(vocabulary.is_normal(i) and "A" <= token[:1] <= "Z" for token, i in vocabulary.ids.items())
     lowercase = bool(vocabulary.get("normalizer.lowercase", not is_cased))
     tokenizer = Tokenizer(

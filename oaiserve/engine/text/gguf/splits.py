@@ -25,7 +25,7 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# Letters that have cases, except those of a few scripts and those that Unicode got late.
+# Letters with case, except those of a few scripts and those added to Unicode recently.
 _CASED = (
     r"\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}\x{10cd}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}"
     r"\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df1e}]"
@@ -134,26 +134,26 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es", "mellum", "modern-bert", "mpt"), ()),
     **dict.fromkeys(("olmo", "phi-2", "roberta-bpe", "trillion"), ()),
 }
-# Tokenizers that keep a part of a text that is a token, without the merges that make it.
+# Tokenizers that keep a part of the text that is itself a token, without applying merges to it.
 WHOLE_TOKENS = {
     *("falcon-h1", "falcon3", "glm4", "glm5", "granite-embed-multi-97m", "jina-v5-nano", "lfm2", "llama-bpe"),
     *("llama-v3", "llama3", "midm-2.0", "minicpm5", "pixtral", "tekken", "youtu"),
 }
-# Tokenizers that put a BOS before a text, or two separators between texts, if the file does not say otherwise.
+# Tokenizers that put a BOS before a text, or two separators between texts, unless the file says otherwise.
 ADD_BOS = {
     *("chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0"),
     *("pixtral", "tekken"),
 }
 ADD_SEPARATOR = {"jina-v1-en", "jina-v2-code", "roberta-bpe"}
-# Tokenizers that merge characters of whole texts, with "▁" for spaces.
+# Tokenizers that merge the characters of a whole text, with "▁" for spaces.
 GEMMA4 = {"gemma4", "granite-embed-multi-311m"}
 SPACED = {*GEMMA4, "sarvam-moe"}
 
 
 def expressions(name: str | None) -> tuple[str, ...]:
-    """Return the expressions for the name in a file; an empty sequence stands for GPT-2's.
+    """Return the expressions for a name in a file, or an empty sequence for GPT-2's.
 
-    Raises BadFile for an unknown name, as wrong splits would give wrong answers.
+    Raises BadFile for an unknown name, because wrong splits would give wrong answers.
     """
     if name is None or name == "default":
         log.warning("The file does not say how its tokenizer splits texts: it is taken as GPT-2's")

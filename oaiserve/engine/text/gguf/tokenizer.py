@@ -11,19 +11,19 @@ from oaiserve.engine.text.gguf.splits import ADD_BOS, ADD_SEPARATOR, GEMMA4, SPA
 from oaiserve.engine.text.gguf.vocabulary import Vocabulary
 from oaiserve.engine.text.stored_tokenizer import StoredTokenizer
 
-# Names of tokens in templates and libraries, by their names in the metadata.
+# Names of special tokens in templates and libraries, keyed by their names in the metadata.
 _NAMES = {
     **{name: f"{name}_token" for name in ("bos", "eos", "cls", "mask")},
     "unknown": "unk_token",
     "padding": "pad_token",
     "seperator": "sep_token",
 }
-# Special tokens of Phi-3 that leave the white space after them. All others take it.
+# Special tokens of Phi-3 that don't absorb the white space after them. All others do.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def load_gguf_tokenizer(head: GgufHead) -> StoredTokenizer:
-    """Return the tokenizer of a file. Raises BadFile if it has none, or one of an unknown kind."""
+    """Return the tokenizer of a file. Raises BadFile if the file has none, or one of an unknown kind."""
     vocabulary = Vocabulary(head.read_tokenizer())
     tokenizer = _build(vocabulary)
     add_tokens(tokenizer, vocabulary)
@@ -95,7 +95,7 @@ def _post_processor(vocabulary: Vocabulary) -> processors.TemplateProcessing | N
 
 
 def _affixes(vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids of the special tokens before and after a text, and of those between two."""
+    """Return the ids of the special tokens before a text, after it, and between two texts."""
 
     def first_of(*roles: str) -> list[int]:
         return [i for i in map(vocabulary.token_id, roles) if i is not None][:1]
@@ -104,11 +104,11 @@ def _affixes(vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
         return first_of("cls", "bos"), first_of("seperator", "eos"), []
     kind = vocabulary.kind
     splits = vocabulary.splits
-    # Files of Gemma 4 may say that it has none.
+    # Files of Gemma 4 may say that it has no BOS, although it has.
     is_gemma4 = kind == "gemma4" or splits in GEMMA4
     adds_bos = is_gemma4 or vocabulary.get("add_bos_token", kind == "llama" or splits in ADD_BOS)
     adds_eos = vocabulary.get("add_eos_token", kind == "t5")
-    # Files of ModernBERT say that it has two separators.
+    # Files of ModernBERT say that it has two separators, although it hasn't.
     adds_more = _adds_separator(vocabulary) and splits != "modern-bert"
     return (
         first_of("bos", "cls") if adds_bos else [],

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file and the settings of its tokenizer, from the metadata."""
+"""The vocabulary and the tokenizer settings in a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", 
 
 
 def _in_word_pieces(token: str, kind: int) -> str:
-    """Spell a token as BERT does: files mark the start of a word, and BERT marks its continuation."""
+    """Spell a token as BERT does: files mark the beginning of a word, while BERT marks its continuation."""
     if kind == CONTROL:
         return token
     if token.startswith(SPACE):
@@ -64,7 +64,7 @@ class Vocabulary:
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The model's chat template; several by name, if it has one of its own for requests with tools."""
+        """The model's chat template, or several by name, if there is a separate one for requests with tools."""
         name = "tokenizer.chat_template"
         template = self._values.get(name)
         for_tools = self._values.get(f"{name}.tool_use")
@@ -81,7 +81,7 @@ class Vocabulary:
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end a text, by their roles: the main one first."""
+        """The ids of the tokens that end a text, according to their roles, the main one first."""
         ids = [self.token_id(role) for role in _END_ROLES]
         more = self.get("eos_token_ids", [])
         ids += [one for one in more if type(one) is int] if isinstance(more, list) else []
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @property
     def fill_texts(self) -> list[str]:
-        """The tokens before the prefix, the suffix and the middle for filling in the middle; none if one is missing."""
+        """The tokens before the prefix, the suffix and the middle for fill-in-the-middle; empty if one is missing."""
         ids = [next(filter(None, map(self.token_id, roles)), None) for roles in _FILL_ROLES]
         if None in ids:
             return []
@@ -109,7 +109,7 @@ class Vocabulary:
 
     @cached_property
     def user_defined_ids(self) -> frozenset[int]:
-        """The ids of the other tokens that are matched in a text as they are written."""
+        """The ids of the other tokens that are matched literally in a text."""
         return frozenset(i for i, kind in self._numbered_types() if kind == USER_DEFINED) - self.special_ids
 
     @property
@@ -144,7 +144,7 @@ class Vocabulary:
 
     @property
     def splits(self) -> str | None:
-        """The name of the way to split texts before bytes are merged."""
+        """The name of the rule that splits a text before bytes are merged."""
         value = self.get("pre")
         if isinstance(value, str):
             return value
