@@ -1,8 +1,8 @@
 """The engine thread: takes commands between two steps, and hands over the events of each step. No torch.
 
-The thread owns scheduler, runner and open requests. Commands come in through one inbox, events leave by one call per
-step and consumer, and numbers leave as an immutable snapshot. So there are no locks. `Stepper` computes the
-steps; the runtime owns the thread, whose turns take all commands and compute at most one step.
+The thread owns scheduler, runner and open requests. Commands arrive in one inbox, events leave by one call per step and
+consumer, and numbers are published as an immutable snapshot. So there are no locks. `Stepper` computes the steps;
+the runtime owns the thread, whose turns take all commands and compute at most one step.
 """
 
 from __future__ import annotations

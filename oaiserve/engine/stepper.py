@@ -1,18 +1,18 @@
-"""A step, from the loop to its events. `Stepper.turn` takes each step through these stops. No torch.
+"""A step, from the loop to its events. `Stepper.turn` takes each step through these stages. No torch.
 
-    schedule   `Scheduler.schedule` chooses the chunks, after drafts of the running sequences
+    schedule   `Scheduler.schedule` chooses the chunks, after drafts were proposed for the running sequences
     launch     `Runner.launch` begins to compute them; `Scheduler.advance` counts them as computed
-    settle     `Scheduler.settle` decides which draws count, once the step before is committed
+    settle     `Scheduler.settle` decides which draws count, once the previous step is committed
     draw       `Runner.draw` makes the late draws, with the masks of grammars
     collect    `Runner.collect` waits for the results
-    take       `Results.take` makes tokens, commits and events of them
+    take       `Results.take` turns them into tokens, commits and events
     hand over  the loop publishes its numbers and delivers the events
 
-With overlap, a step is launched before the results of the step before are on the host, so that the device computes
+With overlap, a step is launched before the results of the previous one are on the host, so that the device computes
 while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
-step in flight wait until these are committed; the forward and all other draws of the step do not. The masks of grammars
-are filled after the launch of the forward, while the device computes it. Drafts follow known ids, so none is in flight
-when a step with drafts is scheduled, nor when the one after it is.
+step in flight wait until these are committed; the forward pass and all other draws of the step do not. The masks of
+grammars are filled after the forward pass is launched, while the device computes it. Drafts follow known ids, so no
+step is in flight when a step with drafts or the one after it is scheduled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The tokenize stage: worker threads turn the prompts of a request into token ids, once, compile its grammar, and check
+"""The tokenize stage: worker threads turn the prompts of a request into token ids, compile its grammar, and check
 lengths and ids.
 
-Clients take turns, and a turn is one piece of work, so a long prompt keeps others waiting for milliseconds. It knows
-the length of the context and the model's ids. It must not know HTTP, torch, the scheduler, or how a tokenizer works.
+Clients take turns, and a turn is one piece of work, so a long prompt only keeps others waiting for milliseconds. The
+stage depends on the length of the context and the model's ids, but not on HTTP, torch, the scheduler, or how a
+tokenizer works.
 The engine submits and aborts requests, and passes a callable for the results.
 """
 

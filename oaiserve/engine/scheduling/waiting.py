@@ -3,17 +3,17 @@
 Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), which grows
 the slower the larger its share is. The next sequence to be admitted is the first one of the waiting client with the
 lowest counter, and the prompts of a step are in the order of these counters, whether they wait or are under way. A
-client coming back is lifted to the lowest counter of those with a prompt that waits or is under way, or of the last one
-to stop waiting: being idle earns nothing.
+client that returns has its counter raised to the lowest one of all clients with a prompt that waits or is under way, or
+to that of the last client that waited: being idle earns nothing.
 
-While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
+While two clients wait all the time, the service of one in any interval exceeds the other's by at most
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
-theorem 4.4, with our weights). No prompt of the client ahead is computed before the other client's, so it only gets
-what its decodes still get, and half of a step. Overtaking (`may_overtake`) adds to the bound. A place taken from a
-client ahead (`Order.gives_way`) only reduces the difference. A client that had nothing open goes before those with as
-much service, so a short prompt of it ends in one of the next two steps.
+theorem 4.4, with our weights). No prompt of the client that is ahead is computed before the other client's, so it only
+gets what its decodes still get, and half of a step. Overtaking (`may_overtake`) adds to the bound. Taking a slot from
+the client that is ahead (`Order.gives_way`) only reduces the difference. A client that had nothing open goes before
+those with the same amount of service, so a short prompt of such a client ends in one of the next two steps.
 
-The requests of a client take turns, too. A request with nothing running goes before one that has a place already. The
+The requests of a client take turns, too. A request with nothing running goes before one that has a slot already. The
 prompts of each client are computed in the order in which they would end if they shared equally (`EqualShares`), so a
 short prompt passes long ones. Until a prompt ends, its client gets at most twice the prompt tokens that it would get
 with equal shares, because a long prompt leaves half of a step to a shorter one after it.

@@ -17,14 +17,14 @@ from oaiserve.engine.sequences.sequence import Sequence
 
 
 class Draw(Enum):
-    """The moment of a chunk's draws, and whether these count. The scheduler decides it, twice.
+    """When a chunk draws, and whether its draws count. The scheduler decides this in two stages.
 
-    When it makes a step, a chunk draws AT_LAUNCH or LATE. Once the step before has been committed, `Scheduler.settle`
-    may make SUPERSEDED or VOID of either, and from then on nothing changes:
+    In a new step, a chunk draws AT_LAUNCH or LATE. Once the previous step has been committed, `Scheduler.settle` may
+    change either to SUPERSEDED or VOID, which is final:
 
         AT_LAUNCH, LATE    the last known token of the chunk is the last one of its sequence: the draw follows it
         SUPERSEDED         the sequence has more tokens: a grammar has forced the token that the chunk was to draw
-        VOID               the sequence has fewer: the token that the chunk ends with was expected, and did not come
+        VOID               the sequence has fewer: the token that the chunk ends with was expected but never drawn
     """
 
     AT_LAUNCH = 1  # drawn together with the forward pass

@@ -1,6 +1,6 @@
 """Detokenizers turn token ids into text in whole characters, and stop matchers keep stop strings out of it.
 
-Each choice has one of both, owned by the engine thread. This module must not know torch, the scheduler or HTTP.
+Each choice has one of each, owned by the engine thread. This module must not depend on torch, the scheduler or HTTP.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Finds the cuts of a text, between which it can be encoded piece by piece, by the definition of a tokenizer.
+"""Finds positions at which a text can be cut and encoded piece by piece, from the definition of its tokenizer.
 
-A cut must be certain, for a wrong one would give wrong ids. So a tokenizer is analysed only if this file knows each of
-its components; for any other, texts are encoded whole. It must not know HTTP, prompts or the length of the context.
+A cut must be certain, because a wrong one would give wrong ids. So a tokenizer is only analysed if this file knows each
+of its components; for any other, texts are encoded whole. This module must not depend on HTTP, prompts or the length of
+the context.
 
 Two families are supported:
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen). A pattern splits the text, and each split is encoded on its own. So a position
-  is a cut where no match of the pattern can contain both of its neighbours. In the patterns known here, that is between
-  a letter or digit and a space, a line end, a comma or a full stop.
-- BPE over a whole text with "▁" for spaces (Llama 2, Gemma, Mistral). No pattern splits the text, but BPE makes only
-  tokens of its vocabulary. Between a letter and a space is a cut if no token has that letter before a "▁".
+  is a cut if no match of the pattern can contain the characters on both sides. In the patterns known here, that is the
+  case between a letter or digit and a space, a line end, a comma or a full stop.
+- BPE over a whole text with "▁" for spaces (Llama 2, Gemma, Mistral). No pattern splits the text, but BPE only produces
+  tokens of its vocabulary. A position between a letter and a space is a cut if no token contains that letter before
+  a "▁".
 
-In both, added tokens are matched before anything else, and may take the white space around them. So none may touch a
-cut.
+In both, added tokens are matched before anything else, and may absorb the white space around them. So none of them may
+touch a cut.
 """
 
 from __future__ import annotations

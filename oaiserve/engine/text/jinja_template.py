@@ -1,9 +1,9 @@
 """Chat templates as programs in Jinja, in a sandbox: they come with models, so they are not trusted.
 
-The language is that of transformers, for which they are written: its settings of Jinja, its functions, its names in
-messages. It is implemented here because importing transformers takes longer than the rest of a start; tests compare the
-two. In the rendered text, the characters from the template's source are known (`template_text.py`). It must not know
-tokens or requests.
+Templates are written for transformers, so they get the same settings of Jinja, the same functions and the same names in
+messages. These are implemented here because importing transformers takes longer than the rest of a start; tests compare
+the two. A rendered text records which characters come from the template's source (`template_text.py`). This module must
+not depend on tokens or requests.
 """
 
 from __future__ import annotations

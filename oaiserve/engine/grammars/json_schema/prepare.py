@@ -2,11 +2,11 @@
 
 A schema is obeyed or refused, never ignored: every answer is valid under it. The supported keywords are decided here,
 one by one, so that a refusal names the keyword and its place. Names undefined in JSON Schema are annotations, and are
-left out with the others. llguidance gets a document of the keywords known to be obeyed.
+left out like all annotations. llguidance gets a document with only the keywords that are known to be obeyed.
 
 Answers may be narrower than the schema: one blank after each separator and no other white space if names are listed,
-properties in the order of the schema, others only where the schema mentions them, dates accepted by every
-library.
+properties in the order of the schema, others only where the schema mentions them, and only dates that every library
+accepts.
 """
 
 from __future__ import annotations
