@@ -27,7 +27,7 @@ class _Client(Generic[Waiting]):
 
 
 class EncoderTurns(Generic[Waiting]):
-    """The waiting requests by client, each client's in the order in which they came."""
+    """The waiting requests by client, each client's in order of arrival."""
 
     def __init__(self, *, by_client: bool) -> None:
         self._by_client = by_client

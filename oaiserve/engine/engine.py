@@ -252,8 +252,8 @@ class Engine:
         return self._loop.snapshot
 
     def snapshot(self) -> EngineNumbers:
-        """Return the engine's numbers after the last step, and without work those of now. This costs the engine thread
-        nothing."""
+        """Return the engine's numbers after the last step, or the current ones if there is no work. This costs the
+        engine thread nothing."""
         now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
         cores_ns = self._parts.cores_ns()
         return current_numbers(
@@ -272,16 +272,17 @@ class Engine:
 
     @property
     def is_reporting(self) -> bool:
-        """Return whether a report has been asked for. From then on requests should have `routing`."""
+        """Return whether a report has been requested. From then on, requests should have `routing`."""
         return self._reports.is_asked
 
     def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
         return prompt_of_body(content) if self._reports.is_asked else None
 
     def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
-        """Return the newest open requests by id, newest first, or only that with this id. It may take milliseconds.
+        """Return the newest open requests by id, newest first, or only the one with this id. It may take milliseconds.
 
-        `epoch_offset_ns` is the wall clock minus the monotonic clock."""
+        `epoch_offset_ns` is the wall clock minus the monotonic clock.
+        """
         rows = OpenRows(self._loop.arriving, self._loop.requests, self._loop.causes, self._clock_ns)
         if request_id is not None:
             return rows.one(request_id, epoch_offset_ns)

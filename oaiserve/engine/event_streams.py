@@ -248,7 +248,7 @@ class HeldTokens:
 
 
 def append(chunk: TokenChunk, more: TokenChunk) -> None:
-    """Append a chunk to the chunk before it of the same choice."""
+    """Append a chunk to the previous chunk of the same choice."""
     chunk.text += more.text
     chunk.token_ids += more.token_ids
     if chunk.text_lengths is not None and more.text_lengths is not None:
@@ -312,7 +312,7 @@ class LoopStreams:
         self._max_unread_tokens = max_unread_tokens
         self.held = HeldTokens(clock_ns, max_held_tokens)
         self._streams: dict[str, LoopStream] = {}
-        self._arrived: list[list[Event]] = []  # the events of steps that no stream has yet
+        self._arrived: list[list[Event]] = []  # events of steps that haven't been pushed to streams yet
 
     def __len__(self) -> int:
         """Return the number of requests whose terminal event has not arrived yet."""

@@ -69,7 +69,7 @@ class Energy:
         return bool(self._cpu or self._gpu)
 
     def read(self) -> None:
-        """Read the meters, unless it was done a moment ago."""
+        """Read the meters, unless they were read a moment ago."""
         now_ns = self._clock_ns()
         last_ns = self._read_ns
         if not self.is_known or (last_ns is not None and now_ns - last_ns < LEAST_NS):

@@ -104,7 +104,7 @@ class MachineTime:
         return min(most_ns, max(delay_ns // self.num_threads, self._throttled_ns - throttled_ns))
 
     def _look(self) -> int:
-        """Read Linux's accounts of the process. Return the delays of the working threads since the last look."""
+        """Read Linux's accounts of the process. Return the delays of the working threads since the last check."""
         self._looked_ns = self._clock_ns()
         before = self._others
         self._others = {name: _read(self._statistics(name)) for name in self._others}
@@ -159,7 +159,7 @@ def _content(path: Path) -> bytes:
 def throttling_file(root: Path = Path("/")) -> Path | None:
     """Return the file with the time for which a CPU limit has stopped this process, or None.
 
-    It is that of the innermost cgroup whose folder is there. `root` is the folder that has proc/ and sys/.
+    It belongs to the innermost cgroup whose folder exists. `root` is the folder that has proc/ and sys/.
     """
     found = [one for one in cgroups("cpu", root) if (one.folder / "cpu.stat").exists()]
     # Where version 1 limits CPUs, version 2 doesn't.

@@ -32,7 +32,7 @@ class Meter:
         return self.total - self.nobody - self.given
 
     def drop(self, share: float) -> None:
-        """Count a share as belonging to no request, because its request had ended."""
+        """Count a share as belonging to no request, because its request has ended."""
         self.nobody += min(self._left, round(share))
 
     def give(self, share: float, *, is_last: bool) -> int:
@@ -66,7 +66,7 @@ class Shares:
             own.machine_ns += machine_ns
 
     def step_ended(self) -> None:
-        """Let what the step computed for requests that ended meanwhile belong to no request."""
+        """Charge to no request what the step computed for requests that ended meanwhile."""
         for own in self._closed:
             self.cores.drop(own.core_ns)
             self.time.drop(own.machine_ns)

@@ -94,7 +94,7 @@ class Lane:
     # -- arrival, waits and departure ---------------------------------------------------------------------------------
 
     def arrive(self, sequence: Sequence, num_tokens: int, leader: Sequence | None, since_ns: int) -> None:
-        """Give a new sequence, with this many tokens to compute, its turn, and let it wait.
+        """Add a new sequence with this many tokens to compute, and let it wait.
 
         If a `leader` is about to compute their common prompt, it waits for that first.
         """

@@ -182,7 +182,7 @@ class Scheduler:
         advance(step, self.of, self.memory)
 
     def settle(self, step: Step) -> None:
-        """Decide which draws of a launched step count, after the commit of the step before: see `Draw`."""
+        """Decide which draws of a launched step count, after the previous step has been committed: see `Draw`."""
         settle(step)
 
     def charge_masks(self, chunks: Iterable[Chunk]) -> None:

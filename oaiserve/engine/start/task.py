@@ -33,7 +33,7 @@ def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
         return "transcribe"
     if has_modules:  # sentence-transformers writes a modules.json.
         return "embed"
-    # A folder of bare layers, or of an encoder with the head that it was trained with.
+    # A folder of bare layers, or of an encoder with its training head.
     is_bare = architecture.endswith(("Model", "ForMaskedLM", "ForPreTraining")) and not architecture.endswith(
         "LMHeadModel"
     )
