@@ -1,4 +1,4 @@
-"""The addresses of this machine, and the error of one on which no server can listen."""
+"""The addresses of this machine, and the error for an address that cannot be bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def addresses_of_machine() -> list[str]:
-    """Return the addresses of this machine's networks, IPv4 first, without those that need the name of an interface."""
+    """Return the addresses of this machine, IPv4 first, without link-local ones, which need an interface name."""
     return [str(address) for address in (*_ipv4(), *_ipv6())]
 
 
@@ -46,7 +46,7 @@ def _ipv6() -> list[IPv6Address]:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> StartupError:
-    """Return the error of a socket that cannot be bound: because of its address, or because of its port."""
+    """Return the error for a socket that cannot be bound, with advice about its address or its port."""
     is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
     reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
     advice = allowed_hosts() if is_of_host else "Choose another port with --port, or 0 for any free port."

@@ -10,12 +10,12 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.screen import Screen
 
 _LABEL_WIDTH = 10
-OPENED_BY = "--api-key to open it for clients with a key, or --open-dashboard for all"  # flags for the pages
+OPENED_BY = "--api-key to open it for clients with a key, or --open-dashboard for all"  # flags that open the pages
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """The lines of a server at its start: the title has its address, and each fact has a label."""
+    """The lines that a server prints at its start. The title contains its address, and each fact has a label."""
 
     title: str
     facts: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Sends requests to a server, with the standard library alone, because its import takes no time."""
+"""Sends requests to a server. It uses only the standard library, which is fast to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.commands import servers
 from oaiserve.errors import StartupError
 from oaiserve.hosts import is_loopback
 
-SHORT_SECONDS = 2.0  # time limit of answers that need no computation
+SHORT_SECONDS = 2.0  # time limit for answers that need no computation
 KEY_VARIABLE = "OPENAI_API_KEY"
 CONTEXT = 32_768  # tokens, if a server does not report it
 
@@ -27,7 +27,7 @@ class ListedModel(NamedTuple):
     name: str
     context: int  # tokens
     task: str  # generate, or a task that writes no text
-    names: tuple[str, ...]  # the served name, and that of the folder or on the hub
+    names: tuple[str, ...]  # the served name, and the model's folder or hub id
     device: str  # cpu or cuda; "" if the server doesn't report it
 
 
@@ -35,7 +35,7 @@ class Client:
     """A client of one server, with the key in OPENAI_API_KEY if there is one."""
 
     def __init__(self, url: str) -> None:
-        """Raises StartupError for what is no address."""
+        """Raises StartupError if `url` is not a valid address."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.key = os.environ.get(KEY_VARIABLE) or "none"
         try:
@@ -91,7 +91,7 @@ class Client:
             raise NoAnswer(f"{self.url} answers {path} with what is no JSON: {error}.") from error
 
     def text(self, path: str, accept: str = "text/plain", *, seconds: float = SHORT_SECONDS) -> str:
-        """Return the text at a path, which the server answers at once. Raises NoAnswer."""
+        """Return the text at a path that the server answers quickly. Raises NoAnswer."""
         with self.open(path, accept=accept, seconds=seconds) as answer:
             return self.read(answer).decode(errors="replace")
 

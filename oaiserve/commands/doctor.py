@@ -231,8 +231,8 @@ def _cache(folder: Path) -> Finding:
 
 
 def _writing_trouble(folder: Path) -> str | None:
-    """Return why no file can be written in this folder, or None if one can: permissions don't tell of a full disk, or
-    of one that is mounted to be read only."""
+    """Return why no file can be written in this folder, or None if one can. Permissions alone would not reveal a full
+    disk or a read-only mount."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as file:

@@ -13,8 +13,8 @@ from oaiserve.hosts import is_loopback
 logger = logging.getLogger(__name__)
 
 A_KEY_CLOSES = "Set OAISERVE_API_KEY (--api-key) to require a key, or --host 127.0.0.1 to answer this machine only."
-# Addresses of documentation, to which a socket is connected: that sends no packet, and chooses the address that this
-# machine would send from.
+# Addresses reserved for documentation. Connecting a UDP socket to one sends no packet, but shows which of its own
+# addresses this machine would send from.
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
@@ -23,7 +23,7 @@ def warn_if_open(
 ) -> None:
     """Log a warning with the address that others can reach, if the server needs no key and isn't bound to loopback.
 
-    `own_address` maps a family of sockets to this machine's address in its network, or to None.
+    `own_address` maps an address family to this machine's address in its network, or to None.
     """
     if config.is_private:
         return

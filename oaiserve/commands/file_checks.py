@@ -29,7 +29,7 @@ def check_files(
 ) -> None:
     given_defaults(server.default_params)
     if server.tool_call_parser not in ("auto", "none"):
-        from oaiserve.routes.dialects.dialect import check_name  # It and the parsers take a while to import.
+        from oaiserve.routes.dialects.dialect import check_name  # This module and the parsers are slow to import.
 
         check_name(server.tool_call_parser, dialects_of(plugins))
     if server.response_template is not None:
@@ -80,7 +80,7 @@ def check_tls(certificate: Path | None, key: Path | None) -> None:
 
 
 def refused_certificate(certificate: Path, key: Path) -> str | None:
-    """Return why clients refuse the certificate by its dates, from a handshake in memory; None if they don't."""
+    """Return why clients would reject the certificate's dates, or None. It tries a TLS handshake in memory."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -95,7 +95,7 @@ def refused_certificate(certificate: Path, key: Path) -> str | None:
         try:
             end.do_handshake()
         except ssl.SSLWantReadError:
-            pass  # The other end is next.
+            pass  # The other end continues the handshake.
         except ssl.SSLCertVerificationError as error:
             if error.verify_code in (CERTIFICATE_NOT_YET_VALID, CERTIFICATE_EXPIRED):
                 return error.verify_message

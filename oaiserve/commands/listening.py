@@ -1,4 +1,4 @@
-"""Binds a port and serves on it until a signal, in the same way for a server of a model and for a gateway."""
+"""Binds a port and serves on it until a signal arrives, for model servers and gateways alike."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def obey_signals_as_first_process() -> None:
 def end_at_once_on_interrupt() -> None:
     """Let Ctrl-C end the process at once from now on, unless it is ignored.
 
-    An exception could be raised in a callback that ignores it, as libraries have while they are imported, and Python
-    would end while threads run native code."""
+    A KeyboardInterrupt could be raised in a callback that swallows it, as happens while libraries are imported. It
+    would also shut the interpreter down while other threads run native code."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, leave if os.getpid() == 1 else signal.SIG_DFL)
 
@@ -96,11 +96,11 @@ def run_until_signal(
     closed_by: str | None = A_KEY_CLOSES,
     kind: Callable[..., Server] | None = None,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` or another `kind` of server does. Raises
-    SystemExit if it cannot.
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure. `kind` is the class of the server, by default `Server`.
+    Raises SystemExit if it cannot serve.
 
-    If everyone in the network can use the server, the banner ends with `closed_by`, which says how to prevent that.
-    None: another server requires the keys.
+    If everyone in the network can use the server, a warning with the advice `closed_by` is logged. None means that
+    another server in front of this one requires the keys.
     """
     from oaiserve.http.server import Server
 
@@ -117,8 +117,8 @@ def run_until_signal(
 
 
 def listen(config: Config, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
-    """Listen, and print the banner, log it as JSON, or call the function instead. Raises StartupError if another
-    process listens on the port."""
+    """Listen, then print the banner, log it as JSON, or call `banner` if it is a function. Raises StartupError if
+    another process listens on the port."""
     from oaiserve.telemetry.logs import resolved
 
     options = config.server
@@ -132,7 +132,7 @@ def listen(config: Config, sock: socket.socket, banner: Banner | Callable[[], No
             logger.warning("Clients will refuse --tls-certificate '%s': %s.", options.tls_certificate, reason)
     try:
         sock.listen(BACKLOG)
-    except OSError as error:  # The other process has bound the port, too.
+    except OSError as error:  # Another process listens on the same port.
         raise cannot_listen(options.host, options.port, error) from error
     if not isinstance(banner, Banner):
         banner()

@@ -1,4 +1,4 @@
-"""The banner of a server of one model: its model, device and sampling, and a request to try."""
+"""The banner of a server with one model: its model, device and sampling, and a request to try."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from oaiserve.system_cpus import default_threads
 if TYPE_CHECKING:
     from oaiserve.engine.boundary import AnyEngine
 
-_LONG_NAME = 40  # characters from which on the example request leaves out the model
-_PAGES = {"generate": "Chat", "complete": "Page"}  # label of the address of the first page; others have the API page
-Use: TypeAlias = Task | Literal["complete"]  # to complete texts: a model that generates, without a chat template
-# An example for each use: a path, and a body without its model.
+_LONG_NAME = 40  # characters; the example request leaves out longer model names
+_PAGES = {"generate": "Chat", "complete": "Page"}  # label of the first page; other uses get the API page
+Use: TypeAlias = Task | Literal["complete"]  # complete: a generative model without a chat template
+# An example request for each use: its path, and its body without the model.
 _EXAMPLES: dict[Use, tuple[str, str]] = {
     "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
     "complete": ("/v1/completions", '"prompt": "Once upon a time", "max_tokens": 50'),

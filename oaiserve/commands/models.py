@@ -73,7 +73,7 @@ class StoredModel:
 
     @property
     def remembered(self) -> str:
-        """Return the day of the start record of the unchanged model, or ""."""
+        """Return the day of the newest start record that still fits the model, or ""."""
         return max((record.day for record in self.records if record.kind == "model" and record.holds), default="")
 
     def described(self) -> tuple[str, str]:
@@ -124,7 +124,7 @@ def _in_hub_cache() -> Iterator[StoredModel]:
 
 
 def _of_repository(cache: HFCacheInfo, repo: CachedRepoInfo) -> Iterator[StoredModel]:
-    """Return the models of a repository: each of its GGUF files is one."""
+    """Yield the models of a repository: one for each GGUF file, or the whole repository if it has none."""
     revision = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified, default=None)
     if revision is None:
         return
@@ -156,7 +156,7 @@ def _removed(folder: Path) -> int:
 def _executed(strategy: Any) -> int:
     """Remove files from the hub's cache. Return how many bytes that frees. Raises OSError."""
     cache = logging.getLogger("huggingface_hub.utils._cache_manager")
-    cache.setLevel(logging.ERROR)  # It warns, with a traceback, of a file without permission, and goes on.
+    cache.setLevel(logging.ERROR)  # It only warns, with a traceback, of files that it may not delete.
     strategy.execute()
     removed = (*strategy.repos, *strategy.snapshots, *strategy.refs, *strategy.blobs)
     if left := [path for path in removed if os.path.lexists(path)]:

@@ -19,8 +19,8 @@ from oaiserve.interpreter import child_environment
 from oaiserve.plugin_loading import Found, find, tables_in
 
 READY = b"+"
-MOST_REASON_BYTES = 4096  # longest error of a start that is passed on
-GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
+MOST_REASON_BYTES = 4096  # maximum length of a start-up error that is passed on
+GOODBYE_SECONDS = 8.0  # time after the drain timeout to cut off requests and export telemetry
 
 
 class ServerProcess:
@@ -35,7 +35,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, config: Config, listening: socket.socket) -> ServerProcess:
-        """Start the process, which gets the bound socket, and ends by itself after this process."""
+        """Start the process and pass it the bound socket. It ends by itself when this process ends."""
         link, its_link = socket.socketpair()
         with its_link, listening, tempfile.TemporaryFile() as settings:
             # The process must have loaded the plug-ins when it reads their settings.
@@ -54,7 +54,8 @@ class ServerProcess:
         return cls(process, reader, writer)
 
     async def ready(self) -> None:
-        """Wait until it serves. Raises StartupError if it has ended before, with its own reason if it gave one."""
+        """Wait until the process serves. Raises StartupError if it ends first, with the reason that it reported, if
+        any."""
         if (reason := await self._reader.read(1)) != READY:
             reason += await self._reader.read()
             await self.ended()
@@ -82,7 +83,7 @@ class ServerProcess:
             self._process.kill()
 
     async def end(self, drain_seconds: float) -> None:
-        """End the process in order, or kill it if it takes longer than its drain timeout and GOODBYE_SECONDS."""
+        """Shut the process down, or kill it if that takes longer than its drain timeout and GOODBYE_SECONDS."""
         if self._process.returncode is None:
             self._process.send_signal(SIGTERM)
         try:

@@ -33,12 +33,12 @@ class RunningServer:
     model: str  # the name that clients use
     pid: int
     since: float  # Unix time
-    host: str  # Only processes of this host reach the address: homes and caches may be shared.
+    host: str  # Hosts may share the folder, but only this one reaches the address.
 
 
 @contextmanager
 def announced(url: str, model: str) -> Iterator[None]:
-    """Keep this server's file in the `with` block. Where none can be written, `running` does not find the server."""
+    """Keep this server's file during the `with` block. If it cannot be written, `running` does not find the server."""
     server = RunningServer(url, model, os.getpid(), time.time(), socket.gethostname())
     with ExitStack() as stack:
         try:
@@ -60,7 +60,7 @@ def running() -> list[RunningServer]:
     servers = []
     try:
         for path in private.verified(_folder()).glob("[!.]*.json"):
-            with suppress(OSError, RecursionError, ValueError), path.open() as file:  # it has ended, or is damaged
+            with suppress(OSError, RecursionError, ValueError), path.open() as file:  # no longer there, or damaged
                 if not _is_held(file.fileno()):
                     path.unlink()
                     continue

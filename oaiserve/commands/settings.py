@@ -1,4 +1,4 @@
-"""Reads settings with cyclopts: their flags in groups of the help, and their values in arguments or in a mapping."""
+"""Reads settings with cyclopts, from arguments or a mapping, and groups their flags in the help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.config import HAS_FLAG, EngineOptions, ServerOptions, TelemetryOpt
 
 
 def flags_of(title: str, position: int) -> Parameter:
-    """Return the annotation for settings whose fields are flags, in a group with this title in the help."""
+    """Return the annotation for a settings class whose fields are flags, in a help group with this title."""
 
     def shown(default: object) -> str | None:
         if default in ((), None):
@@ -26,8 +26,8 @@ def flags_of(title: str, position: int) -> Parameter:
 
 
 def add_options(function: Callable[..., Any], groups: Iterable[tuple[str, type]], position: int) -> None:
-    """Replace the last parameter of a function by one for each group of settings, for cyclopts, which reads the
-    signature. `position` is that of the first group in the help."""
+    """Replace a function's last parameter with one for each group of settings, in the signature that cyclopts reads.
+    `position` is the position of the first group in the help."""
     stated = signature(function)
     arguments = [
         Argument(
@@ -45,7 +45,7 @@ def add_options(function: Callable[..., Any], groups: Iterable[tuple[str, type]]
 def options_in(
     arguments: list[str], stated: Dict | None = None, groups: Iterable[tuple[str, type]] = ()
 ) -> dict[str, Any]:
-    """Return the options of a `Config` in flags, and in a mapping. `groups` are those of plug-ins. Raises
+    """Return the options of a `Config`, read from flags and a mapping. `groups` are the settings of plug-ins. Raises
     CycloptsError."""
     parameter = Parameter(name="*", negative_iterable=(), parse=HAS_FLAG)
     app = App(config=stated, default_parameter=parameter)
@@ -66,5 +66,5 @@ def options_in(
 
 
 def changed(options: Iterable[object]) -> tuple[object, ...]:
-    """Return the settings of plug-ins that are not all defaults, for a `Config`."""
+    """Return the settings of those plug-ins that differ from the defaults, for a `Config`."""
     return tuple(each for each in options if each != type(each)())

@@ -1,4 +1,4 @@
-"""Passes requests from a front process to the main one, as the messages of ASGI. All of this is on event loops."""
+"""Passes requests from a front process to the main process as ASGI messages. Everything here runs on event loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pass = Callable[[object], None]  # sends a message to the other process
 
 
 class PassedCalls:
-    """An ASGI app, which lets the main process answer."""
+    """An ASGI app that passes its requests to the main process, which answers them."""
 
     def __init__(self, pass_on: Pass) -> None:
         self._pass_on = pass_on
@@ -57,7 +57,7 @@ class PassedCalls:
                             if is_broken:
                                 raise RuntimeError("The main process has failed to answer a request.")
                             return
-                except asyncio.CancelledError:  # The server shuts down, and the route says so to the client.
+                except asyncio.CancelledError:  # The server is shutting down. The route reports that to the client.
                     if is_cancelled:
                         raise
                     is_cancelled = True
@@ -78,15 +78,15 @@ def _message_of(part: Sent, scope: Scope) -> Message:
         return {"type": "http.response.body", "body": part.body, "more_body": part.more_body}
     headers = part.headers
     if scope["extensions"][CONNECTION]["awaits_body"]():
-        headers.append((b"connection", b"close"))  # Otherwise the rest of the body would have to be read.
+        headers.append((b"connection", b"close"))  # Otherwise, the rest of the body would have to be read.
     return {"type": "http.response.start", "status": part.status, "headers": headers}
 
 
 class AnsweredCalls:
-    """The requests that a front process has passed on, and that an ASGI app answers."""
+    """The requests that a front process has passed on. An ASGI app answers them."""
 
     def __init__(self, app: ASGIApp, pass_on: Pass, charge: Callable[[bytes, int], int]) -> None:
-        """`charge` is that of the extension for connections."""
+        """`charge` is the function of that name in the `CONNECTION` extension."""
         self._app = app
         self._pass_on = pass_on
         self._charge = charge
@@ -100,7 +100,7 @@ class AnsweredCalls:
             known.received(message)
 
     def end(self) -> None:
-        """Let all clients leave, because the front process has ended."""
+        """Treat all clients as disconnected, because the front process has ended."""
         for call in self._calls.values():
             call.leave()
 
@@ -108,7 +108,7 @@ class AnsweredCalls:
         number = call.number
         connection = {
             "cut": lambda: self._pass_on(Cut(number)),
-            "awaits_body": lambda: False,  # The front process knows.
+            "awaits_body": lambda: False,  # The front process checks this itself.
             "charge": self._charge,
         }
         scope: dict[str, Any] = {name: getattr(begun, name) for name in _COPIED}
@@ -134,7 +134,7 @@ class _Call:
         self.number = number
         self.task: asyncio.Task[None]
         self._pass_on = pass_on
-        self._is_asked = False  # for the next part of the body
+        self._is_asked = False  # The next part of the body has been requested.
         self._has_left = False
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._taken: asyncio.Future[None] | None = None

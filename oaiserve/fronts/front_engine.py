@@ -1,6 +1,6 @@
-"""Generation between a front process and the main one, as between a front and an engine process.
+"""Lets a front process generate with the main process, as a front does with an engine process.
 
-`FrontEngine` is the front's end, and `ServedFront` that of the main process.
+`FrontEngine` is the front process's end, and `ServedFront` the main process's.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from oaiserve.runtime import Runtime
 
 
 class PassedAnswer(OpenAnswer):
-    """An open request of a front process. The main process keeps what is needed to go on with it, and joins the parts
-    of whole answers."""
+    """An open request of a front process. The main process keeps the state that a restart needs, and joins the chunks
+    of answers that are not streamed."""
 
     def take(self, event: Event) -> Event:
         return event
 
 
 class FrontEngine(RemoteEngine):
-    """The engine of the main process, which decides what may wait, and goes on with requests after a restart."""
+    """The main process's engine, which decides which requests may wait, and continues them after a restart."""
 
     def __init__(self, main: EngineProcess, options: EngineOptions, runtime: Runtime) -> None:
         super().__init__([lambda: main], options, runtime, cores_ns=lambda: 0)
-        self._is_empty: Future[None] = runtime.future()  # after the stop
+        self._is_empty: Future[None] = runtime.future()  # set after `stop`, once no request is open
 
     def become(self, facts: Facts) -> None:
         self._is_reporting = facts.is_reporting
         self.adapters.become(facts.adapters)
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        """Submit a request, which the main process may refuse: then it fails."""
+        """Submit a request. If the main process refuses it, the consumer gets `Failed`."""
         self._check_open()
         answer = PassedAnswer.of(request, deliver, self._clock_ns)
         answer.is_sent = True
@@ -60,7 +60,7 @@ class FrontEngine(RemoteEngine):
             self._note_if_empty()
 
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:
-        """Abort the open requests, and wait for their last events. The link stays open, for their records."""
+        """Abort the open requests, and wait for their last events. The link stays open to send their records."""
         self.drain()
         self._is_stopping = True
         for replica in self._replicas.values():
@@ -79,7 +79,8 @@ class FrontEngine(RemoteEngine):
 
 
 class ServedFront:
-    """A front process, whose requests an engine of this process takes. Only one thread at a time calls the methods."""
+    """Runs the requests of one front process on this process's engine. Only one thread at a time may call the
+    methods."""
 
     def __init__(self, engine: AnyEngine, link: Link) -> None:
         self._engine = engine

@@ -56,11 +56,11 @@ from oaiserve.telemetry.recorder import Recorder
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})  # POST requests to these are answered here.
 BEAT_TICKS = 10  # ticks of the server in a second
-FIRST_OF_FILES = 1 << 62  # The engine numbers its own questions from 0.
+FIRST_OF_FILES = 1 << 62  # numbers of AskFile; those of the engine's questions begin at 0
 
 
 class MainProcess:
-    """The main process, which is the engine process of this one. If it ends, so does this process."""
+    """The main process, which acts as this process's engine process. If it ends, so does this process."""
 
     def __init__(self, sock: socket.socket, runtime: Runtime) -> None:
         self.begun: Queue[Begin] = runtime.queue()
@@ -137,7 +137,7 @@ class MainProcess:
             os._exit(1)
         self._closed()
 
-    # Uploaded files, as routes read them from `app.state.files`.
+    # The interface of `app.state.files`, from which routes read uploaded files
 
     async def file(self, owner: str, file_id: str) -> tuple[Any, bytes] | None:
         number = next(self._numbers)
@@ -160,12 +160,12 @@ class MainProcess:
 
 
 class FrontTelemetry:
-    """The part of `Telemetry` that routes which generate need. The main process gets all that it notes."""
+    """The part of `Telemetry` that the generating routes need. It sends everything to the main process."""
 
     def __init__(self, send: Callable[[object], None], *, keeps_prompts: bool, runtime: Runtime) -> None:
         self._send = send
         self._keeps_prompts = keeps_prompts
-        self._tracing = make_tracing(  # It only decides which traces are sampled.
+        self._tracing = make_tracing(  # used only to decide which traces are sampled
             version=__version__,
             epoch_offset_ns=WallClock(runtime.unix_ns, runtime.clock_ns),
             count_spans=lambda result, number: None,
@@ -202,7 +202,7 @@ class FrontTelemetry:
 class FrontServer(Server):
     """A server that obeys the main process instead of signals."""
 
-    most_accepted_at_once = 1  # The others wake up, too, so connections are spread by who is free.
+    most_accepted_at_once = 1  # All front processes wake up for new connections. This spreads them over the idle ones.
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ def app_of(config: Config, plugins: Iterable[Plugin], main: MainProcess, engine:
 
 
 def _in_front(plugin: Plugin) -> Plugin:
-    """Return the parts of a plug-in that requests to the model meet. The main process has all."""
+    """Return the parts of a plug-in that requests to the model need. The main process has all parts."""
     return Plugin(
         name=plugin.name,
         keys=plugin.keys,
@@ -265,15 +265,15 @@ def _in_front(plugin: Plugin) -> Plugin:
 
 
 def _own_part(server: ServerOptions) -> ServerOptions:
-    """Return the settings with this process' part of the limits of connections."""
+    """Return the settings with this process's share of the connection limits."""
     names = ("max_connections", "max_connections_per_address")
     most = {name: value for name in names if (value := getattr(server, name))}
     return replace(server, **{name: -(-value // server.front_processes) for name, value in most.items()})
 
 
 def run(descriptors: Sequence[int]) -> int:
-    """Be a front process until the main one ends it. The first descriptor is that of the link to it, the other one that
-    of the listening socket."""
+    """Run a front process until the main process ends it. The first descriptor is the link to the main process, the
+    second the listening socket."""
     faulthandler.enable(STDERR)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # A service manager sends them to all processes.
         signal.signal(number, signal.SIG_IGN)

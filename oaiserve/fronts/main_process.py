@@ -54,7 +54,7 @@ END_SECONDS = 10.0  # time limit for a front process to send its last messages a
 
 
 def check(config: Config, plugins: Sequence[Plugin], *, is_child: bool) -> None:
-    """Raise StartupError for settings with which several front processes cannot serve."""
+    """Raise StartupError for settings that do not work with several front processes."""
     if is_child:
         raise StartupError("--front-processes is for servers that Ray doesn't start. There, use several replicas.")
     if streams_of(plugins, config) is not None:
@@ -140,14 +140,15 @@ class FrontProcess(LinkedProcess):
             stored = None if files is None else await files.file(question.owner, question.file_id)
             content = None if stored is None else b"".join([part async for part in files.content(stored[1])])
             self.link.send(Answer(question.number, result=content))
-        except Exception as error:  # It is the front's, which raises it to its caller.
+        except Exception as error:  # The front process raises it to its caller.
             self.link.send(Answer(question.number, error=error))
 
 
 class FrontsServer(Server):
     """A server without connections of its own: its front processes share the listening socket.
 
-    One that ends loses its connections, and another one is started. They end with this process, and before its engine.
+    If a front process ends, its connections are lost, and another one is started. The front processes end before the
+    engine, and never outlive this process.
     """
 
     def __init__(
@@ -176,18 +177,18 @@ class FrontsServer(Server):
         self._told: Facts | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends_ns: deque[int] = deque(maxlen=MOST_ENDS)
-        # The sums of the processes that have ended.
+        # Sums over the front processes that have ended.
         self._cores_ns = 0
         self._refused: Counter[str] = Counter(connections.refused)
         self._refusal_delay_ns = 0
-        self._shown_delay_ns = 0  # The account of this process has this delay of front processes.
+        self._shown_delay_ns = 0  # the part of `refusals.delay_ns` that comes from front processes
         engine.cores_ns = lambda: process_time_ns() + self._cores_ns + sum(f.beat.cores_ns for f in self._fronts)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._num_signals += 1
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._drain)  # The signal may have come within `send`.
+            self._loop.call_soon_threadsafe(self._drain)  # The signal may have interrupted `send`.
 
     def _drain(self) -> None:
         while self._num_drains < max(1, self._num_signals):
@@ -212,7 +213,7 @@ class FrontsServer(Server):
         self.tell_facts()
 
     def tell_facts(self) -> None:
-        """Send the changed facts to all front processes."""
+        """Send the facts to all front processes if they have changed."""
         facts = Facts(self.engine.adapters.served, self.engine.is_reporting)
         if facts != self._told:
             self._told = facts
@@ -225,7 +226,8 @@ class FrontsServer(Server):
         return await super().on_tick(counter)
 
     def _look(self) -> None:
-        """Take the numbers of the front processes, and kill those whose event loops have stood still for long."""
+        """Collect the statistics of the front processes, and kill those whose event loops have been stuck for too
+        long."""
         self.tell_facts()
         beats = [front.beat for front in self._fronts]
         self.connections.num_open = sum(beat.num_connections for beat in beats)
@@ -241,7 +243,7 @@ class FrontsServer(Server):
                     "The process %s has sent nothing for %d s, and is killed", front.name, front.num_silent_seconds
                 )
                 front.kill()
-                front.num_silent_seconds = 0  # Its end may take longer than until the next look.
+                front.num_silent_seconds = 0  # It may not have ended by the next look.
 
     def note_end(self, front: FrontProcess) -> None:
         task = asyncio.create_task(self._go_on_without(front))

@@ -1,7 +1,7 @@
 """The messages between the main process of a server and its front processes, as plain data.
 
-For generation they are those between a front and an engine process: the main process is the engine of its front
-processes. The others bring records, numbers and passed requests to it.
+Generation uses the messages between a front and an engine process, since the main process acts as the engine of its
+front processes. The other messages carry settings, records, statistics and forwarded requests.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _RecordFields = msgspec.defstruct("_RecordFields", [(name, _hints[name]) for nam
 class Begin(msgspec.Struct, tag=True, kw_only=True):
     """Serve. This is the first message to a front process."""
 
-    name: str  # in log lines
+    name: str  # shown in log lines
     model: str
     server: ServerOptions
     engine: EngineOptions
     telemetry: TelemetryOptions
     file: Path | None
-    of_plugins: dict[str, Any]  # settings of plug-ins, by their types' names
+    of_plugins: dict[str, Any]  # plug-ins' settings, keyed by the names of their types
     ready: Ready
 
     @classmethod
@@ -55,7 +55,7 @@ class Begin(msgspec.Struct, tag=True, kw_only=True):
         )
 
     def config(self, kinds: Iterable[type]) -> Config:
-        """Return the settings of the server, among whose plug-ins' are these types."""
+        """Return the server's settings. `kinds` are the types of the plug-ins' settings."""
         of_plugins: list[Any] = [
             convert(self.of_plugins[_name_of(kind)], kind) for kind in kinds if _name_of(kind) in self.of_plugins
         ]
@@ -67,18 +67,18 @@ def _name_of(kind: type) -> str:
 
 
 class Facts(msgspec.Struct, tag=True):
-    """What may change of the engine, and matters to routes that generate."""
+    """Facts about the engine that may change, and that the generating routes need."""
 
     adapters: list[ServedAdapter]
     is_reporting: bool
 
 
 class Drain(msgspec.Struct, tag=True):
-    """Take no more requests, and end after the open ones. If it comes again, don't wait for them."""
+    """Accept no more requests, and exit after the open ones. A second `Drain` means not to wait for them."""
 
 
 class _Turn(msgspec.Struct):
-    """A `Turn`, whose prompt has been made."""
+    """A `Turn` with its prompt already built."""
 
     run: str
     is_named: bool
@@ -96,7 +96,7 @@ class _Turn(msgspec.Struct):
 
 
 class Record(msgspec.Struct, tag=True):
-    """The record of an ended request. To make it may take a millisecond."""
+    """The record of an ended request. Building it may take a millisecond."""
 
     fields: _RecordFields  # type: ignore[valid-type]
     trace: tuple[str, int, int | None, bool, str | None]
@@ -122,7 +122,7 @@ def _within_64_bits(value: str | float) -> str | float:
 
 
 class Lag(msgspec.Struct, tag=True):
-    """How late the event loop was."""
+    """A measurement of the event loop's lag."""
 
     seconds: float
 
@@ -134,7 +134,7 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Numbers of the process, once a second."""
+    """Statistics of a front process, sent once a second."""
 
     cores_ns: int = 0
     num_connections: int = 0
@@ -164,11 +164,11 @@ class Call(msgspec.Struct, tag=True, kw_only=True):
     headers: Headers
     client: tuple[str, int] | None
     server: tuple[str, int | None] | None
-    upgrade: str = ""  # the protocol for which it asks, and to which the connection cannot change
+    upgrade: str = ""  # the requested protocol; the connection cannot switch to it
 
 
 class Receive(msgspec.Struct, tag=True):
-    """Send the next part of the body, or that the client has left."""
+    """Send the next part of the body, or report that the client has left."""
 
     number: int
 

@@ -31,7 +31,7 @@ WINDOW_BYTES = 2**_WINDOW_LOG  # maximum memory that a decoder holds
 _GZIP_LEVEL = 4
 
 
-# Takes a body, the limit of its bytes, and a function that gets the number of bytes of each piece.
+# Takes a body, the size limit of the decoded body, and a function that is called with the size of each piece.
 Undo = Callable[[bytearray, int, Callable[[int], None]], Generator[None, None, bytearray]]
 
 
@@ -84,7 +84,7 @@ def codings_of(headers: Iterable[str]) -> list[str]:
 
 
 def undoing(headers: Iterable[str]) -> Undo | None:
-    """Return the function that undoes the codings of a body, as `decoded` does, or None if it has none. Raises
+    """Return a function that decodes a body as `decoded` does, or None if the body has no coding. Raises
     UnsupportedMedia."""
     codings = codings_of(headers)
     if codings:
@@ -95,7 +95,7 @@ def undoing(headers: Iterable[str]) -> Undo | None:
 def decoded(
     body: bytes | bytearray, codings: list[str], limit_bytes: int, take: Callable[[int], None]
 ) -> Generator[None, None, bytearray]:
-    """Return a body without its codings, in turns. `take` gets the number of bytes of each piece, and may raise.
+    """Return the decoded body, in turns. `take` is called with the size of each piece, and may raise.
 
     Raises BodyTooLarge, and InvalidRequest if the body is not valid in its coding."""
     pieces: Iterator[bytes] = (bytes(body[at : at + _INPUT_BYTES]) for at in range(0, len(body), _INPUT_BYTES))
@@ -150,12 +150,12 @@ class Decoding:
 
 
 def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator[bytes]:
-    """Yield the decoded pieces of a coding. A body may have several members of gzip, or frames of zstd."""
+    """Yield the pieces with one coding removed. A body may have several gzip members or zstd frames."""
     decoder: _Decoder | None = None
     num_bytes = num_members = 0
     for data in pieces:
         if not data:
-            yield data  # Many empty members of another coding are then decoded in turns, too.
+            yield data  # Empty pieces count towards a turn, too, so even very many do not block.
         while data:
             if decoder is None:
                 if num_members and coding == "deflate":
@@ -167,7 +167,7 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
             while True:
                 try:
                     piece = decoder.decompress(data, PIECE_BYTES)
-                except Exception as error:  # zlib and zstd have different types.
+                except Exception as error:  # zlib and zstd raise different types.
                     raise InvalidRequest(f"The body is not valid {coding}: {error}.") from None
                 num_bytes += len(piece)
                 if num_bytes > limit_bytes:
@@ -209,7 +209,7 @@ async def page_response(request: Request, content: bytes, content_type: str) -> 
 
 
 def qualities(accepted: str) -> dict[str, float]:
-    """Return the quality of each value in an Accept header, or in one like it, without those that are malformed."""
+    """Return the quality of each value in an Accept header or a similar one. Malformed values are skipped."""
     found: dict[str, float] = {}
     for item in accepted.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))

@@ -56,8 +56,8 @@ class AnswerTransport:
 class Connection(HttpToolsProtocol):
     """The protocol of one connection.
 
-    `count` is called with the reason when the connection ends against the client's will, `on_lost` when it has ended.
-    `charge` is `Refusals.charge`.
+    `count` is called with the reason if the server ends the connection against the client's will, and `on_lost`
+    whenever the connection has ended. `charge` is `Refusals.charge`.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class Connection(HttpToolsProtocol):
         self._reading = Reading.NOTHING
         self._has_begun = False  # The first request has begun.
         self._running: RequestResponseCycle | None = None  # the current or the last request
-        self._wanted_protocol = ""  # the one for which the current request asks, in lower case
+        self._wanted_protocol = ""  # the protocol that the current request asks for, in lower case
         self._raw: Callable[[bytes], None] | None = None  # receives the client's data in another protocol
         self._on_drain: Callable[[], None] = _nothing  # called at a shutdown, in another protocol
         self._is_deaf = False  # Further data is discarded, because the connection will be closed.
         self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
-        self._parsing_ns = 0  # parsing time of the data with the client's mistake
+        self._parsing_ns = 0  # time spent parsing the invalid data
         self._last_words_timer: asyncio.TimerHandle | None = None
         # Size so far of the current request's head, or of its trailers.
         self._num_headers = 0
         self._head_bytes = 0
-        # Bytes since the parser last completed something. Without a limit, one header could continue without end.
+        # Bytes since the parser last completed an element. Without a limit, a single header could go on forever.
         self._has_progressed = False
         self._unused_bytes = 0
 
@@ -121,10 +121,10 @@ class Connection(HttpToolsProtocol):
             self._last_words_timer.cancel()
         running = self._running
         if running is not None and not running.response_complete:
-            # With pipelined requests, uvicorn marks another `cycle`.
+            # uvicorn marks only `self.cycle`, which belongs to another request if requests are pipelined.
             running.disconnected = True
             running.message_event.set()
-        self._raw = None  # It holds what speaks the other protocol, which holds this connection: a reference cycle.
+        self._raw = None  # Break a reference cycle: the other protocol's handler holds this connection.
         self._on_drain = _nothing
         super().connection_lost(exc)
         self._on_lost()
@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(error, Refusal.INVALID)
         except httptools.HttpParserError as error:
             self._parsing_ns = self._clock_ns() - began_ns
-            # Our own exception, raised in a callback of the parser, is the context of the parser's.
+            # An error that we raised in a parser callback is the context of the parser's own error.
             own = error.__context__
             if not isinstance(own, APIError):
                 own = InvalidRequest(f"This is not a valid HTTP request: {error}.")
@@ -229,9 +229,8 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         """Pass the data to the parser.
 
-        After a request for another protocol, the parser takes no more data. A new parser reads it as plain HTTP with a
-        body, so that it passes all checks of requests. Its route may change the protocol then, and most don't, which
-        HTTP permits.
+        The parser stops at a request that asks for another protocol. A new parser then reads that request as plain
+        HTTP, so that it passes all checks. Its route may switch the protocol. Most routes don't, which HTTP permits.
         """
         while True:
             try:
@@ -269,7 +268,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MOST_HEAD_BYTES or self._num_headers > MOST_HEADERS:
             raise _headers_too_large()
-        if self._reading is Reading.HEAD:  # Trailers are dropped, because headers have been checked already.
+        if self._reading is Reading.HEAD:  # Trailers are dropped: they come after the checks of headers.
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -277,13 +276,13 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # `_parse` will read the head again.
         if len(self.pipeline) >= MOST_PIPELINED:
-            self.pipeline.clear()  # Otherwise one refusal would cost 64 answers.
+            self.pipeline.clear()  # Otherwise, the refusal would come only after up to 64 answers.
             raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if encodings not in ([], [b"chunked"]):
-            # A proxy may have read another length, so that it would see a request where this server sees a body.
+            # A proxy might compute another body length, and take for a request what this server takes for the body.
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
-        if self._wanted_protocol and self.parser.get_http_version() != "1.0":  # HTTP/1.0 knows no status 101.
+        if self._wanted_protocol and self.parser.get_http_version() != "1.0":  # HTTP/1.0 has no status 101.
             self.scope["extensions"] = {**self._extensions, UPGRADE: self._upgrade(self._wanted_protocol)}
         self._wanted_protocol = ""
         super().on_headers_complete()
@@ -383,7 +382,7 @@ class Connection(HttpToolsProtocol):
             self._say_last_words()
 
     def _give_up_body(self) -> None:
-        """Take the request, whose body is broken, away from the app, so that it is answered only once."""
+        """Detach the request with the broken body from the app, so that it is answered only once."""
         cycle = self.cycle
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
@@ -430,8 +429,8 @@ def _nothing() -> None:
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return a `send` for a client of HTTP/1.0, which has no chunks. The end of the connection marks the end of an
-    answer without a length."""
+    """Return a `send` for an HTTP/1.0 client, which does not support chunks. An answer without a length ends when the
+    connection is closed."""
     send = cycle.send
     has_length = True
 
@@ -454,7 +453,7 @@ def _headers_too_large() -> HeadersTooLarge:
 
 
 def closing_answer(error: APIError, headers: Headers) -> bytes:
-    """Return a whole HTTP response with the error, for a connection that is then closed. It needs no request."""
+    """Return a complete HTTP response with the error, for a connection that is then closed. It needs no request."""
     body = json.dumps(error.body()).encode()
     own = {
         "content-type": "application/json",

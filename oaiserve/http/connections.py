@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 8192  # the default; an idle connection takes 11 KiB, one with an incomplete head up to 75 KiB
 SPARE_FILES = 64  # files that the server may open while it serves, for example for collectors
 FEWEST_CONNECTIONS = 8
-# The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
-# functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
-# that is being answered has not come to its end; `charge` is `Refusals.charge`. Once an answer has begun,
-# `part_writer()` returns None, or for a chunked answer a function that writes a part of it without `send`. The function
-# returns False and writes nothing while the client doesn't read, and once it has left. An empty part is only such a
-# question. The second extension is present once the server has cut the connection because of an unread answer.
+# ASGI extensions that give routes access to a request's connection. The first is a mapping of functions: `cut()` closes
+# the connection and drops unsent data; `awaits_body()` returns whether a part of the current request's body has not
+# arrived yet; `charge` is `Refusals.charge`. Once a chunked answer has begun, `part_writer()` returns a function that
+# writes a part of it without `send`; for other answers, it returns None. The function returns False and writes nothing
+# while the client isn't reading, or once it has left. An empty part only checks that. The second extension is present
+# once the server has cut the connection because of an unread answer.
 CONNECTION = "oaiserve.http.connection"
 WRITE_TIMED_OUT = "oaiserve.write_timed_out"
-# Present if the request asks for another protocol: a mapping of `protocol`, in lower case, and of functions. Before it
-# answers with the status 101, a route calls `take(to, on_drain)`: the client's further data is passed to the first
-# function, and the second is called when the server shuts down. `write`, `drain`, `pause` and `resume` are those of the
-# connection, which ends with the empty body of the answer. Without functions, the connection cannot change.
+# Present if the request asks for another protocol: a mapping with the `protocol`, in lower case, and functions. Before
+# a route answers with status 101, it calls `take(to, on_drain)`: `to` then receives the client's further data, and
+# `on_drain` is called when the server shuts down. `write`, `drain`, `pause` and `resume` act on the connection, which
+# ends with the empty body of the answer. If the functions are missing, the connection cannot switch.
 UPGRADE = "oaiserve.http.upgrade"
 
 
 class Refusal(StrEnum):
-    """A refusal is the reason for which the server has closed a connection against the client's will."""
+    """The reason why the server has closed a connection against the client's will."""
 
     ALL = "all"  # --max-connections were open
     ADDRESS = "address"  # --max-connections-per-address of its address were open
@@ -59,7 +59,7 @@ class Connections:
         self.num_open = 0
         self.clock_ns = clock_ns
         self.refusals = Refusals(clock_ns)  # refused requests
-        # It has all reasons from the start, so its size never changes.
+        # All reasons are present from the start, so the size never changes.
         self.refused: dict[str, int] = dict.fromkeys(Refusal, 0)
         self.most = most
         self.most_per_address = most_per_address
@@ -96,7 +96,7 @@ class Connections:
 def client_of(address: str) -> bytes:
     """Return the key under which an address is counted: an IPv4 address, or the first 64 bits of an IPv6 address.
 
-    An IPv4 address in IPv6's form keeps its four bytes."""
+    For an IPv4-mapped IPv6 address, the key is the four bytes of the IPv4 address."""
     if ":" not in address:
         return address.encode()
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
@@ -104,8 +104,8 @@ def client_of(address: str) -> bytes:
 
 
 def part_writer(scope: Mapping[str, Any]) -> Callable[[bytes], bool] | None:
-    """Return the function of a request's connection that writes a part of the answer that has begun, if it has one and
-    no other route takes the parts."""
+    """Return a function that writes a part of the current answer straight to the client's connection, or None if the
+    connection has none or if `send` has been replaced."""
     state = scope["state"]
     if state["send"] is not state.get("client_send"):
         return None
@@ -114,10 +114,10 @@ def part_writer(scope: Mapping[str, Any]) -> Callable[[bytes], bool] | None:
 
 
 def allowed_connections(options: ServerOptions, clock_ns: Callable[[], int], files_each: int = 1) -> Connections:
-    """Raise the limit of open files, and return `Connections` with limits by the options and the files left.
+    """Raise the limit of open files, and return `Connections` whose limits follow from the options and the files left.
 
-    Call it once the model is loaded: files open by then are taken. A connection takes `files_each`, 2 in a gateway,
-    which has a connection to a replica for each. Raises StartupError if too few are left.
+    Call it once the model is loaded: files that are open by then are subtracted. Each connection needs `files_each`
+    files: 2 in a gateway, which also connects to a replica. Raises StartupError if too few are left.
     """
     num_open_files = len(os.listdir("/dev/fd"))
     reserve = num_open_files + SPARE_FILES

@@ -1,11 +1,10 @@
-"""Workers for pieces of work, in turns by client, large work apart from small. Stdlib only.
+"""Worker threads for work in short pieces. Clients take turns, and large work is kept apart from small. Stdlib only.
 
-A piece is done within milliseconds, so nobody waits long for a turn. Work announces pieces that take longer, such as
-the decoding of an image. These have threads of their own, so that nothing else waits for them. Large work is done by
-one thread, which rests between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the
-cores.
+A piece takes milliseconds, so nobody waits long for a turn. Work announces longer pieces, such as decoding an image.
+These run on threads of their own, so that nothing else waits for them. A single thread does the large work, and rests
+between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the cores.
 
-It must not know the content of the work.
+This module must not depend on the content of the work.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
 LONG = True  # Work yields this if its next piece takes more than a few milliseconds.
-MUCH_BYTES = 2**20  # For bodies of this size on, memory is taken from the system before work, and given back after it.
+MUCH_BYTES = 2**20  # From this body size on, memory is taken from the system before the work, and given back after it.
 # How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
-# quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
+# quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, which delays the engine's step.
 REST = 3.0
-GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
+GIVE_BACK_SECONDS = 1.0  # after the last such body, when everything made from it has been freed
 
 
 def at_once(work: Work[Result]) -> Result:
-    """Do all turns of the work, and return its result."""
+    """Do all of the work now, and return its result."""
     while True:
         try:
             next(work)
@@ -48,7 +47,7 @@ def at_once(work: Work[Result]) -> Result:
 
 
 class CpuTime:
-    """The CPU time of work, which any thread may do."""
+    """Measures the CPU time of work, whichever threads do it."""
 
     def __init__(self, cpu_ns: Callable[[], int] = thread_time_ns) -> None:
         """`cpu_ns` returns the CPU time of the calling thread."""
@@ -70,10 +69,10 @@ class CpuTime:
 
 
 class Turns(Generic[Item]):
-    """Waiting items, first come, first served for each client, while the clients take turns.
+    """A queue in which clients take turns. Each client's own items are first come, first served.
 
-    Between two items of a client, each other client waiting at the first of them has got one. A client without waiting
-    items is forgotten, so clients cost no memory. The owner brings the lock.
+    Between two items of one client, every other client that was waiting at the first of them gets one. A client without
+    waiting items takes no memory. Not thread-safe: the owner must hold a lock.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class Turns(Generic[Item]):
         self._of(client).append(item)
 
     def put_back(self, client: str, item: Item) -> None:
-        """Let an item wait for another turn of its client, before the client's later ones."""
+        """Put an item back at the head of its client's queue."""
         self._of(client).appendleft(item)
 
     def take(self) -> Item:
@@ -127,7 +126,7 @@ class Task:
 
 
 class _Lane:
-    """Tasks that wait for the same workers. The owner brings the lock."""
+    """Tasks that wait for the same workers. The owner must hold a lock."""
 
     def __init__(self) -> None:
         self.turns: Turns[Task] = Turns()
@@ -140,7 +139,7 @@ class _Lane:
 
 
 class TurnWorkers:
-    """The workers. Every added task ends, also when the workers stop."""
+    """The workers. Every task that is added ends, even if the workers stop."""
 
     def __init__(
         self,
@@ -152,12 +151,12 @@ class TurnWorkers:
         give_back_seconds: float = GIVE_BACK_SECONDS,
         runtime: Runtime,
     ) -> None:
-        """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many threads
-        again do long pieces. With 0 threads, `add` does all work itself."""
+        """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many additional
+        threads do long pieces. With 0 threads, `add` does all work itself."""
         self._give_back = give_back
         self._give_back_ns = int(give_back_seconds * 1e9)
         self._runtime = runtime
-        self._lock = Lock()  # guards all that follows. Only workers are woken while it is held.
+        self._lock = Lock()  # guards the attributes below; nothing but a wake-up of workers is called under it
         self._small, self._large, self._long = (_Lane() for _ in range(3))
         self._num_waiting = 0
         self._is_stopped = False
@@ -171,7 +170,7 @@ class TurnWorkers:
                 self._employ(self._long, f"{name}-long-{number}")
 
     def _employ(self, lane: _Lane, name: str) -> None:
-        # While a long piece is computed, the model needs the cores more.
+        # The model needs the cores more than long pieces do.
         priority = Priority.LOW if lane is self._long else Priority.NORMAL
         worker: Worker[None] = self._runtime.worker(name, lambda: self._turn(lane, worker), priority=priority)
         lane.workers.append(worker)
@@ -207,9 +206,9 @@ class TurnWorkers:
         on_end: Callable[[], None] = lambda: None,
         rest: float = REST,
     ) -> Future[Result]:
-        """Add work of a client on a body, and return its future result. Cancelling the future ends it early.
+        """Add work on a client's body, and return a future for its result. Cancelling the future ends the work early.
 
-        Any error but an APIError becomes an InternalError. `on_end` is called when the workers have done with it.
+        Any error but an APIError becomes an InternalError. `on_end` is called when the work has ended.
         """
         promised: Future[Result] = self._runtime.future()
 
@@ -218,7 +217,8 @@ class TurnWorkers:
             if promised.set_running_or_notify_cancel():
                 settle(value)
 
-        # The future must not hold the task: a circle would keep the body until the next collection of garbage.
+        # The future must not refer to the task: a reference cycle would keep the body until the next garbage
+        # collection.
         self.add(
             Task(
                 client,
@@ -336,7 +336,7 @@ class TurnWorkers:
         self._end(task, lambda: task.failed(Unavailable("The server is shutting down.")))
 
     def _end(self, task: Task, end: Callable[[], None]) -> None:
-        """End a task, which is counted until then."""
+        """End a task, which no longer counts as waiting."""
         task.work.close()
         self._begin(task)
         if task.num_bytes >= MUCH_BYTES or task.has_been_long:

@@ -1,8 +1,8 @@
-"""Fetches images and sounds that requests name by URL, from hosts that the operator allows. It knows no requests.
+"""Fetches images and sounds that requests name by URL, from hosts that the operator allows.
 
 Clients must not use the server to reach hosts that they could not reach themselves. So a URL is parsed only once, a
 name is looked up once, the connection goes to the address that was checked (TLS still checks the name), and each
-redirect is checked like the first URL. The server sends nothing from the client, and no cookie.
+redirect is checked like the first URL. The server sends no cookies and none of the client's headers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Fetcher:
         except TimeoutError:
             raise NotFetched(f"it did not come within {self._seconds:g} seconds") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
-            cause = error.args[0] if error.args else None  # httpcore2 wraps errors of TLS.
+            cause = error.args[0] if error.args else None  # httpcore2 wraps TLS errors.
             if isinstance(cause, ssl.SSLCertVerificationError):
                 reason = cause.verify_message.rstrip(".")
                 raise NotFetched(f"the certificate of its host is not accepted: {reason}") from error
@@ -176,7 +176,7 @@ class _Traffic:
 
 
 class _CountedStream(httpcore2.AsyncNetworkStream):
-    """A connection that counts what is read. Under TLS, the stream that decrypts counts."""
+    """A connection that counts the bytes read from it. Under TLS, decrypted bytes are counted."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream, traffic: _Traffic) -> None:
         self._stream = stream
@@ -237,7 +237,8 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return the certificates that huggingface_hub trusts, too: those of SSL_CERT_FILE, or else the system's."""
+    """Return a context that trusts the same certificates as huggingface_hub: those in SSL_CERT_FILE, or else the
+    system's."""
     return httpcore2.default_ssl_context()
 
 

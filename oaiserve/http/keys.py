@@ -22,8 +22,8 @@ from oaiserve.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 1.0  # interval of checks for changed files of keys, and for those of sources
-MOST_BYTES = 2**20  # limit of a file of keys
+INTERVAL_SECONDS = 1.0  # interval between checks for changed key files and sources
+MOST_BYTES = 2**20  # maximum size of a key file
 _NAME = re.compile(r"[A-Za-z0-9._@:+/-]{1,64}")
 NAME_RULE = "a name must be 1 to 64 letters, digits or ._@:+/-"
 
@@ -31,13 +31,13 @@ NAME_RULE = "a name must be 1 to 64 letters, digits or ._@:+/-"
 class Right(Flag):
     """The kinds of routes that a key may use. Some routes are for every key."""
 
-    USE = auto()  # ask the model, and read what the key has stored
+    USE = auto()  # send requests to the model, and read what the key has stored
     WATCH = auto()  # see times, sizes and ids of all requests
     ADAPTERS = auto()  # load and unload adapters
     KEYS = auto()  # see all stored keys
 
 
-OF_LISTED = Right.USE | Right.WATCH | Right.ADAPTERS  # keys of the settings and of files
+OF_LISTED = Right.USE | Right.WATCH | Right.ADAPTERS  # rights of keys in the settings and in files
 ROLES = {"use": Right.USE, "watch": Right.WATCH, "admin": OF_LISTED | Right.KEYS}
 
 
@@ -80,7 +80,7 @@ class Key:
 
 
 class KeySource(Protocol):
-    """Further valid keys, which a plug-in adds to a ring."""
+    """A source of further valid keys, which a plug-in adds to a `Keyring`."""
 
     def valid(self) -> Mapping[bytes, Key]:
         """Return the keys that are valid now, by their digests. This may block."""
@@ -122,8 +122,8 @@ class Keyring:
         """Read the files that have changed, and the sources. It may block, so call it about once a second in a worker
         thread.
 
-        A file is read once it was the same in two calls, so an unfinished file is not read. After a broken file, its
-        former keys stay valid, and the log has an error.
+        A file is read once two successive calls have found it unchanged, so an unfinished file is not read. If a file
+        is broken, an error is logged and its former keys stay valid.
         """
         for file in self._files:
             file.refresh()

@@ -92,7 +92,7 @@ def send_last(client: socket.socket, answer: bytes) -> None:
 
 
 async def speaks_http(client: socket.socket, limit_seconds: float) -> bool:
-    """Return whether a client begins without TLS: with a letter, and not with the first byte of a handshake.
+    """Return whether a client speaks without TLS: its first byte is a letter, not that of a handshake.
 
     Raises OSError if nothing arrives in time.
     """

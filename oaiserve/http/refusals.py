@@ -1,4 +1,4 @@
-"""`Refusals` delays refusals, and the answers to uploads, so that one client's cannot use much of the CPU.
+"""`Refusals` delays refusals and the answers to uploads, so that one client cannot use much of the CPU with them.
 
 Each client has an account of the CPU time that these requests took. A part of it is free, and the rest is paid off at a
 small share of one core. An answer waits until its client's account is paid off, but only for a moment. This file knows

@@ -1,6 +1,7 @@
 """uvicorn with our own listener and an orderly shutdown, which waits for running requests and then cuts them off.
 
-This module knows neither the engine nor the API. Callables report a failure to it and learn of the shutdown from it.
+This module knows neither the engine nor the API. It gets callables that report a failure, and one that it calls at the
+shutdown.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Server(uvicorn.Server):
                 transport.close()
 
     def _refuse_http(self, client: socket.socket, address: str) -> None:
-        """Answer a client that speaks HTTP without TLS in its own language, and raise OSError."""
+        """Answer a client that speaks HTTP without TLS in plain HTTP, and raise OSError."""
         error = InvalidRequest("This port speaks HTTPS. Begin the URL with https://.")
         send_last(client, closing_answer(error, self.server_state.default_headers))
         if not self._has_warned_of_http:

@@ -9,7 +9,7 @@ from threading import Lock
 def is_within_share(most: float, taken: Mapping[str, int], client: str, number: int) -> bool:
     """Return whether a client may take `number` more of a limit that all clients together have used up.
 
-    It may if it stays within its share, which is equal for all clients, and if all would fit without the largest one.
+    It may if it stays within an equal share of the limit, and if the work of all but the largest client would fit.
     """
     own = taken.get(client, 0)
     num_others = len(taken.keys() - {client})
@@ -20,9 +20,9 @@ def is_within_share(most: float, taken: Mapping[str, int], client: str, number: 
 class SharedLimit:
     """A count of waiting work by client, in any unit, and its limit. Any thread may call its methods.
 
-    One client may take all of the limit while nobody else needs it. The others may still take their shares then, equal
-    for all waiting clients: beyond the limit, as long as they would fit without the largest client. So
-    all clients together take at most twice the limit, or the limit and one large request.
+    One client may take the whole limit while nobody else needs it. The other clients can then still take equal shares:
+    they may exceed the limit as long as they would fit without the largest client. So all clients together take at most
+    twice the limit, or the limit and one large request.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""`Link`: the two ways of messages between the front and an engine process, and the one over a Unix socket."""
+"""`Link`: a two-way channel for messages between the front and an engine process, and one over a Unix socket."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SocketLink:
         self._writer.post(None)
 
     def join(self) -> None:
-        """Wait until all has been sent, and nothing comes any more."""
+        """Wait until everything has been sent and nothing more arrives."""
         self._writer.join()
         self._reader.join()
 
@@ -93,7 +93,7 @@ class SocketLink:
             return len(data)
 
     def _read(self) -> When:
-        """Wait for the next bytes, and pass on the messages that they complete: this worker does nothing else."""
+        """Wait for the next bytes, and pass on the messages that they complete. This worker does nothing else."""
         try:
             part = self._socket.recv(READ_BYTES)
             for frame in self._frames.push(part):
@@ -112,7 +112,7 @@ class SocketLink:
         return ENDED
 
     def _write(self) -> When:
-        """Send what the system has not taken at once. This may wait: the other end reads all the time."""
+        """Send what the system has not taken at once. It may block, since the other end never stops reading."""
         self._writer.clear()
         with self._lock:
             data = b"".join(self._unsent)

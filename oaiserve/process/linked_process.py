@@ -15,7 +15,7 @@ GOODBYE_SECONDS = 2.0  # time for the process to end after its link has ended
 
 
 class LinkedProcess:
-    """A program of Python whose arguments are descriptors: first that of its end of the socket, then those passed on.
+    """A Python program whose first arguments are file descriptors: its end of the socket, then those in `passed`.
 
     It has a session of its own, so Ctrl-C reaches only this process.
     """
@@ -28,7 +28,8 @@ class LinkedProcess:
         passed: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`names` are further arguments, for `ps`. The variables of `environment` are added to those of a child."""
+        """`names` are further arguments, which `ps` shows. `environment` is added to the variables of
+        `child_environment`."""
         self.socket, its_own = socket.socketpair()
         with its_own:
             descriptors = (its_own.fileno(), *passed)

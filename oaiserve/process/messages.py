@@ -2,8 +2,8 @@
 
 The front sends `Start` once, then one `Submit` for each request, one `Abort` for each that ends early, questions, and
 `Stop`. The engine process sends `Ready` or `NotStarted` once, then one `Step` for each step with all its events and the
-engine's numbers, one more each second, and one `Answer` for each question. Stamps are in nanoseconds of the machine's
-monotonic clock, which all processes share.
+engine's numbers, one more each second, and one `Answer` for each question. Timestamps are in nanoseconds of the
+machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RequestFields = msgspec.defstruct("_RequestFields", [(name, _hints[name]) for n
 
 
 def _named(prompt: Prompt) -> tuple[str, Prompt]:
-    """Return a prompt with the name of its kind. Its token ids become a list, which may have been an array."""
+    """Return a prompt with the name of its kind. Token ids become a list, even if they were an array."""
     if isinstance(prompt, TokenPrompt):
         prompt = replace(prompt, token_ids=[*prompt.token_ids])
     elif isinstance(prompt, GapPrompt) and not isinstance(prompt.prefix, str):
@@ -83,7 +83,7 @@ class Start(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, tag=True):
-    """A request, which the front has accepted at a time."""
+    """A request, with the time at which the front accepted it."""
 
     fields: _RequestFields  # type: ignore[valid-type]
     prompts: tuple[tuple[str, Any], ...]  # prompts, each with the name of its kind
@@ -118,7 +118,7 @@ class AskReport(msgspec.Struct, tag=True):
 
 
 class AskOpenRows(msgspec.Struct, tag=True):
-    """Describe the newest open requests, or only that of an id."""
+    """Describe the newest open requests, or only the one with this id."""
 
     number: int
     epoch_offset_ns: int
@@ -146,7 +146,7 @@ class AskTokenizer(msgspec.Struct, tag=True):
     number: int
     method: Method
     prompt: tuple[str, Any] | None  # its first argument, with the name of its kind
-    arguments: list[Any]  # the others
+    arguments: list[Any]  # the other arguments
 
     @classmethod
     def of(cls, number: int, method: Method, prompt: Prompt | None, arguments: Iterable[Any]) -> AskTokenizer:
@@ -176,7 +176,7 @@ ToEngine = Start | Submit | Abort | Stop | Question
 
 
 class Ready(msgspec.Struct, tag=True, kw_only=True):
-    """The engine can take requests. These are its facts, which never change."""
+    """The engine can take requests. These facts about it never change."""
 
     path: Path | None
     tokenizer: TokenizerFacts
@@ -228,7 +228,8 @@ class Ended(msgspec.Struct, tag=True):
 
 
 class Step(msgspec.Struct, tag=True, omit_defaults=True):
-    """The events of a step, by kind in the order in which a request gets them, and the engine's numbers after it."""
+    """The events of a step, in the order in which a request gets their kinds, and the engine's numbers after the
+    step."""
 
     left_out: list[LeftOut] = []
     progress: list[PromptProgress] = []
@@ -240,10 +241,10 @@ class Step(msgspec.Struct, tag=True, omit_defaults=True):
     aborted: list[Aborted] = []
     numbers: EngineNumbers | None = None
     steps: list[StepRecord] = []
-    # Choices that wait no longer, and bytes of bodies that are tokenized, by client.
+    # By client: how many choices no longer wait, and how many bytes of bodies have been tokenized.
     left_waiting: list[tuple[str, int]] = []
     tokenized_bytes: list[tuple[str, int]] = []
-    health: Health | None = None  # once a second
+    health: Health | None = None  # sent once a second
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Step:
@@ -279,7 +280,7 @@ class Step(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class Health(msgspec.Struct):
-    """What changes slowly, and shows that the process lives."""
+    """Slowly changing numbers, whose arrival shows that the process is alive."""
 
     cores_ns: int  # CPU time of the process
     num_tokenizing: int
@@ -289,7 +290,7 @@ class Health(msgspec.Struct):
 
 
 class Begun(msgspec.Struct, tag=True):
-    """These requests are about to enter their first step. If the process ends then, they may be the reason."""
+    """These requests are about to enter their first step. If the process ends then, they may be the cause."""
 
     request_ids: list[str]
 
@@ -301,7 +302,7 @@ class Answer(msgspec.Struct, tag=True):
     report: ReplicaReport | None = None
     rows: dict[str, OpenRow] | None = None
     token_ids: list[int] | None = None
-    result: Any = None  # of a method of the tokenizer
+    result: Any = None  # result of a method of the tokenizer
     adapter: ServedAdapter | None = None
     error: Exception | None = None
 

@@ -1,7 +1,7 @@
 """The front's record of an open request: its events so far, from which a new engine continues the same answer.
 
-A new engine gets the tokens that were passed on, as one replica gets those of another (`oaiserve.wire.continuation`),
-and repeats their events, which are not passed on again.
+A new engine gets the tokens that the consumer already has, as a replica does that continues another one's answer
+(`oaiserve.wire.continuation`). It repeats their events, which are not passed on again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oaiserve.facts.record import Cause, EngineAccount, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.wire.continuation import Piece
 
-# Tokens per event of an answer that its client gets whole, so that a new engine has only these to compute again.
+# Tokens per event of an answer that is not streamed. A new engine has to compute at most these again.
 WHOLE_INTERVAL = 64
 
 
@@ -40,47 +40,47 @@ class LimitedAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class OpenAnswer:
-    """A request that the engine process has, or will get, with what its consumer has of the answer."""
+    """A request that an engine process has or will get, with the part of the answer that its consumer already has."""
 
     request: Request
     deliver: Deliver
     submitted_ns: int
     clock_ns: Callable[[], int]
     replica: str = ""  # name of the replica that has it, or will get it
-    is_sent: bool = False  # to the engine process that runs now
+    is_sent: bool = False  # The current engine process has it.
     is_aborted: bool = False  # The abort has been sent to that process.
-    has_begun: bool = False  # It has entered a step of that process.
+    has_begun: bool = False  # It has entered a step there.
     has_progressed: bool = False  # That process has added to its answer.
-    num_deaths: int = 0  # engine processes in a row that have ended after it had begun and before it progressed
-    times: RequestTimes | None = None  # the stamps of its first token, by the process that has computed it
+    num_deaths: int = 0  # consecutive engine processes that ended after it had begun and before it progressed
+    times: RequestTimes | None = None  # times up to the first token, from the process that computed it
     restart_ns: int = 0  # total time without a process that continued it
-    _ended_ns: int | None = None  # when its process ended, until the next one has gone on with it
+    _ended_ns: int | None = None  # when its process ended; None once another one continues it
     _tokens: dict[int, list[int]] = field(default_factory=dict)  # passed on, by choice
     _num_sent: dict[int, int] = field(default_factory=dict)  # pieces of `request.sent` passed on, by choice
     _to_drop: dict[int, int] = field(default_factory=dict)  # repeated pieces still to come, by choice
-    _whole: dict[int, TokenChunk] = field(default_factory=dict)  # parts of answers that are passed on whole
-    _passed: set[tuple[type, int]] = field(default_factory=set)  # events that come once: of a prompt, or of the request
+    _whole: dict[int, TokenChunk] = field(default_factory=dict)  # joined chunks of unstreamed answers, by choice
+    _passed: set[tuple[type, int]] = field(default_factory=set)  # one-time events so far, with the prompt's index
 
     @classmethod
     def of(cls, request: Request, deliver: Deliver, clock_ns: Callable[[], int]) -> OpenAnswer:
-        """Return the state of a new request, whose draws follow from a seed from now on."""
+        """Return the state of a new request. It gets a seed, so that another engine draws the same tokens."""
         if request.draw_seed is None:
             request = replace(request, draw_seed=getrandbits(64))
         return cls(request, deliver, clock_ns(), clock_ns)
 
     def so_far(self) -> tuple[Usage, RequestTimes, EngineAccount]:
-        """Return what is known of it while no process has it, for a terminal event that `take` completes."""
+        """Return its usage, times and account while no process has it, for a terminal event that `take` completes."""
         received_ns = self.request.received_ns or self.submitted_ns
         usage = Usage(0, 0, sum(map(len, self._tokens.values())))
         times = RequestTimes(received=received_ns, submitted=self.submitted_ns)
         return usage, times, EngineAccount(num_choices=self.request.num_choices)
 
     def limited(self) -> LimitedAnswer:
-        """Return its request and stamps, by which its time limits are checked while no process has it."""
+        """Return its request and times, to check its time limits while no process has it."""
         return LimitedAnswer(self.request, self.times or self.so_far()[1])
 
     def to_send(self) -> Request:
-        """Return the request for an engine process, with what was passed on of its answer."""
+        """Return the request for an engine process, with the part of the answer that was passed on."""
         self.is_sent = True
         self.has_begun = self.has_progressed = False
         request = self.request
@@ -103,7 +103,8 @@ class OpenAnswer:
             self._ended_ns = self.clock_ns()
 
     def take(self, event: Event) -> Event | None:
-        """Return the event for the consumer, or None if it has had that, or gets it with a later one."""
+        """Return the event for the consumer, or None if the consumer has it already or will get it as part of a later
+        one."""
         if isinstance(event, TokenChunk):
             return self._take_chunk(event)
         if isinstance(event, PromptDone):
@@ -159,7 +160,7 @@ class OpenAnswer:
             self._ended_ns = None
 
     def _settle(self, event: Terminal) -> None:
-        """Put what happened in earlier engine processes into the account of the last one."""
+        """Add the time in earlier engine processes to the account from the last one."""
         if self._ended_ns is None and not self.restart_ns:
             return
         account = event.account

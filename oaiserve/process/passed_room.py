@@ -1,4 +1,4 @@
-"""`PassedRoom`: the room of waiting requests that an engine process holds, until it reports that it gives some back."""
+"""`PassedRoom`: the part of the queue limits that requests in an engine process use until it gives it back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _CHOICES, _BYTES = range(2)
 
 @dataclass(slots=True)
 class PassedRoom:
-    """The part of the front's room that requests in an engine process take, by client. It has no lock of its own."""
+    """The part of the front's limits that requests in an engine process use, by client. It has no lock of its own."""
 
     admission: Admission
     by_client: dict[str, list[int]] = field(default_factory=dict)  # waiting choices, and bytes of bodies
 
     def note(self, request: Request) -> None:
-        """Note the room of a request that was admitted."""
+        """Note what an admitted request takes of the limits."""
         counts = self.by_client.setdefault(request.client, [0, 0])
         counts[_CHOICES] += num_waiting(request)
         counts[_BYTES] += request.num_bytes
@@ -31,18 +31,18 @@ class PassedRoom:
         self._give_back(_BYTES, self.admission.body_bytes, num_bytes)
 
     def give_back(self, request: Request) -> None:
-        """Give back the room of a request that no process has."""
+        """Give back what a request takes of the limits that no process has."""
         client = request.client
         self.left([(client, num_waiting(request))], [(client, request.num_bytes)])
 
     def add(self, request: Request) -> None:
-        """Count a request as waiting: no process has begun with it."""
+        """Count a request as waiting: no process has started it."""
         self.admission.waiting.add(request.client, num_waiting(request))
         self.admission.body_bytes.add(request.client, request.num_bytes)
         self.note(request)
 
     def count_again(self, requests: Iterable[Request]) -> None:
-        """Count these requests, all that are open here, as waiting: no process has begun with them."""
+        """Count `requests`, which are all that are open here, as waiting again: no process has started them."""
         for client, (num_choices, num_bytes) in self.by_client.items():
             self.admission.waiting.give_back(client, num_choices)
             self.admission.body_bytes.give_back(client, num_bytes)
@@ -61,5 +61,5 @@ class PassedRoom:
 
 
 def num_waiting(request: Request) -> int:
-    """Return how many choices of a request wait in the room that clients share. Background work has its own."""
+    """Return how many choices of a request count against the shared limit. Background requests have their own limit."""
     return 0 if request.is_background else request.num_choices

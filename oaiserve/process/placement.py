@@ -17,7 +17,7 @@ _HIDDEN = ("", "-1", "NoDevFiles")  # values of the variable with which CUDA fin
 
 
 class Placement(NamedTuple):
-    """Where one replica runs. Without values, it runs where this process would."""
+    """Where one replica runs. Without values, it runs wherever this process may."""
 
     gpu: str = ""  # as VISIBLE_GPUS names it
     cpus: tuple[int, ...] = ()  # the cores of its NUMA nodes
@@ -26,7 +26,7 @@ class Placement(NamedTuple):
 def apart(
     server: ServerOptions, device: Device, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> list[Placement]:
-    """Return the places of the engine processes, or none if the engine is in the server's process. Raises
+    """Return the placements of the engine processes, or none if the engine runs in the server's process. Raises
     StartupError."""
     is_apart = server.engine_process == "on" or server.front_processes > 1
     if server.engine_process == "auto" and not is_apart:
@@ -40,8 +40,8 @@ def apart(
 def placements(
     replicas: Replicas, device: Device, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> list[Placement]:
-    """Return the places of all replicas: "auto" is one for each GPU, or else for each NUMA node. Raises StartupError
-    for more replicas than GPUs. `root` is the folder that has dev/ and sys/."""
+    """Return the placements of all replicas: "auto" is one for each GPU, or else for each NUMA node. Raises
+    StartupError for more replicas than GPUs. `root` is the folder that contains dev/ and sys/."""
     gpus = [] if device == "cpu" else _gpus(environ, root)
     nodes = [] if gpus else _numa_nodes(root)
     number = max(1, len(gpus or nodes)) if replicas == "auto" else replicas
@@ -65,7 +65,7 @@ def placements(
 
 
 def options_of(options: EngineOptions, places: list[Placement], index: int) -> EngineOptions:
-    """Return the settings of one replica: on a CPU, its part of threads, memory and disk."""
+    """Return the settings of one replica: on a CPU, its share of the threads, memory and disk."""
     if len(places) == 1 or places[index].gpu:
         return options
     number = len(places)
@@ -95,6 +95,6 @@ def _numa_nodes(root: Path) -> list[set[int]]:
 
 
 def _cpus_in(text: str) -> set[int]:
-    """Return the CPUs in a list of the kernel, such as 0-3,8."""
+    """Return the CPUs in a list in the kernel's format, such as 0-3,8."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}

@@ -1,7 +1,7 @@
-"""Encodes and decodes messages as MessagePack: plain data, of which nothing runs when it is read.
+"""Encodes and decodes messages as MessagePack: plain data, so decoding runs no code from a message.
 
 msgspec knows dataclasses, enumerations and tuples. This module adds arrays, log-probabilities, errors, paths and sizes,
-and what texts and numbers of clients may be that MessagePack has no form for.
+and those texts and numbers from clients that MessagePack cannot represent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kind = TypeVar("Kind")
 _LARGE_INTEGER = 1  # beyond 64 bits: its decimal digits
 _BROKEN_TEXT = 2  # with half of a surrogate pair
 
-_ERRORS = (APIError, BadAdapter, StartupError, TooManyTokens)  # These and their subclasses may cross.
+_ERRORS = (APIError, BadAdapter, StartupError, TooManyTokens)  # Messages may contain these and their subclasses.
 
 
 def encode(message: object) -> bytes:
@@ -43,7 +43,7 @@ def decoder(kind: type[Kind] | Any) -> Callable[[bytes | msgspec.Raw], Kind]:
 
 
 def _form(value: Any) -> object:
-    """Return the plain form of a value of a type that msgspec doesn't know."""
+    """Return the plain form of a value whose type msgspec doesn't know."""
     if isinstance(value, TokenLogprobs):
         ids, texts, logprobs, ends, ranks = value.columns
         return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes(), ranks.tobytes()
@@ -59,7 +59,7 @@ def _form(value: Any) -> object:
             return plain(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):  # a number of NumPy
+    if hasattr(value, "item"):  # a NumPy scalar
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} has no plain form")
 
@@ -92,7 +92,7 @@ def _error(names: list[str], text: str, attributes: dict[str, Any]) -> Exception
 
 
 def _boxed(value: Any) -> Any:
-    """Return plain data whose large integers and broken texts are extensions."""
+    """Return plain data with its large integers and broken texts replaced by extensions."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return Ext(_LARGE_INTEGER, str(value).encode())
     if isinstance(value, str) and not value.isascii():
@@ -119,6 +119,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_form).encode
 
 
 def convert(form: Any, kind: type[Kind] | Any) -> Kind:
-    """Return the value of a type whose plain form was decoded as any data. Raises msgspec.MsgspecError."""
+    """Return a value of type `kind` from its plain form, which was decoded without a type. Raises
+    msgspec.MsgspecError."""
     value: Kind = msgspec.convert(form, kind, dec_hook=_made)
     return value

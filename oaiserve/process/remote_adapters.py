@@ -1,4 +1,4 @@
-"""`RemoteAdapters`: the adapters of all engine processes, by the numbers that requests have."""
+"""`RemoteAdapters`: the adapters of all engine processes, with the numbers that requests use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.types.adapters import ServedAdapter
 
 
 class RemoteAdapters:
-    """The adapters that each replica has, or will have. One thread at a time changes them; any may read."""
+    """The adapters that each replica has or will have. Only one thread at a time may change them; any may read."""
 
     def __init__(self, served: Iterable[ServedAdapter]) -> None:
         self._by_name = {adapter.name: adapter for adapter in served}
@@ -23,14 +23,14 @@ class RemoteAdapters:
         return self._by_name.get(name)
 
     def add(self, adapter: ServedAdapter) -> ServedAdapter:
-        """Add an adapter that processes have loaded, and return it with a number that no other one has had here."""
+        """Add an adapter that the processes have loaded, and return it with a number that was never used before."""
         self._last_number += 1
         adapter = replace(adapter, number=self._last_number)
         self._by_name = self._by_name | {adapter.name: adapter}
         return adapter
 
     def become(self, served: Iterable[ServedAdapter]) -> None:
-        """Have these adapters, with the numbers that another process has given to them."""
+        """Replace all adapters with these, which have their numbers from another process."""
         self._by_name = {adapter.name: adapter for adapter in served}
 
     def remove(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """`RemoteEngine`: the front's end of engines in processes of their own, with the members of `Engine` that routes use.
 
-If a process ends, another one is started. The open requests go on there, or on another replica. Their consumers notice
-only a pause.
+If a process ends, another one is started. The open requests continue there, or on another replica. Their consumers
+notice only a pause.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ from oaiserve.wire.report import ReplicaReport, together
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-MOST_STEPS = 100_000  # records of steps that nobody has taken
-STOP_SECONDS = 10.0  # for a process to end after its open requests
+MOST_STEPS = 100_000  # records of steps that wait for `take_steps`
+STOP_SECONDS = 10.0  # time for a process to end after its open requests
 
 
 class RemoteEngine:
-    """Engines in other processes, which have the same model. All methods may be called from any thread."""
+    """Engines in other processes, which all have the same model. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RemoteEngine:
         self._options = options
         self._lock = Lock()  # guards the attributes up to the empty line
         self._open: dict[str, OpenAnswer] = {}
-        # The engine has time limits of its own. These are for requests that wait until another process is there.
+        # Time limits of requests that wait for a new process. The engines enforce the limits of the others.
         bounds = Bounds(0, options.queue_timeout_seconds, options.request_timeout_seconds)
         self._limits = TimeLimits(bounds, self._open.__contains__)
         self._quarantine = Quarantine()
@@ -202,7 +202,7 @@ class RemoteEngine:
         return self._is_reporting
 
     def routing_of(self, content: bytes | bytearray) -> RoutedPrompt | None:
-        """As of `Engine`."""
+        """See `Engine`."""
         return prompt_of_body(content) if self._is_reporting else None
 
     @property
@@ -210,7 +210,8 @@ class RemoteEngine:
         return next((cost for each in self._replicas.values() if (cost := each.health.step_cost) is not None), None)
 
     def snapshot(self) -> EngineNumbers:
-        """Return the engines' numbers after their last messages. The CPU time of this process belongs to no request."""
+        """Return the engines' numbers as of their last messages. No request is charged for the CPU time of this
+        process."""
         numbers = [*map(self._now, self._replicas.values())]
         now = numbers[0] if self._is_alone else added(numbers)
         front_ns = self.cores_ns()
@@ -222,14 +223,14 @@ class RemoteEngine:
         return replica.now(self.adapters.served, self._clock_ns(), explains=self._options.explain)
 
     def take_steps(self) -> list[StepRecord]:
-        """As of `Engine`."""
+        """See `Engine`."""
         steps = []
         while self._steps:
             steps.append(self._steps.popleft())
         return steps
 
     def report(self, replica: str = "") -> ReplicaReport:
-        """As of `Engine`, of all replicas together. Raises Unavailable while there is no engine process."""
+        """See `Engine`. The report covers all replicas. Raises Unavailable while there is no engine process."""
         self._is_reporting = True
         asked = self._ask_all(lambda number: AskReport(number, replica))
         reports: list[ReplicaReport] = [each.result().report for each in asked.values()]
@@ -239,7 +240,7 @@ class RemoteEngine:
         return replace(together(reports), incarnation=self._incarnation, number=self._num_reports)
 
     def open_requests(self, epoch_offset_ns: int, request_id: str | None = None) -> dict[str, OpenRow]:
-        """As of `Engine`. Requests that wait for an engine process have no rows."""
+        """See `Engine`. Requests that wait for an engine process have no rows."""
         found: list[tuple[str, OpenRow]] = []
         try:
             asked = self._ask_all(lambda number: AskOpenRows(number, epoch_offset_ns, request_id))
@@ -258,7 +259,7 @@ class RemoteEngine:
         return dict(found[:MOST_SHOWN])
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
-        """As of `Engine`. All replicas load it, or none."""
+        """See `Engine`. All replicas load the adapter, or none."""
         loaded: dict[EngineProcess, ServedAdapter] = {}
         while True:
             asked = self._ask_all(lambda number: LoadAdapter(number, name, path, in_place), without=loaded)
@@ -281,7 +282,7 @@ class RemoteEngine:
                     return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
-        """As of `Engine`."""
+        """See `Engine`."""
         adapter = self.adapters.get(name)
         if adapter is None:
             raise NotFound(f"No adapter '{name[:200]}' is loaded.", param="lora_name")
@@ -289,12 +290,12 @@ class RemoteEngine:
         return adapter
 
     def start(self) -> None:
-        """Begin to watch the processes, which are ready."""
+        """Begin to watch the processes, which are ready by now."""
         for replica in self._replicas.values():
             replica.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        """As of `Engine`. While an engine process is started again, requests wait for it, unless there are others."""
+        """See `Engine`. While an engine process restarts, requests go to other replicas, or wait if there are none."""
         self._check_open()
         if request in self._quarantine:
             raise refusal()
@@ -315,7 +316,7 @@ class RemoteEngine:
         self._fail_unloaded()
 
     def abort(self, request_id: str) -> None:
-        """As of `Engine`."""
+        """See `Engine`."""
         with self._lock:
             answer = self._open.get(request_id)
             if answer is None:
@@ -328,14 +329,14 @@ class RemoteEngine:
         self._pass_end(answer, partial(Aborted, request_id))
 
     def encode(self, prompt: Prompt, most_tokens: int | None) -> Work[list[int]]:
-        """As of `Engine`."""
+        """See `Engine`."""
         if isinstance(prompt, ChatPrompt) and prompt.media and not self.media:
             raise invalid(prompt.param, "this model reads text alone")
         yield LONG
         return self._encode(prompt, most_tokens)
 
     def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
-        """As of `Engine`."""
+        """See `Engine`."""
         self._check_open()
         self.admission.take(client, 1, num_bytes)
 
@@ -346,15 +347,15 @@ class RemoteEngine:
         return self._workers.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def give_back_later(self) -> None:
-        """As of `Engine`."""
+        """See `Engine`."""
         self._workers.give_back_later()
 
     def drain(self) -> None:
-        """As of `Engine`."""
+        """See `Engine`."""
         self._is_draining = True
 
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:
-        """As of `Engine`. Processes that do not end are killed."""
+        """See `Engine`. Processes that do not end are killed."""
         self.drain()
         self._is_stopping = True
         self._wake_waiting()
@@ -395,7 +396,7 @@ class RemoteEngine:
         for deliver, events in of_consumers.items():
             try:
                 deliver(events)
-            except Exception:  # As in one process, a consumer that fails must not stop the others.
+            except Exception:  # A consumer that fails must not stop the others.
                 log.exception("A consumer failed to take its events; its requests are dropped")
                 for event in events:
                     self.abort(event.request_id)
@@ -405,8 +406,8 @@ class RemoteEngine:
             self._fail_unloaded()
 
     def looked(self, replica: Replica) -> None:
-        """End requests at their time limits that no process has. The engines end the others. With several replicas,
-        ask for a report, by which requests are routed."""
+        """End requests that reach a time limit while no process has them. The engines end the others. With several
+        replicas, also ask for a report, which the choice of replicas needs."""
         with self._lock:
             expired = [*self._limits.deadlines.take_expired(self._clock_ns())]
         for request_id, limit in expired:
@@ -430,10 +431,11 @@ class RemoteEngine:
             with self._lock:
                 self._choice.learn(asked.result().report)
 
-    # A process that has ended, and the next one. All of this is on the keeper's thread of its replica.
+    # A process that has ended, and the next one. These methods run on the keeper's thread of the replica.
 
     def lost(self, replica: Replica) -> None:
-        """Let the requests of a process that has ended go on elsewhere, or wait for the next one."""
+        """Continue the requests of a process that has ended on other replicas, or let them wait for the next
+        process."""
         with self._lock:
             answers = [answer for answer in self._open.values() if answer.replica == replica.name]
             for answer in answers:
@@ -460,8 +462,8 @@ class RemoteEngine:
         self._move([answer for answer in answers if answer.request.request_id in self._open], replica)
 
     def _move(self, answers: Iterable[OpenAnswer], replica: Replica) -> None:
-        """Move requests of a replica without a process to other replicas, if there are any. Those that may have ended
-        the process wait for the next one, and have it to themselves."""
+        """Move requests of a replica without a process to other replicas, if there are any. Requests that may have
+        ended the process wait for the next one, which gets them one at a time."""
         with self._lock:
             for answer in answers:
                 if answer.num_deaths and replica.failure is None:
@@ -488,12 +490,12 @@ class RemoteEngine:
         self._fail_one(answer, refusal())
 
     def is_ready_again(self, replica: Replica, ready: Ready) -> None:
-        """Let a process that is ready go on with the open requests of its replica."""
+        """Send the open requests of a replica to its new process, which is ready."""
         here = {adapter.name: adapter.number for adapter in ready.adapters}
         while True:
             try:
                 self._load_missing(replica, here)
-            except Unavailable as error:  # It has ended meanwhile, which comes next.
+            except Unavailable as error:  # It has ended meanwhile, which is handled next.
                 log.debug("The process has ended: %s", error)
                 return
             with self._lock:
@@ -529,10 +531,10 @@ class RemoteEngine:
                 log.error("The adapter %s could not be loaded again: %s", adapter.name, error)
                 self.adapters.remove(adapter.name)
 
-    # Small parts. The first four, and `_take_out`, are called under the lock.
+    # Helpers. The first four and `_take_out` are called with the lock held.
 
     def _choose(self, request: Request) -> Replica:
-        """Return the replica for a request: one with a process, as long as there are some."""
+        """Return the replica for a request: one that is up, if there is any."""
         replicas = self._ups() or [each for each in self._replicas.values() if each.failure is None]
         if len(replicas) == 1:
             return replicas[0]
@@ -588,7 +590,7 @@ class RemoteEngine:
             self._pass_end(answer, terminal)
 
     def _take_out(self, answer: OpenAnswer) -> bool:
-        """Take a request that no process has from the open ones, and return whether it was there."""
+        """Remove a request that no process has from the open ones, and return whether it was still open."""
         if self._open.pop(answer.request.request_id, None) is None:
             return False
         self._replicas[answer.replica].room.give_back(answer.request)
@@ -612,7 +614,7 @@ class RemoteEngine:
 
     def _ask_any(self, question: Callable[[int], Any]) -> Answer:
         """Return the answer of an engine process to a question. If the process ends meanwhile, ask another one, or wait
-        for the next one. Raises the error of the answer, and Unavailable."""
+        for the next one. Raises the answer's error, or Unavailable."""
         for _ in range(MOST_DEATHS):
             while not (ups := self._ups()):
                 with self._lock:
@@ -638,8 +640,8 @@ class RemoteEngine:
     def _ask_all(
         self, question: Callable[[int], Any], without: Container[EngineProcess] = ()
     ) -> dict[Replica, Future[Any]]:
-        """Send a question to all processes but those, and return their future answers. Raises Unavailable if there is
-        no process."""
+        """Send a question to all processes except `without`, and return futures for their answers. Raises Unavailable
+        if there is no process."""
         asked: dict[Replica, Future[Any]] = {}
         ups = self._ups()
         for replica in ups:

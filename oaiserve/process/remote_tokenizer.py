@@ -1,7 +1,7 @@
 """`RemoteTokenizer`: the tokenizer of an engine process, as routes in the front use it.
 
-While the library makes a tokenizer, it holds Python's lock, for up to two seconds, and a vocabulary takes 200 MB. So
-the front has only the small parts, and lets an engine process do what needs the vocabulary.
+Building a tokenizer holds Python's interpreter lock for up to two seconds, and a vocabulary takes 200 MB. So the front
+has only the small parts, and asks an engine process for everything that needs the vocabulary.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class TokenizerFacts:
 
 
 class RemoteTokenizer:
-    """Methods wait for an engine process, so only work in turns may call them. They raise APIError."""
+    """A tokenizer whose methods wait for an engine process, so only work in turns may call them. They raise
+    APIError."""
 
     def __init__(self, facts: TokenizerFacts, encode: Callable[[Prompt, int | None], list[int]], call: Call) -> None:
         self.facts = facts
@@ -60,7 +61,7 @@ class RemoteTokenizer:
             self.chat_template = ChatTemplate(parts.chat_template, parts.special_tokens_map, parts.response_template)
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
-        """As of `Tokenizer`."""
+        """See `Tokenizer`."""
         yield from ()
         return self._encode(prompt, most_tokens)
 

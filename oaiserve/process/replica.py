@@ -1,4 +1,4 @@
-"""`Replica`: one engine process of a front, and the ones that are started in its place."""
+"""`Replica`: one engine process of a front, and the processes that replace it when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oaiserve.runtime import AT_ONCE, ENDED, Empty, Queue, Runtime, When, Worker
 log = logging.getLogger(__name__)
 
 LOOK_NS = 1_000_000_000
-MOST_ENDS = 3  # ends of its processes within ENDS_NS, after which no other one is started
+MOST_ENDS = 3  # After this many ends of its processes within ENDS_NS, no other one is started.
 ENDS_NS = 60 * 10**9
 
 
@@ -59,11 +59,11 @@ class Front(Protocol):
         ...
 
     def is_ready_again(self, replica: Replica, ready: Ready) -> None:
-        """Another process is ready. It gets requests once the replica is `up`."""
+        """Another process is ready. It gets requests once the replica `is_up`."""
         ...
 
     def looked(self, replica: Replica) -> None:
-        """A second has passed."""
+        """Called once a second."""
         ...
 
 
@@ -81,7 +81,7 @@ class Replica:
         load_timeout_seconds: float,
         runtime: Runtime,
     ) -> None:
-        """Start an engine process with `launch`. `first` waits until it is ready. The log has the `title`."""
+        """Start an engine process with `launch`. `first` waits until it is ready. The log calls it `title`."""
         self.name = name
         self._title = title
         self._launch = launch
@@ -91,9 +91,9 @@ class Replica:
         self._runtime = runtime
         self._lock = lock  # the front's lock, which guards the attributes up to the empty line
         self.is_up = False  # The process has reported that it is ready, and it has not ended.
-        self.adapter_numbers: dict[int, int] = {}  # those of the process, by those of requests
+        self.adapter_numbers: dict[int, int] = {}  # the process's numbers, keyed by those in requests
         self.suspects = Suspects()
-        self.choices: Counter[str] = Counter()  # counts by reason
+        self.choices: Counter[str] = Counter()  # how often the replica was chosen, by reason
         self._asked: dict[int, Future[Any]] = {}
 
         self.room: PassedRoom  # under the lock, too; set by the front
@@ -104,11 +104,11 @@ class Replica:
         self.health = Health(0, 0, 0, "", None)
         self._numbers_of_questions = count()
         self._before = EngineNumbers()  # the sums of the processes that have ended
-        self._reason = ""  # why the process has ended, as it has said itself
+        self._reason = ""  # the reason that the process gave for its end
         self._ends_ns: deque[int] = deque(maxlen=MOST_ENDS)
         self._silent_looks = 0
         self._next_look_ns = 0
-        # Gets a process that has ended, or one that is ready with its facts.
+        # Gets a process that has ended, or one that is ready, with its facts.
         self._keeper: Worker[tuple[EngineProcess, Ready | None]] = runtime.worker(f"engine-keeper-{name}", self._keep)
         first: Queue[Ready | NotStarted | None] = runtime.queue()
         self._first: Queue[Ready | NotStarted | None] | None = first
@@ -131,7 +131,7 @@ class Replica:
                 raise StartupError(f"{self._title} has ended {self.process.ended()} while it loaded the model.")
 
     def start(self) -> None:
-        """Begin to watch the process, which is ready."""
+        """Begin to watch the process, which is ready by now."""
         self._keeper.start()
 
     def kill(self) -> None:
@@ -141,8 +141,8 @@ class Replica:
         self.process.link.send(message)
 
     def ask(self, question: Callable[[int], Any], *, is_up: bool = False) -> Future[Any]:
-        """Send a question, made of its number, and return its future answer. Raises Unavailable if no process is there,
-        or it ends."""
+        """Send the question that `question` makes from its number, and return a future for the answer. Raises
+        Unavailable if no process is up. The future raises it, too, if the process ends."""
         asked: Future[Any] = self._runtime.future()
         number = next(self._numbers_of_questions)
         with self._lock:
@@ -153,7 +153,7 @@ class Replica:
         return asked
 
     def now(self, adapters: Iterable[ServedAdapter], now_ns: int, *, explains: bool) -> EngineNumbers:
-        """Return the numbers after the last message, with the sums of earlier processes."""
+        """Return the numbers as of the last message, plus the sums over earlier processes."""
         with self._lock:
             published = self.numbers
             health = self.health
@@ -192,7 +192,7 @@ class Replica:
         if process is not self.process and self._first is None:
             return
         match message:
-            case Step():  # One comes each second. Answers to questions would hide that its other threads stand still.
+            case Step():  # At least one comes each second. Answers don't count: they come even if other threads hang.
                 self._silent_looks = 0
                 if message.numbers is not None:
                     self.numbers = message.numbers
@@ -227,7 +227,7 @@ class Replica:
             each.set_exception(unavailable())
         self._keeper.post((process, None))
 
-    # The process that has ended, and the next one. All of this is on the keeper's thread.
+    # A process that has ended, and the next one. These methods run on the keeper's thread.
 
     def _keep(self) -> When:
         with suppress(Empty):
@@ -246,15 +246,15 @@ class Replica:
         return self._next_look_ns
 
     def _look(self) -> None:
-        """Kill a process that has sent nothing for long. The looks are counted, not the time: this process may have
-        been stopped, too."""
+        """Kill a process that has sent nothing for too long. Looks are counted instead of time, because this process
+        may have been suspended, too."""
         self._silent_looks += 1
         most_seconds = self._watchdog_seconds if self.is_up else self._load_timeout_seconds
         if self._silent_looks > most_seconds:
             done = "sent nothing" if self.is_up else "not loaded the model"
             log.error("%s has %s for %d s, and is killed", self._title, done, self._silent_looks)
             self.process.kill()
-            self._silent_looks = 0  # Its end may take longer than until the next look.
+            self._silent_looks = 0  # It may not have ended by the next look.
 
     def _go_on_without(self) -> When:
         """Start another process in place of one that has ended, unless that happens too often."""

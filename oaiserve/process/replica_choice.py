@@ -23,10 +23,10 @@ class ReplicaChoice:
         self._router.learn(report, self._clock_ns())
 
     def choose(self, request: Request, replicas: Iterable[str]) -> Decision:
-        """Choose one of the replicas that are there at the moment. There must be at least one."""
+        """Choose one of the given replicas. There must be at least one."""
         now_ns = self._clock_ns()
         self._router.update_replicas(replicas, now_ns)
         prompt = request.routing
-        if prompt is None:  # It has no text by which others could be recognized, such as that of a vector.
+        if prompt is None:  # It has no text to compare with other prompts, such as a vector.
             prompt = Prompt((), key_of_session(request.request_id), request.num_bytes // BYTES_PER_TOKEN)
         return self._router.choose(prompt, now_ns, request.session or None)

@@ -40,13 +40,13 @@ from oaiserve.runtime import ENDED, Executor, Runtime, When, Worker
 
 log = logging.getLogger(__name__)
 
-BEAT_NS = 1_000_000_000  # interval of messages while no step runs
+BEAT_NS = 1_000_000_000  # interval of `Health` messages
 
 Item = TypeVar("Item")
 
 
 class Questions:
-    """Answers questions for the tokenizer of an engine."""
+    """Answers questions to the tokenizer of an engine."""
 
     def __init__(self, engine: AnyEngine, link: Link) -> None:
         self._engine = engine
@@ -83,9 +83,9 @@ class Questions:
 
 
 class EngineServer:
-    """Takes the messages of the front, and sends it the events of its requests, until `Stop` or the end of the front.
+    """Handles the front's messages, and sends it the events of its requests, until `Stop` arrives or the front ends.
 
-    `on_stop` is called once, with the seconds for open requests to end.
+    `on_stop` is called once, with the number of seconds that open requests have to end.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EngineServer:
         engine.admission.waiting.on_give_back = lambda *left: self._left_waiting.append(left)
         engine.admission.body_bytes.on_give_back = lambda *left: self._tokenized_bytes.append(left)
         engine.tell_first_steps(lambda request_ids: link.send_now(Begun(request_ids)))
-        self._lock = Lock()  # The engine thread and the beats take what goes into a message.
+        self._lock = Lock()  # The engine thread and the beats both fill and send messages.
         self._has_ended = False
         self._beats: Worker[None] = runtime.worker("beats", self._beat)
         self._next_beat_ns = 0
@@ -129,7 +129,7 @@ class EngineServer:
         self._link.close()
 
     def received(self, message: ToEngine) -> None:
-        """Obey a message of the front."""
+        """Handle a message from the front."""
         match message:
             case Submit():
                 self._engine.take_over(message.request(), self._deliver, message.submitted_ns)
@@ -157,7 +157,7 @@ class EngineServer:
     def _deliver(self, events: list[Event]) -> None:
         """Send the events of a step. The engine thread calls this."""
         if self._engine.failure is not None:
-            self._fail()  # Its requests have not failed: another engine goes on with them.
+            self._fail()  # The requests have not failed: another engine continues them.
             return
         self._send(Step.of(events))
 

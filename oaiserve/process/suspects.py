@@ -16,19 +16,19 @@ MOST_QUARANTINED = 1024  # hashes of prompts
 
 
 class Suspects:
-    """A process gets them one after the other, each once the one before has got further than it did. It has no lock of
-    its own."""
+    """Requests that may have ended a process. The next process gets them one at a time, each once the previous one has
+    got further than before. It has no lock of its own."""
 
     def __init__(self) -> None:
         self._waiting: deque[OpenAnswer] = deque()
         self._current: OpenAnswer | None = None  # the suspect that the process has now
 
     def __bool__(self) -> bool:
-        """Return whether some wait."""
+        """Return whether any suspects are waiting."""
         return bool(self._waiting)
 
     def clear(self) -> None:
-        """Forget which ones wait, because the process has ended."""
+        """Forget the waiting suspects, because the process has ended."""
         self._waiting.clear()
         self._current = None
 
@@ -36,7 +36,7 @@ class Suspects:
         self._waiting.extend(answer for answer in answers if answer.num_deaths)
 
     def next(self, open_ids: Container[str]) -> OpenAnswer | None:
-        """Return the next one for the process, or None if none is left or the one before has not got further."""
+        """Return the next suspect for the process, or None if none is left or the previous one has not got further."""
         before = self._current
         if before is not None and before.request.request_id in open_ids and not before.has_progressed:
             return None
@@ -66,7 +66,7 @@ class Quarantine:
 
 
 def key_of(request: Request) -> bytes:
-    """Return a hash of a request's prompts, by which one that ends engine processes is known again."""
+    """Return a hash of a request's prompts, which identifies a request that is sent again."""
     return blake2b(encode(request.prompts), digest_size=16).digest()
 
 

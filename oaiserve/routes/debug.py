@@ -133,7 +133,7 @@ CLIENTS_QUERY = (
     query=CLIENTS_QUERY,
 )
 async def recent_clients(request: Request) -> Response:
-    """Answer with a row for each client, first who made others wait the longest."""
+    """Answer with a row for each client. The client that made others wait the longest comes first."""
     seconds = read_query(request.query_params, CLIENTS_QUERY)["seconds"] or CLIENTS_SECONDS
     clients = any_serving_of(request).telemetry.clients
     return json_response(await run_in_threadpool(clients.last, seconds))

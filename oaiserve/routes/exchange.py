@@ -1,6 +1,6 @@
 """The facts about one request to a generation route, from before its first byte is read until its record is made.
 
-This file knows neither the shapes of the API nor the readers of the record. Routes read a request's stamps here.
+This file knows neither the shapes of the API nor the readers of the record. Routes read a request's timestamps here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.prompt_reuse import PromptReuse
 from oaiserve.wire.continuation import StreamIds
 
-COST_HEADER = "x-include-cost"  # true: the usage says what the request costs
-REUSE_HEADER = "x-include-reuse"  # true: the usage of chat and completions says what was read again
+COST_HEADER = "x-include-cost"  # with the value true, the usage contains the cost of the request
+REUSE_HEADER = "x-include-reuse"  # with true, the usage of chat and completions contains what was read again
 
 
 class RequestTimings(msgspec.Struct):
@@ -62,7 +62,7 @@ class Exchange:
     request_id: str  # value of the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
-    client: str  # the name of its API key, or else its address; by these, clients take turns
+    client: str  # the name of its API key, or else its address; clients take turns by it
     clock_ns: Callable[[], int]  # the monotonic clock
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
@@ -70,16 +70,16 @@ class Exchange:
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # ids from a gateway
-    used_tokens: int | None = None  # tokens that `use` counts, if the answer has no usage; None: the usage
+    used_tokens: int | None = None  # tokens to count in `use`; None: those in the answer's usage
     received_ns: int | None = None
-    deadline_ns: int | None = None  # deadline of its end, counted from its receipt
-    ttft_deadline_ns: int | None = None  # deadline of its first token, counted likewise
+    deadline_ns: int | None = None  # deadline for the end of its answer, counted from its receipt
+    ttft_deadline_ns: int | None = None  # deadline for its first token, counted likewise
     model_load_ns: int = 0  # time that it waited for the model to load, before this process received it
     http_status: int | None = None
     full_piece_bytes: int = 0  # bytes of the answer that were written in full pieces
     error: APIError | None = None  # the error that was reported to the client, if that was possible
     refusal_delay_ns: int = 0  # time for which its refusal is held back
-    client_left: bool = False  # before it had the whole answer
+    client_left: bool = False  # The client left before it had the whole answer.
     adapter: ServedAdapter | None = None  # the adapter that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
@@ -171,7 +171,7 @@ class Exchange:
         )
 
     def _phases_ns(self) -> dict[str, int]:
-        """Return the past phases, computed from the same stamps as those of the record."""
+        """Return the completed phases, computed from the same timestamps as those in the record."""
         return {phase.name: phase.duration_ns for phase in self.times.ended(self.clock_ns).phases()[:-1]}
 
     @property

@@ -35,8 +35,7 @@ STATUSES = {
 def published(
     routes: Sequence[Route], *, version: str, needs_key: bool, is_open: Callable[[str], bool]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function of the route with the document of a server's routes. The first request generates the
-    document."""
+    """Return the endpoint that serves the document of a server's routes. The first request generates the document."""
 
     @cache
     def content() -> bytes:
@@ -92,7 +91,7 @@ def document(
     }
 
 
-# The groups of routes in order. Routes whose code forms one group have the prefix of their paths.
+# The groups of routes in order. Routes under a prefix belong to its group, whatever group their code states.
 _GROUPS = {
     "Chat": "/v1/chat/",
     "Completions": "/v1/completions",

@@ -39,7 +39,7 @@ class Parameter:
     allowed: tuple[str, ...] | None = None
     is_integer: bool = False
     is_file: bool = False
-    is_optional: bool = False  # whether a form may lack it
+    is_optional: bool = False  # whether a form may omit it
     least: int = 1
     most: int | None = None
 
@@ -126,12 +126,12 @@ def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     return refuse
 
 
-# The tasks of models for which the routes of a group do anything; those of other groups are for all models.
+# The model tasks that the routes of a group support. Groups that are not listed support all models.
 _TASKS = {"Generation": ("generate",), "Embeddings and scores": ("embed", "score"), "Speech": ("transcribe",)}
 
 
 def serves(endpoint: Callable[..., Any], task: str) -> bool:
-    """Return whether a route does anything on a server with a model for this task."""
+    """Return whether a route is of use on a server with a model for this task."""
     if (operation := operation_of(endpoint)) is not None:
         group = operation.group
     else:

@@ -1,4 +1,5 @@
-"""`PromptReuse`: what the prompts of one request reused of earlier ones, for its record, its headers and its answer."""
+"""`PromptReuse`: what the prompts of one request reused from earlier ones, for its record, its headers and its
+answer."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class PromptReuse:
     compare_with: str = ""  # the id of the answer whose prompt the client wants to be compared
     is_known: bool = True  # This server knows the prompt of that answer.
     continues: str = ""  # the id of the stored answer that the prompt continues
-    is_one_of_several: bool = False  # There may be other replicas, which have answered what is not known here.
+    is_one_of_several: bool = False  # There may be other replicas, which have answered requests that are unknown here.
     outlines: list[Outline] = field(default_factory=list)
     by_prompt: dict[int, Reuse] = field(default_factory=dict)
     written_tokens: int = 0  # tokens of all prompts that are cached now and were not before
@@ -117,7 +118,7 @@ class PromptReuse:
 
     @property
     def reason(self) -> ReadAgain | None:
-        """Return the reason for which most tokens were read again."""
+        """Return the reason why most tokens were read again."""
         again = max(self.by_prompt.values(), key=lambda each: each.num_read_again, default=None)
         return None if again is None else again.reason
 

@@ -1,8 +1,8 @@
 """The files of KV blocks, for the disk tier of the prefix cache: one file for each block, in a private folder.
 
-A file's name has the hash of its block and that of the block before. It contains a checksum, the hash, and the content.
-It is written under another name and renamed, so a killed process leaves no partial files. A file that was cut or
-changed has another checksum, and counts as missing. Stdlib only.
+A file's name contains the hashes of its block and of the block before. The file contains a checksum, the hash, and the
+content. It is written under another name and renamed, so a killed process leaves no partial files. A file that was cut
+or changed has another checksum, and counts as missing. Stdlib only.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def open_blocks(folder: Path, kind: str, content_bytes: int, most_bytes: int) ->
 class BlockFiles:
     """The files of blocks in a private folder, with at most `most_bytes` together: none if that is negative.
 
-    When they are full, the least recently used block without a successor is removed. Any thread may call the methods,
-    and other processes may use the same folder: a file that they have removed is missing, which is no failure.
+    When the limit is reached, the least recently used block without a successor is removed. Any thread may call the
+    methods, and other processes may use the same folder: a file that they have removed is missing, which is no failure.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BlockFiles:
     ) -> None:
         """Find the files, and remove those that are too many or cannot be used. Raises OSError.
 
-        Tests pass other functions of the system, for example those of a full disk."""
+        Tests pass other system functions, which simulate a full disk, for example."""
         self._folder = folder
         self._writev = writev
         self._preadv = preadv
@@ -96,7 +96,7 @@ class BlockFiles:
                 os.close(descriptor)
             os.utime(path)  # keeps the order of use for the next start
         except FileNotFoundError:
-            pass  # It has made room for another block, here or in another server that has the folder, too.
+            pass  # It was removed to make room, by this server or another one that uses the folder.
         except OSError as error:
             self._failed("read", path, error)
         else:
@@ -126,7 +126,7 @@ class BlockFiles:
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
             try:
                 if self._writev(descriptor, [_head(block_hash, content), content]) < _HEAD_BYTES + len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # The disk had room for a part.
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # Only a part fitted on the disk.
             finally:
                 os.close(descriptor)
             os.replace(name, path)
@@ -182,13 +182,13 @@ class BlockFiles:
                 with suppress(OSError):  # A folder stays, and does no harm.
                     os.unlink(entry)  # a partial file of a killed process
         for _, block_hash, parent in sorted(blocks):
-            self._remove(block_hash)  # No block follows two others.
+            self._remove(block_hash)  # A block has only one parent.
             self._add(block_hash, parent)
         following: dict[bytes, list[bytes]] = {}
         for block_hash, parent in self._parents.items():
             following.setdefault(parent, []).append(block_hash)
         ends = [b""]
-        whole = set[bytes]()  # blocks whose prompts are complete from their first block
+        whole = set[bytes]()  # blocks whose chain of parents is complete
         while ends:
             found_next = following.get(ends.pop(), ())
             whole.update(found_next)
@@ -219,7 +219,7 @@ def _sizes(folder: Path) -> list[int]:
 
 
 def _trim_others(folder: Path, kind: str, most_bytes: int) -> int:
-    """Remove blocks of other kinds until the rest fit into `most_bytes`, and return the bytes of the rest.
+    """Remove blocks of other kinds until the rest fit into `most_bytes`, and return the size of the rest.
 
     Their folders stay, because servers of these kinds may be running.
     """
@@ -232,7 +232,7 @@ def _trim_others(folder: Path, kind: str, most_bytes: int) -> int:
                 of_block = statistics.mode(sizes)  # A block that is being written has another size.
                 BlockFiles(path, max(of_block - _HEAD_BYTES, 1), most_bytes - kept_bytes)
                 sizes = _sizes(path)
-        except OSError:  # Another process removes files.
+        except OSError:  # Another process is removing files.
             continue
         kept_bytes += sum(sizes)
     return kept_bytes

@@ -52,7 +52,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir() and folder != cache_folder():
         try:
             folder.unlink()
-        except OSError:  # There was nothing, or there is the folder now, which another thread or process has created.
+        except OSError:  # There was nothing, or another thread or process has created the folder.
             if os.path.lexists(folder) and not folder.is_dir():
                 raise
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -53,7 +53,7 @@ def of_record(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a record is about: a kind of fact, and the files of a model from which it follows."""
+    """What a record is about: a kind of fact, and the model files from which it was derived."""
 
     kind: str
     model: Path  # a folder, or a file
@@ -69,10 +69,10 @@ class Subject:
 class StartRecord:
     data: dict[str, Any]
     content: bytearray
-    start: int  # offset in the content, from which places in `data` count
+    start: int  # offset in `content` to which offsets in `data` are relative
     day: str  # the day on which it was made
     path: Path
-    warnings: list[Warned]  # about the files, from the work that the record saves: to be repeated
+    warnings: list[Warned]  # warnings from the work that the record saves, to be logged again
 
 
 class Record(NamedTuple):
@@ -166,9 +166,9 @@ def remember(
     `warnings` are those of the work that later starts skip because of this record: `collected_warnings` collects them,
     and `repeat` logs those of a record.
 
-    Places in the data count from the start of `content`. The data may describe a file that `make_data` puts in the
-    place of another start's: no record is written between the two. Raises OSError, and NotPrivate if other users could
-    write there.
+    Offsets in the data are relative to the start of `content`. The data may describe a file with which `make_data`
+    replaces another start's: no other record is written between the two. Raises OSError, and NotPrivate if other users
+    could write there.
     """
     if _has_changed(subject):
         return None

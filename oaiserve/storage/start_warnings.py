@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Warned(NamedTuple):
-    """A line of the log that a start has written about a model's files."""
+    """A log message about a model's files, which a start has written."""
 
     logger: str
     level: int
@@ -18,7 +18,7 @@ class Warned(NamedTuple):
 
 
 class _Collector(logging.Handler):
-    """Collects the warnings of the thread that makes it."""
+    """Collects the warnings of the thread that creates it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -36,7 +36,8 @@ class _Collector(logging.Handler):
 def collected_warnings() -> Iterator[list[Warned]]:
     """Yield a list that receives each warning, and each error, that this thread logs in the `with` block."""
     collector = _Collector()
-    # transformers stops its loggers from passing records on to the root when it is imported, which may be in the block.
+    # transformers stops its loggers from passing records on to the root when it is imported, which may happen in the
+    # `with` block.
     loggers = [logging.getLogger(), logging.getLogger("transformers")]
     for logger in loggers:
         logger.addHandler(collector)

@@ -1,7 +1,7 @@
 """The protocol by which a gateway and its replicas continue a stream on another replica.
 
 The gateway gives each request its ids, and a seed for its noise, so that all replicas write the same answer. After each
-piece of a stream, a replica puts a mark: a comment with the ids of the piece's tokens, which the gateway removes. If
+piece of a stream, a replica writes a mark: a comment with the ids of the piece's tokens, which the gateway removes. If
 the replica ends before the stream, the gateway sends the request to another one, with the pieces that the client has.
 """
 
@@ -76,7 +76,7 @@ class StreamSplitter:
         done = bytearray()
         pieces = []
         num_taken = 0
-        at = max(self._begin, len(rest) - 1)  # the first half of a blank line may have come
+        at = max(self._begin, len(rest) - 1)  # `rest` may end with the first half of a blank line
         rest += part
         while (end := rest.find(_BLANK_LINE, at)) != -1:
             if not self._is_marked:

@@ -1,4 +1,4 @@
-"""Prefix keys of a prompt, computed from its text, because a router knows no tokens.
+"""Prefix keys of a prompt, computed from its text, because a router has no tokens.
 
 The text is cut into blocks. The key of a block is a hash of it and of all blocks before it, as for the blocks of the KV
 cache (engine/sequences/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. But
@@ -20,7 +20,7 @@ import msgspec
 from oaiserve.wire.surrogates import without_halves
 
 BLOCK_BYTES = 256
-MOST_SURROGATES = 100_000  # escapes of surrogates that are looked at in a body: a router must not take long
+MOST_SURROGATES = 100_000  # maximum escaped surrogates that are checked in a body, so that routing stays fast
 # Longer prefixes are not distinguished: prompts with this much in common belong together, and routing takes bounded
 # time.
 MOST_BLOCKS = 256
@@ -43,7 +43,7 @@ _CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 
 
 class Prompt(NamedTuple):
-    """A router's knowledge of a prompt."""
+    """What a router knows about a prompt."""
 
     keys: Sequence[int]  # keys of its full blocks
     # Key of its text up to the end of the first user message, the same in all turns of a conversation.
@@ -55,7 +55,7 @@ class Prompt(NamedTuple):
 
 
 def prompt_of_body(content: bytes | bytearray) -> Prompt:
-    """Return a router's knowledge of the prompt in a received body, which may be anything.
+    """Return a router's view of the prompt in a received body, which may be anything.
 
     The router and the replica both call this, so that they compute the same keys.
     """
@@ -97,7 +97,7 @@ def _decoded(content: bytes | bytearray) -> Any:
 
 
 def prompt_of(body: Mapping[str, Any]) -> Prompt:
-    """Return a router's knowledge of the prompt in a body of any generation route.
+    """Return a router's view of the prompt in a body of any generation route.
 
     Two bodies share keys only if model (or adapter) and `cache_salt` are the same, as with the prefix cache.
     """
@@ -181,9 +181,9 @@ def prompt_of_text(text: bytes, salt: bytes = b"", conversation_bytes: int | Non
 
 
 def prefix_keys_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
-    """Return the keys with which a replica reports a prompt, each with its share of the whole prompt.
+    """Return the keys under which a replica reports a prompt, each with its share of the whole prompt.
 
-    The share of the text stands for that of the tokens, which only the replica knows.
+    The share is measured in text, as an estimate of the share in tokens, which only the replica knows.
     """
     num_bytes = max(1, prompt.num_tokens * BYTES_PER_TOKEN)
     return tuple(
@@ -197,10 +197,11 @@ def key_of_session(session: str) -> int:
 
 
 def marked_depths(num_blocks: int) -> Iterable[int]:
-    """Return the numbers of blocks at which holders of a prompt of `num_blocks` are noted: at most 28 of all.
+    """Return the prefix lengths, in blocks, at which holders of a prompt of `num_blocks` are noted: at most 28.
 
     These are the numbers with at most three significant bits (1 to 8, 10, 12, 14, 16, 20, ...), so that the longest
-    common prefix of two prompts is known to a fifth, and the prompt's own number, from which the next turn continues.
+    common prefix of two prompts is known to within a fifth. The prompt's own length is one, too, since the next turn
+    continues from there.
     """
     return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
 

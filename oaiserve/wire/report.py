@@ -18,7 +18,7 @@ import msgspec
 
 if TYPE_CHECKING:
     Keys = array[int]
-else:  # msgspec reads it when a report is sent, and has no generic array.
+else:  # msgspec evaluates this type when a report is sent, and has no generic array.
     Keys = array
 
 MOST_KEYS = 1024
@@ -50,12 +50,12 @@ class ReplicaReport:
     waiting_tokens: float  # tokens of their prompts that are still to be computed
     keys: Keys  # type "Q": its prefix keys, the most useful ones first
     # Current numbers, for programs that start and stop replicas:
-    num_running: int = 0  # sequences in steps
+    num_running: int = 0  # running sequences
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
-    step_seconds: float = 0.0  # mean time of a step since the report before
+    step_seconds: float = 0.0  # mean time of a step since the previous report
     models: tuple[str, ...] = ()  # names of its model and adapters; none: not stated
-    aliases: tuple[str, ...] = ()  # names that requests may use, too, and that lists don't have
+    aliases: tuple[str, ...] = ()  # further names that requests may use, which are not listed
 
     @property
     def is_full(self) -> bool:

@@ -22,21 +22,22 @@ from oaiserve.wire.routing_decision import Decision, Reason
 
 # A replica takes no request that would bring it above BOUND times the mean load, as long as another one is below.
 BOUND = 1.25
-# Nor is it busy within DEVIATIONS standard deviations of the mean: numbers of requests scatter by their root.
+# A replica within DEVIATIONS standard deviations of the mean isn't busy either: request counts vary by about their
+# square root.
 DEVIATIONS = 2
-IDLE_LOAD = 4  # is added to the mean for this, so that a few requests make no replica of an idle fleet busy
-# Load is counted in requests. This number of prompt tokens that are still to be computed counts as one more.
+IDLE_LOAD = 4  # added to the mean for this, so that a few requests don't make a replica of an idle fleet busy
+# Load is counted in requests. Each time this many prompt tokens are left to compute, they count as one more request.
 TOKENS_PER_REQUEST = 1024
-# A shorter part of a prompt doesn't determine the replica. Otherwise all prompts that begin alike would go to the same
-# few.
+# A prefix that is a smaller part of the prompt doesn't decide the replica. Otherwise, all prompts that begin alike
+# would go to the same few replicas.
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for this long is used only if all are silent
 FADING_NS = 2_000_000_000  # The weight of a sent request in the load estimate falls to 1/e in this time.
-NEWS = 1 / 2  # weight of a report's change: a load scatters from one second to the next, and reports with it
+NEWS = 1 / 2  # weight of the latest report against earlier ones, because loads vary from second to second
 _MOST_EXPONENT = 20
-_ROUNDING = 1e-6  # Sums of loads are not exact.
+_ROUNDING = 1e-6  # tolerance for rounding errors in sums of loads
 MOST_PREFIXES = 1_000_000  # prefix keys, at about 200 bytes each
-MOST_HOLDERS = 64  # per prefix; more replicas most probably hold it, too
+MOST_HOLDERS = 64  # maximum holders that are noted for a prefix
 _ALL_BITS = (1 << 64) - 1
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # factors in splitmix64's last steps
 
@@ -57,9 +58,9 @@ class Router:
         # Replicas that can be chosen, in the order of their names, which is the same for every router.
         self._available: list[_Replica] = []
         self._seeds = np.zeros(0, np.uint64)
-        self._total_sent = self._total_rest = 0.0  # sums over these, as in _Replica
+        self._total_sent = self._total_rest = 0.0  # sums over the available replicas, as in _Replica
         self._fading_since_ns = 0
-        self._next_silent_ns = 0  # earliest time at which one of them may have been silent for too long
+        self._next_silent_ns = 0  # earliest time at which one of them may count as silent
 
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
         """Set the current replicas, without draining ones and those without an open port."""
@@ -105,7 +106,7 @@ class Router:
         after = set(report.keys)
         for key in after - before:
             self.holders.add(key, replica)
-        if not report.is_full:  # otherwise it may hold them still
+        if not report.is_full:  # A full report leaves out keys that the replica may still hold.
             for key in before - after:
                 self.holders.discard(key, replica)
         replica.reported = report.keys
@@ -117,10 +118,10 @@ class Router:
         session: str | None = None,
         without: Collection[str] = (),
     ) -> Decision:
-        """Choose the replica for a request, which is counted as sent to it.
+        """Choose the replica for a request, and count the request as sent to it.
 
-        Replicas with the same prefix are tried in an order that each conversation has for itself. The less loaded one
-        of the first two that are not busy is chosen; for a `session` the first one, so that its requests stay together.
+        Replicas with the same prefix are tried in an order that depends on the conversation. The less loaded one of the
+        first two that are not busy is chosen; for a `session` the first one, so that its requests stay together.
         `without` has the names of replicas that have already refused the request. Raises NoReplica.
         """
         if now_ns >= self._next_silent_ns:
@@ -131,7 +132,7 @@ class Router:
         own = prompt.conversation if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens), fading)
         longest = num_holders = 0
-        # A replica that refused the request holds its beginning all the same.
+        # A replica that refused the request still counts as a holder of its prefix.
         refused = next(self._holders_of(prompt, ()), None) if without else None
         held_share = 0.0 if refused is None else _share(prompt, refused[0])
         for depth, replicas in self._holders_of(prompt, without):
@@ -148,10 +149,10 @@ class Router:
                 load = self._send(chosen, prompt, hit_tokens, fading)
                 return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound, held_share)
         key = own
-        if session is None and longest:  # If it always spills in the same order, those replicas soon have it.
+        if session is None and longest:  # Spilling in a fixed order soon puts the prefix on those replicas.
             key = prompt.keys[longest - 1]
         elif session is None and prompt.keys and not self.holders.find(prompt.keys[0]):
-            key = prompt.keys[0]  # several routers that see something new agree on where it begins
+            key = prompt.keys[0]  # Several routers then send a new prefix to the same replica.
         everywhere = (self._available[position] for position in order(key, self._seeds))
         allowed = (replica for replica in everywhere if replica.name not in without)
         chosen = _first_below(bound - _weight(prompt.num_tokens), allowed, fading, session)
@@ -164,13 +165,14 @@ class Router:
         return Decision(chosen.name, reason, 0, num_holders, load, bound, held_share)
 
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
-        """Return numbers of first blocks with their available holders, longest first, except for too short prefixes."""
+        """Yield prefix lengths in blocks with their available holders, longest first. Prefixes that are too short are
+        left out."""
         num_before = 0
         for depth in range(len(prompt.keys), 0, -1):
             if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
                 return
             holders = self.holders.find(prompt.keys[depth - 1])
-            if len(holders) > num_before:  # otherwise they are the same, since a holder of more holds this, too
+            if len(holders) > num_before:  # Otherwise they are the same: a holder of a longer prefix holds this one.
                 num_before = len(holders)
                 if replicas := [one for one in holders if one.is_available and one.name not in without]:
                     yield depth, replicas
@@ -233,9 +235,9 @@ class _Replica:
     incarnation: str | None = None
     report_number: int = -1
     reported: array[int] = field(default_factory=lambda: array("Q"))
-    # Its load is sent / fading + rest. Sent requests fade, because they end. The rest is the load in its reports in
-    # excess of that, in which later reports count more: requests from other routers, and requests that end more slowly.
-    # It is negative if they end faster.
+    # Its load is sent / fading + rest. Sent requests fade, because they end. The rest is the reported load in excess of
+    # that, an average in which later reports count more. It comes from other routers' requests, and from requests that
+    # end more slowly. It is negative if they end faster.
     sent: float = 0.0
     rest: float = 0.0
     is_available: bool = False
@@ -274,7 +276,8 @@ def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, 
 
 
 class Holders:
-    """Replicas by prefix key. The least recently used keys are dropped first, and the oldest of too many holders."""
+    """Replicas by prefix key. The least recently used keys are dropped first. If a key has too many holders, the oldest
+    is dropped."""
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = most_keys

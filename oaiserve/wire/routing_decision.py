@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
     replica: str
     reason: Reason
-    expected_hit_tokens: int  # estimated, and at least: not all lengths are known
+    expected_hit_tokens: int  # a lower estimate, since not all prefix lengths are known
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
     load: float  # load of the replica, with the request
     bound: float  # limit of its load at that moment

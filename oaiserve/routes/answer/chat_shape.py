@@ -137,7 +137,7 @@ class ChatShape(ChoicesShape):
         *,
         shows_reasoning: bool,
     ) -> None:
-        """Read the calls and the reasoning of the conversation, and note `facts` about the answer."""
+        """Read the answer's calls and reasoning as `conversation` says, and note them in `facts`."""
         self._conversation = conversation
         self._tools = conversation.tools
         self._is_forced = conversation.is_forced
@@ -185,8 +185,7 @@ class ChatShape(ChoicesShape):
         return events
 
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
-        """Render the whole answer. All choices are read first, because the usage counts all of them and comes
-        before."""
+        """Render the whole answer. All choices are read first, because the usage counts all of them and comes first."""
         for chunk in choices:
             reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))

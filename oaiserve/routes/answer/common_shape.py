@@ -196,7 +196,7 @@ class ChoicesShape:
     def _whole(
         self, choices: Iterable[Iterable[bytes]], usage: Usage, *after: Iterable[bytes], **more: Any
     ) -> Iterator[bytes]:
-        """Render a whole answer. `choices` are rendered one by one, and `after` are the parts for the holes in
+        """Render a whole answer. `choices` are rendered one by one. `after` has the parts that fill the holes in
         `more`."""
         frame = encode(Whole(*self._first_values, HOLE, self._usage_object(usage), **more))
         return filled(frame, joined(choices), *after)

@@ -11,9 +11,9 @@ from oaiserve.wire.continuation import BEGUN, NOTHING, SIGN, Piece, mark
 
 
 class ContinuedShape:
-    """A shape whose events have marks, for the gateway in front, and that leaves out what the client has.
+    """A shape that adds marks to events, for the gateway in front, and leaves out what the client already has.
 
-    The events that the client has are rendered, too, because they bring the shape to where the answer continues.
+    The events that the client has are rendered, too, to bring the shape to the point where the answer continues.
     """
 
     def __init__(self, shape: Shape, sent: Sequence[Piece], num_choices: int, num_signs: int) -> None:

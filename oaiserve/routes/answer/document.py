@@ -1,4 +1,4 @@
-"""Answers with a document in JSON, which browsers get in a form for people."""
+"""Answers with a JSON document, which is indented for browsers."""
 
 from __future__ import annotations
 

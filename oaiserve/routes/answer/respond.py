@@ -47,10 +47,10 @@ from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import KIND_HEADER
 from oaiserve.wire.routing_decision import held_elsewhere
 
-PIECE_BYTES = 64 * 1024  # maximum bytes passed to the connection at once, and so the most that wait in it
+PIECE_BYTES = 64 * 1024  # maximum bytes passed to the connection at once, and so the most that it buffers
 
-# Tokens that count against the limits of a key until the request has ended: of a prompt, and of an answer without
-# max_tokens.
+# Estimates of the tokens that count against a key's limits until the request has ended: of the prompt, and of an answer
+# without max_tokens.
 BYTES_PER_TOKEN = 4
 OPEN_ANSWER_TOKENS = 1024
 
@@ -58,9 +58,11 @@ SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two signs of life while a pr
 
 
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
-    """Write `body` in pieces, and wait while the client does not read. Each piece taken shows a slow reader's life.
+    """Write `body` in pieces, and wait while the client does not read. A slow reader shows that it is alive by taking
+    pieces.
 
-    Pieces end with an event if they can, since an error follows where a shutdown ends the wait."""
+    If possible, a piece ends at the end of an event, because an error event follows if a shutdown interrupts the
+    wait."""
     start = 0
     while True:
         end = min(start + PIECE_BYTES, len(body))
@@ -82,7 +84,7 @@ class Answer:
     request: Request
     whole: RenderWhole
     shape: Shape | None = None  # renders the answer if it is streamed, instead of `whole`
-    before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited when it is complete, before its end
+    before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited once it is complete, before its end
     media_type: str = "application/json"  # media type of a whole answer
     pooled: Callable[[Pooled], Iterable[bytes]] = lambda event: ()  # renders the result of a prompt in a stream
 
@@ -112,7 +114,8 @@ class Answer:
                 self.serving.engine.give_back_later()
 
     def _most_tokens(self) -> int:
-        """Return how many tokens are reserved for the request: what its bytes tell of its prompt, and its answer."""
+        """Return how many tokens to reserve for the request: an estimate for its prompt, plus the most for its
+        answer."""
         max_tokens = self.request.params.max_tokens
         context = self.serving.engine.max_model_len
         most = min(OPEN_ANSWER_TOKENS if max_tokens is None else max_tokens, context)
@@ -256,10 +259,10 @@ class Answer:
         return shape.activity()
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
-        """Write each piece as soon as its parts are rendered, and return the bytes that fill no piece.
+        """Write each piece as soon as it is full, and return the rest.
 
-        The events of one step hardly ever fill one. Those gathered for a slow reader do, and after each piece the other
-        streams get a turn. Nothing more is rendered once the client has left.
+        The events of one step hardly ever fill a piece. Those gathered for a slow reader do, and after each piece the
+        other streams get a turn. Nothing more is rendered once the client has left.
         """
         piece = []
         num_bytes = 0
@@ -301,7 +304,7 @@ class Answer:
         return delta
 
     def _writer_at_once(self, shape: Shape, scope: Scope) -> Callable[[TokenChunk], bool] | None:
-        """Return the function that writes a chunk to the client's connection, if the client reads."""
+        """Return a function that writes a chunk straight to the client's connection while the client is reading."""
         write = part_writer(scope)
         if write is None:
             return None
@@ -353,8 +356,8 @@ class Answer:
     def _explain_reuse(self, done: PromptDone) -> None:
         exchange = self.exchange
         ids = (exchange.response_id or exchange.unique_id, exchange.request_id, exchange.client)
-        # A router doesn't distinguish the prompts of different API keys, and these must not find out about each other's
-        # prompts.
+        # A router doesn't separate prompts by API key, and the users of different keys must not find out about each
+        # other's prompts.
         is_shared = not exchange.owner or self.serving.config.shares_prefix_cache
         held = held_elsewhere(exchange.routing) if is_shared else 0.0
         exchange.prompt_reuse.read(done, *ids, self.serving.recent_prompts, exchange.clock_ns(), held)
@@ -402,8 +405,7 @@ def answer_to(
     *,
     before_end: Callable[[Usage], Awaitable[None]] | None = None,
 ) -> Answer:
-    """Return the answer with the text after each prompt, which `shape` renders. Raises InvalidRequest for too many
-    choices."""
+    """Return the answer that continues each prompt, rendered by `shape`. Raises InvalidRequest for too many choices."""
     request = intake.request(prompts, params)
     streamed = shape if intake.exchange.is_streaming else None
     return Answer(intake.serving, intake.exchange, request, shape.whole, streamed, before_end=before_end)

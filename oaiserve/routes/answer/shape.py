@@ -1,4 +1,4 @@
-"""`Shape`: what renders an answer as the bytes of a route of the API."""
+"""`Shape`: the interface for rendering an answer in the format of its route."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Protocol
 from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.routes.exchange import RequestTimings
 
-# The longest time between two events that clients count, while a prompt is computed. Codex and Claude Code ignore
-# comments and pings, and give up after 300 s without an event of another kind.
+# The longest time between two events that clients count as activity, while a prompt is computed. Codex and Claude Code
+# ignore comments and pings, and give up after 300 s without an event of another kind.
 ACTIVITY_SECONDS = 10.0
 
 Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
 
 
 class Shape(Protocol):
-    """Renders one answer as the bytes of a route of the API, either as a stream or whole.
+    """Renders one answer in the format of its route, either as a stream or whole.
 
     In a stream, `prompt` and `delta` return any number of server-sent events, or none. `finished` and `failed` return
-    the last ones, with the route's own end of streams. Large ones come in pieces, which are rendered when they are
+    the last ones, with the route's own end of the stream. Large ones come in pieces, which are rendered when they are
     written. `whole` reads the answer at once, and renders it in pieces. If a prompt takes long, `begun` returns the
-    events that `prompt` then leaves out, and `progress` a sign of life. `activity` returns an event without news that
-    resets the idle timeouts of clients.
+    events that `prompt` then leaves out, and `progress` a sign of life. `activity` returns an event without content
+    that resets the idle timeouts of clients.
     """
 
     @property
@@ -50,5 +50,5 @@ class Shape(Protocol):
     ) -> Iterator[bytes]: ...
 
 
-# `Shape.whole`, of the chunks of choices or the vectors of prompts, in their order.
+# Like `Shape.whole`, for the chunks of choices or the vectors of prompts, in order.
 RenderWhole = Callable[[Sequence[PromptDone], Sequence[Any], Usage], Iterator[bytes]]

@@ -25,8 +25,8 @@ def comment(text: str) -> bytes:
 
 
 def one_line(data: bytes) -> bytes:
-    """Escape the line ends that JSON allows in strings. Clients that cut lines like `str.splitlines` or httpx's
-    `iter_lines` would end the event there."""
+    """Escape the line ends that JSON allows in strings. Clients that split lines as `str.splitlines` or httpx's
+    `iter_lines` do would end the event there."""
     if not data.isascii():
         for mark, escape in _ESCAPES:
             data = data.replace(mark, escape)

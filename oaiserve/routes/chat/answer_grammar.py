@@ -30,7 +30,7 @@ def answer_grammar(
     """Return the grammar of an answer under a client's `constraint`, and the tools that it may call. Raises
     InvalidRequest if the constraint cannot be combined with the tools."""
     family = dialect.calls
-    opening = ""  # text that the model writes before that which the grammar constrains
+    opening = ""  # text that the model writes before the part that the grammar constrains
     grammar = None if family is None or tools is None else _of_calls(dialect, family, tools, constraint)
     if grammar is None:
         if constraint is None:

@@ -28,7 +28,7 @@ class AnswerReader:
         self.num_reasoning_tokens = 0
         self.thinking = thinking
         self.calls = calls
-        # This parser knows where reasoning ends.
+        # This parser finds the end of the reasoning itself.
         self._reasoning = calls if isinstance(calls, ChannelParser) else thinking
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper

@@ -40,7 +40,7 @@ _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # These constrain the text of an answer, the others everything that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # kinds of structured_outputs
-MOST_REMEMBERED = 2**13  # characters of a schema
+MOST_REMEMBERED = 2**13  # maximum characters of a schema that is cached
 
 
 def grammar(body: SamplingBody, note: Note, other: Grammar | None = None) -> Grammar | None:
@@ -64,7 +64,7 @@ def grammar(body: SamplingBody, note: Note, other: Grammar | None = None) -> Gra
 
 def note_not_obeyed(schema: str, place: str, note: Note) -> None:
     """Note the keywords of a schema that no grammar can enforce."""
-    # A session sends the same schemas with each request, and a long one would fill the memory of its keywords.
+    # A session sends the same schemas with each request. Long schemas would take too much memory in the cache.
     keywords = not_obeyed if len(schema) <= MOST_REMEMBERED else not_obeyed.__wrapped__
     for keyword in keywords(schema):
         note(place, not_enforced(keyword))

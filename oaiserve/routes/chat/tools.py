@@ -64,12 +64,13 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class ShownTools:
-    """The tools in the form of the API, the model's names for them by the client's, and the strict ones."""
+    """The tools in the form of the API, the model's names for them keyed by the client's, and the names of strict
+    tools."""
 
     tools: Sequence[dict[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()  # names as the model sees them
-    # Where the request has the schema of each tool, by the model's names.
+    # The place of each tool's schema in the request, keyed by the model's names.
     places: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,8 +90,8 @@ def requested_tools(
     offered: Mapping[str, Function] = MappingProxyType({}),
     joined: Container[str] = (),
 ) -> Tools | None:
-    """Return the tools for the model, or None without any. `offered` has those of a response, as functions by their
-    places, and `joined` the names of those in namespaces."""
+    """Return the tools for the model, or None without any. `offered` has the tools of a response, as functions keyed by
+    their places, and `joined` the names of those in namespaces."""
     choice = body.tool_choice
     if isinstance(body, ChatBody):
         offered = functions_of(body.tools or [], note)

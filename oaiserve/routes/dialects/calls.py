@@ -12,15 +12,15 @@ from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Co
 from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
-MOST_HEAD = 2048  # characters of white space, or of the text from a tag or an argument to a call's next argument
+MOST_HEAD = 2048  # maximum characters of white space, or from a tag or an argument to the next argument
 _SLICE = MOST_HEAD // 2  # characters that are read at once
-MOST_TRIED_AGAIN = 1000  # characters of a text that turned out to be no call
+MOST_TRIED_AGAIN = 1000  # A longer text that turned out to be no call is not searched again.
 
 Step = Callable[[list[Segment]], bool]
 
 
 class NotACall(Exception):
-    """No call of one of the request's tools follows a tag: the text up to `at` shows it."""
+    """The text after a tag is no call of the request's tools, as its beginning up to `at` shows."""
 
     def __init__(self, at: int = 0) -> None:
         super().__init__(at)
@@ -61,13 +61,13 @@ class CallParser(ABC):
     certain.
 
     A step reads one element of the text: it takes the certain part, adds segments, and returns whether another step can
-    continue. If not, more text is needed. So the segments do not depend on the pieces.
+    continue. If not, more text is needed. So the segments do not depend on how the text was split.
 
     Whitespace before a call, and between calls, belongs to the calls. A broken call stays text.
 
-    The time is at most proportional to the length of the text. Steps see MOST_HEAD characters of it. Only the end of a
-    value may be awaited for longer, and the search for it sees each character once. In a long text that was no call, no
-    other call is searched for.
+    Parsing takes linear time. A step sees at most MOST_HEAD characters. Only the end of a value may be further away,
+    and the search for it reads each character once. A long text that turned out to be no call is not searched for other
+    calls.
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # A call may begin with each of these.
@@ -94,7 +94,7 @@ class CallParser(ABC):
         self._tools = tools
         self._only_one = only_one
         self._text = ""  # text that no step has taken yet
-        self._num_read = 0  # characters up to the end of `_text`, or of the text after a value's beginning
+        self._num_read = 0  # characters of the answer that were read so far
         self._step: Step = self._in_text
         self._is_blank = True  # only whitespace has come since the beginning, or since the last call
         self._tag = ""  # tag at the start of the call
@@ -107,7 +107,8 @@ class CallParser(ABC):
     def own_arguments(
         cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
-        """Return the Lark of arguments in a form other than JSON, or None if this form cannot express the schema.
+        """Return the Lark grammar of arguments in a form other than JSON, or None if this form cannot express the
+        schema.
 
         It adds the schemas of values to `schemas`. Lark names them by their index.
         """
@@ -153,7 +154,7 @@ class CallParser(ABC):
         self._behind_text = []
 
     def _end_of(self, value: Callable[[], Value], at: int) -> int | None:
-        """Return the position after the value at this position, or None if its end has not come. Raises NotACall."""
+        """Return the position after the value at this position, or None if its end has not arrived. Raises NotACall."""
         if self._value is None:
             self._value = value()
             self._awaits_value = not self._value.push(self._text[at:])
@@ -166,7 +167,7 @@ class CallParser(ABC):
         return at + reading.num_read
 
     def _give_up(self, segments: list[Segment]) -> None:
-        """Continue where a step has waited for too long a text."""
+        """Continue after a step has waited for too much text."""
         if self._step == self._in_head:
             self._no_call(segments, len(self._text))
         elif self._step == self._in_text:

@@ -1,6 +1,6 @@
 """`TemplateCalls`: reads answers by the `response_template` that a checkpoint declares, with transformers' parser.
 
-It knows a call only at its end, so a stream gets each call at once. There is no grammar for these calls.
+It recognises a call only at its end, so a stream gets each call as a whole. There is no grammar for these calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TemplateCalls(CallParser):
         super().__init__(tools, **options)
         self._parser = self.template_form.parser(tools)
         self._field = ""  # the open field that has tags
-        self._unsettled: list[str] = []  # the text that the parser has read and that no segment has
+        self._unsettled: list[str] = []  # text that the parser has read and that is in no segment yet
         self._length = 0  # length of this text in characters
         self._blanks = ""  # white space that belongs to the calls around it, if another one follows
 
@@ -73,7 +73,7 @@ class TemplateCalls(CallParser):
         self._take_events(events, unread(self._parser), segments)
 
     def _feed(self, text: str | None) -> list[dict[str, Any]] | None:
-        """Return the parser's events for a text or, without one, for the end. None: it refuses the text."""
+        """Return the parser's events for a text, or for the end if it is None. Return None if the parser refuses it."""
         try:
             return self._parser.finalize()[1] if text is None else self._parser.feed(text)
         except Exception:  # A checkpoint's template runs on the model's text, and can raise anything.
@@ -118,7 +118,7 @@ class TemplateCalls(CallParser):
             forget_read(self._parser)
 
     def _settle(self, length: int) -> str:
-        """Return the beginning of the unsettled text, which is settled."""
+        """Mark the beginning of the unsettled text as settled, and return it."""
         text = "".join(self._unsettled)
         self._unsettled = [text[length:]]
         self._length = len(text) - length
@@ -139,7 +139,7 @@ class TemplateCalls(CallParser):
                 return False
             try:
                 text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-                text.encode()  # lone surrogates have no UTF-8
+                text.encode()  # fails for lone surrogates
             except (ValueError, RecursionError):
                 return False
             texts.append((name, text))
@@ -183,5 +183,5 @@ def family_of_template(form: ResponseForm) -> CallFamily:
         template_form = form
         tags = form.tags
 
-    # Calls in prompts of templates that have no calls are written as Hermes.
+    # If a template has no place for calls, they are written in Hermes's form in prompts.
     return replace(HERMES, name="response_template", parser=Calls, signs=(), is_forcible=False)

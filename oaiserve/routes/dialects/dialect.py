@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # The families of each plug-in, in the order in which plug-ins were loaded
 Families: TypeAlias = "Sequence[Sequence[CallFamily]]"
 
-# The tags of reasoning. A chat template with the last one of a row uses that row.
+# Tags around reasoning. The first row whose closing tag is in the chat template applies.
 _REASONING_TAGS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
@@ -50,7 +50,7 @@ def family_of(name: str, template: str, plugins: Families = ()) -> CallFamily | 
 
 
 def check_name(name: str, plugins: Families = ()) -> None:
-    """Raise OptionError unless `--tool-call-parser` can have this value, with these families of plug-ins."""
+    """Raise OptionError unless `--tool-call-parser` accepts this value, given the families of these plug-ins."""
     known = sorted({family.name for families in _with_hermes(plugins) for family in families})
     names = ("auto", "none", *known)
     if name not in names:
@@ -64,8 +64,8 @@ def _recognised(template: str, plugins: Families) -> list[CallFamily]:
 
 
 def _with_hermes(plugins: Families) -> list[Sequence[CallFamily]]:
-    """Return all families. Those of a plug-in come before those of plug-ins that were loaded earlier: oaiserve's own
-    were loaded first."""
+    """Return all families, with those of the plug-in that was loaded last at the front. oaiserve's own were loaded
+    first."""
     return [*reversed(plugins), (HERMES,)]
 
 
@@ -78,7 +78,8 @@ class Dialect:
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
-        """Return the ids of the special tokens among the tags of calls and reasoning, which a request does not skip."""
+        """Return the ids of the special tokens in the tags of calls and reasoning, which must not be skipped in an
+        answer."""
         tags: list[str] = []
         if self.calls is not None:
             tags += self.calls.parser.hidden_tags
@@ -98,10 +99,10 @@ def dialect_of(
     families: Callable[[], Families] = tuple,
     response_template: Mapping[str, Any] | None = None,
 ) -> Dialect:
-    """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template.
+    """Return the dialect that the flags name, or else that of the tokenizer's declaration or the chat template.
 
-    `families` returns those of plug-ins, and is called only if calls are read. A `response_template` of the operator's
-    replaces the tokenizer's, and comes before the chat template.
+    `families` returns the families of plug-ins, and is called only if calls are read. A `response_template` from the
+    operator replaces the tokenizer's, and takes precedence over the chat template.
     """
     if template is None:  # Without a template, there is no chat.
         return Dialect()
@@ -153,7 +154,7 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
 
 
 def _template_calls(response_template: Mapping[str, Any], without: Iterable[str]) -> CallFamily | None:
-    """Return the family whose calls transformers reads by their declaration, if there is one that can be used."""
+    """Return a family whose declared calls transformers reads, or None if the declaration cannot be used."""
     if not _declared(response_template, CALLS):
         return None
     try:

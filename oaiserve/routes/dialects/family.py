@@ -11,7 +11,7 @@ import msgspec
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.lark import NUMBER, lark_of
 
-MOST_IN_TWO_FORMS = 256  # tools whose calls may be in JSON, as well as in the family's own form
+MOST_IN_TWO_FORMS = 256  # Up to this many tools, calls may be in JSON as well as in the family's own form.
 MOST_FORCED_CALLS = 16  # The limit stops a model that would never stop calling.
 Message = dict[str, Any]
 
@@ -113,7 +113,7 @@ class CallFamily:
         self, schemas: Mapping[str, Mapping[str, Any]], special_ids: Mapping[str, int]
     ) -> tuple[tuple[str, ...], str]:
         """Return the leads of the parser's sites, and the grammar of the text after them in calls of these tools. The
-        grammar begins with a letter for the lead."""
+        grammar begins with a letter that stands for the lead."""
         all_schemas: dict[str, Any] = dict(schemas)
         as_json = {name: f"@schema_{number}" for number, name in enumerate(schemas)}
         tags = (*self.parser.tags, *self.parser.hidden_tags)

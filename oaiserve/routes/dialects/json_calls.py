@@ -29,7 +29,7 @@ class BrokenJson(Exception):
 
 
 class JsonScanner:
-    """It checks only enough to find the end. A decoder decides whether the object is JSON."""
+    """Finds the end of a JSON value, and checks no more than that needs. A decoder decides whether it is valid JSON."""
 
     def __init__(self) -> None:
         self.depth = 0  # number of open brackets
@@ -95,7 +95,7 @@ class JsonScanner:
         return at + 1
 
 
-# The usual order, in which arguments can be passed on as they arrive.
+# The usual order of keys, in which arguments can be passed on as they arrive.
 HEAD = regex.compile(
     r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
     r'\s*+"(?P<key>arguments|parameters)"\s*:\s*(?=\{)',
@@ -118,7 +118,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class JsonCallParser(CallParser):
-    """Reads the objects. The tags around them are the family's."""
+    """Reads calls that are JSON objects. Subclasses define the tags around them."""
 
     sites: ClassVar[tuple[Site, ...]] = (OBJECT,)
     _scanner: JsonScanner
@@ -169,12 +169,13 @@ class JsonCallParser(CallParser):
         self._step = self._in_arguments
 
     def _whole_object(self, segments: list[Segment], at: int) -> bool:
-        """Read an object whose keys are in another order, as soon as all of it has come."""
+        """Read an object whose keys are in another order, as soon as all of it has arrived."""
         end = self._end_of_json(at)
         return end is not None and self._take_whole(segments, at, end)
 
     def _end_of_json(self, at: int) -> int | None:
-        """Return the position after the object at this position, or None if its end has not come. Raises NotACall."""
+        """Return the position after the object at this position, or None if its end has not arrived. Raises
+        NotACall."""
         return self._end_of(JsonScanner, at)
 
     def _take_whole(self, segments: list[Segment], at: int, end: int) -> bool:
@@ -273,7 +274,7 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def is_held(text: str, name: str, arguments: str) -> bool:
-    """Return whether the arguments of a call are where the grammar of `sites.OBJECT` enforces a schema."""
+    """Return whether a call's arguments are at a place where the grammar of `sites.OBJECT` enforces their schema."""
     heads = (head for head in HEAD.finditer(text) if len(head[0]) < MOST_HEAD)
     return any(head["name"] == name and text.startswith(arguments, head.end()) for head in heads)
 

@@ -27,7 +27,7 @@ _ALIKE = {
     "medium": ("medium", "high"),
     "xhigh": ("xhigh", "max", "high"),
 }
-_BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model without efforts; others: no limit
+_BUDGETS = {"minimal": 256, "low": 1024}  # token limits by effort, for a template without efforts; others: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ReasoningMode:
 
 
 class ReasoningDialect:
-    """The tags of a model's reasoning, and the template's switch: always, never, or by a variable."""
+    """The tags of a model's reasoning, and whether it is always on, always off, or switched by a template variable."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ReasoningDialect:
         is_always: bool = False,
     ) -> None:
         """`name` is the value of `--reasoning-parser`. `generation_prompt` returns the template's text after the
-        messages, for values of its variables. `is_always`: the model has no choice."""
+        messages, for values of its variables. With `is_always`, the model always reasons."""
         self.tags = tags
         self._is_always = is_always
         self._name = name
@@ -80,7 +80,7 @@ class ReasoningDialect:
         return {self._switch: SWITCHES[self._switch][on]}
 
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
-        """Return the template's variables for an effort, and the budget that replaces it if there are none."""
+        """Return the template's variables for an effort, and the token budget that replaces them if there are none."""
         if effort is None:
             return {}, None
         name = self._effort or EFFORTS[0]
@@ -98,9 +98,9 @@ class ReasoningDialect:
     ) -> ReasoningMode:
         """Return the reasoning of a request with these variables of the template.
 
-        Without a generation prompt, as when the last message is continued, `has_generation_prompt` is False. A grammar
-        and stop strings wait for the end of the reasoning, so it `must_end`: if the model has a choice, the end of its
-        prompt makes it reason.
+        `has_generation_prompt` is False if the last message is continued, for example. A grammar and stop strings apply
+        only after the reasoning, so with these it `must_end`: if the model could skip it, the end of the prompt makes
+        it reason.
         """
         if not has_generation_prompt:
             return ReasoningMode(self.tags, is_open=False)
@@ -123,9 +123,9 @@ class ReasoningDialect:
 class ThinkingParser:
     """Parses the text of one answer in pieces. White space next to the tags belongs to them, except before the last.
 
-    The opening tag may be missing if the prompt ends with it: then the mode `is_open`. Otherwise an answer without it
-    has no reasoning. Models also call within reasoning that they never close. From the first call on, the text waits
-    for the closing tag, and without one it is no reasoning.
+    The opening tag may be missing if the prompt ends with it: then `is_open` is set in the mode. Otherwise, an answer
+    without it has no reasoning. Models also make calls within reasoning that they never close. From the first call on,
+    the text is held until the closing tag arrives. Without one, it is not reasoning.
     """
 
     def __init__(self, mode: ReasoningMode, calls: Callable[[], CallParser] | None = None) -> None:
@@ -158,7 +158,7 @@ class ThinkingParser:
         return "".join(reasoning), ""
 
     def _push(self, text: str) -> tuple[str, str]:
-        num_reasoning = 0  # characters at the beginning of the held text
+        num_reasoning = 0  # characters of reasoning at the beginning of the held text
         if self._trial is not None:
             num_reasoning = self._try(self._trial, text)
             if not num_reasoning:
@@ -186,7 +186,7 @@ class ThinkingParser:
     def _begin(self) -> bool:
         """Drop the opening tags and the white space before the reasoning. Return whether the reasoning follows.
 
-        It doesn't if there is none, so that `is_over` is true, or if more text must be read first.
+        It doesn't if there is none, and `is_over` is then true, or if more text must be read first.
         """
         end, is_certain = opening_tags(self._held, self._opening, is_open=self._is_open or self._has_begun)
         if end:
@@ -217,11 +217,12 @@ class ThinkingParser:
         self._has_call = isinstance(decisive, CallEnd)
         if decisive is None or isinstance(decisive, CallEnd):
             return 0
-        # In a long text that was no call, no other call is searched for.
+        # A long text that turned out to be no call is not searched for other calls.
         return self._end_trial(len(decisive.text) if len(decisive.text) > MOST_TRIED_AGAIN else len(self._tag))
 
     def _end_trial(self, at: int) -> int:
-        """Hold the text of the trial, and return its position `at`, which may be counted from its end."""
+        """Move the trial's text to the held text, and return the position `at` in it. Up to 0, it counts from the
+        end."""
         self._held = "".join(self._tried)
         self._tried = []
         self._last = ""

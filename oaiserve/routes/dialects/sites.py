@@ -1,7 +1,7 @@
 """`Site`: a place in an answer where the name of a called tool appears, and the grammar from there to the call's end.
 
-An answer with strict tools is free up to the name of one of them in such a position. From there to the end of the
-arguments it obeys a grammar.
+An answer with strict tools is unconstrained up to the name of one of them in such a position. From there to the end of
+the arguments it obeys a grammar.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oaiserve.routes.dialects.lark import lark_of
 BLANK = r"[ \t\n\r]{0,20}"
 SPACE = f"/{BLANK}/"
 ANY = "/(?s:.*)/"
-NAME = r"^\s<>{}"  # class of the characters of names, in most dialects
+NAME = r"^\s<>{}"  # character class of names in most dialects
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Site:
     """
 
     lead: str
-    name: str  # class of the characters of names, as in a regex: "^..." for all but some
+    name: str  # character class of names, as in a regex: "^..." for all but some
     head: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
-    other: str = ""  # a regex of text after the name that shows that it isn't a call's
+    other: str = ""  # a regex of text after the name that shows that this is no call
     prefix: str = ""  # a regex of text that may come between the lead and the name
     is_spaced: bool = False  # white space may come there, too
     is_own_form: bool = False  # The arguments are in the parser's own form, which is not JSON.
@@ -42,7 +42,7 @@ class Site:
         stop = self.name[1:] if self.name.startswith("^") else f"^{self.name}"
         before = f"{space}({self.prefix})?" if self.prefix else space
         names = "|".join(map(re.escape, arguments))
-        # Each name is one lexeme with the text before it: the longest lexeme wins, and other names may begin alike.
+        # Each name forms one lexeme with the text before it: names may begin alike, and the longest lexeme wins.
         words = {name: f"/{before}{re.escape(name)}/" for name in arguments}
         head = " ".join(self._lark(self.head, special_ids))
         calls = [f"{words[name]} {head} {rule}" for name, rule in arguments.items()]
@@ -68,7 +68,7 @@ class Site:
 
     @staticmethod
     def _lark(pieces: Iterable[str], special_ids: Mapping[str, int]) -> list[str]:
-        """Return pieces in Lark: those in slashes unchanged, and texts, which are optional before "?"."""
+        """Return the pieces in Lark. Regexes in slashes stay unchanged, and a text that ends with "?" is optional."""
         lark: list[str] = []
         for piece in filter(None, pieces):
             if piece.startswith("/"):

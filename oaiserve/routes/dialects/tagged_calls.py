@@ -29,9 +29,9 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's names
 
 
 class TaggedCalls(JsonCallParser):
-    """The tool's schema or an attribute of the tag decides which values are strings, which have no quotes.
+    """Values have no quotes, so the tool's schema or an attribute of the tag decides which ones are strings.
 
-    If only the attribute says that a value is a string, it decides.
+    An attribute that says so makes a value a string unless the schema excludes strings.
     """
 
     form: ClassVar[TaggedForm]
@@ -40,7 +40,7 @@ class TaggedCalls(JsonCallParser):
     _types_in: SchemaTypes
     _value_schema: Any
     _types: set[str]  # types of the value, as the tag or the schema says
-    _is_string: bool  # The value can be nothing else.
+    _is_string: bool  # The value can only be a string.
     _closing: str  # the tag after the value
     _is_begun: bool  # The first characters have shown whether the value is in quotes.
 

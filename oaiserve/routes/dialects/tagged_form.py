@@ -14,7 +14,7 @@ from oaiserve.engine.text.schema_types import SchemaTypes
 from oaiserve.routes.dialects.lark import KEY, TYPE, lark_of
 from oaiserve.routes.dialects.sites import SPACE, Site
 
-# A schema with one of these is not only about the values of its single properties.
+# A schema with one of these keywords constrains more than the values of single properties.
 _NOT_BY_VALUE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "propertyNames", "minProperties"}
 _OF_STRINGS = {"pattern", "format", "minLength", "maxLength", "const"}
 _PATTERNS = {
@@ -62,7 +62,7 @@ class TaggedForm:
     def body(
         self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
-        """Return the grammar of a call's inside, or None if the form cannot express the schema.
+        """Return the grammar of the inside of a call, or None if the form cannot express the schema.
 
         It adds the schemas of values to `schemas`. Lark names them by their index.
         """
@@ -144,7 +144,7 @@ class TaggedForm:
 
 
 def is_by_value(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is only about the values of its properties, one by one."""
+    """Return whether a schema constrains only the values of its properties, each by itself."""
     required = schema.get("required") or ()
     properties = schema.get("properties") or {}
     is_more = schema.keys() & _NOT_BY_VALUE or '"$ref"' in json.dumps(schema)

@@ -42,7 +42,7 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 
 class _Keys(JsonScanner):
-    """The search for the last of the keys that the object must have. It is broken if the object ends before."""
+    """Searches an object until all of its required keys are found. It is broken if the object ends first."""
 
     def __init__(self, required: Iterable[str]) -> None:
         super().__init__()
@@ -87,9 +87,10 @@ class _Keys(JsonScanner):
 class UntaggedCalls(JsonCallParser):
     """Reads fenced blocks of objects, and an object or a list of objects at the beginning of a line.
 
-    They are calls if each object has only the name of a tool and its arguments; after other text, only with all
-    arguments that the tool requires. Arguments after the name are passed on as they arrive, from the last argument on
-    that the tool requires. The rest is returned when the block or the object ends. All other text stays unchanged.
+    They are calls if each object has only the name of a tool and its arguments. After other text, all arguments that
+    the tool requires must be there, too. Arguments after the name are passed on as they arrive, after other text once
+    the last required one has begun. The rest is returned when the block or the object ends. All other text stays
+    unchanged.
     """
 
     bare: ClassVar[tuple[str, ...]] = ("{", "[")

@@ -121,7 +121,7 @@ class Accounting:
             if exchange.stream is None:
                 self._record(scope, exchange, Usage(0, 0, 0))
             else:
-                # The terminal event carries the stamps, so a request that is being aborted ends with that event.
+                # The terminal event carries the timestamps, so a request that is being aborted ends with that event.
                 exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
@@ -129,7 +129,7 @@ class Accounting:
         try:
             serving.telemetry.record(self._record_of(scope, exchange, usage))
         finally:
-            serving.exchanges.pop(exchange.unique_id, None)  # After the record: it is found in one of the two.
+            serving.exchanges.pop(exchange.unique_id, None)  # after the record, so that it is always in one of them
             # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
             scope.get("state", {}).pop("exchange", None)
 

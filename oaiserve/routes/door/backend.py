@@ -1,4 +1,5 @@
-"""`Backend` answers requests that a plug-in sends by itself, such as the lines of a batch. `app.state.backend` has it.
+"""`Backend` answers requests that a plug-in sends by itself, such as the lines of a batch. It is stored in
+`app.state.backend`.
 
 It is a server of one model with its own routes, or the front of several models.
 """

@@ -48,9 +48,9 @@ from oaiserve.wire.routing_decision import DECISION_HEADER, of_text
 
 logger = logging.getLogger(__name__)
 
-# Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
+# This many characters of an unknown path are compared with all routes, which takes a fraction of a millisecond.
 MOST_COMPARED_CHARACTERS = 60
-LEAST_LIKENESS = 0.8  # likeness of a path and the route suggested for it, from 0 to 1, without the prefix
+LEAST_LIKENESS = 0.8  # minimum similarity of a path and the route suggested for it, from 0 to 1, without the prefix
 _PREFIX = "/v1"  # Most routes begin with this, so it is left out when paths are compared for similarity.
 _NO_THREAD = "can't start new thread"  # the text of CPython's RuntimeError
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -61,10 +61,10 @@ class RequestHeaders:
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
     `client` (its address, until a key names it), `cpu`, `key` and `key_name` (None) and `owner` ("", likewise),
-    `routing` (the decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass
-    the layers in between. A route that translates another one's answer replaces it, and leaves `client_send`.
-    `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
-    it, trace and time are left to the server behind this one.
+    `routing` (the decision of a router in front, if there is one), and `send`, through which the chunks of a stream
+    bypass the layers in between. A route that translates another one's answer replaces `send`, but not `client_send`.
+    `is_sampled` returns whether the spans of a trace will be exported; requests without an account have none. If it is
+    None, the server behind this one adds the trace and the time.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def request_ids(scope: Scope, token_hex: Callable[[int], str]) -> dict[str, Any]
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
     parents = headers.getlist("traceparent")
-    # Of two parents neither is more likely to be right. A long state may come in several headers.
+    # If there are two `traceparent` headers, neither is more likely to be right. A long `tracestate` may be split.
     parent = parents[0] if len(parents) == 1 else None
     trace = TraceContext.from_headers(parent, ",".join(headers.getlist("tracestate")) or None)
     address, _ = scope.get("client") or ("", 0)  # A proxy may have taken it from a header of the client's.
@@ -144,7 +144,7 @@ class PacedRefusals:
     Accepted requests are held back, too, if their route sets `scope["state"]["charged_ns"]`, the CPU time that `cpu`
     doesn't count.
 
-    The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
+    The 429 of a full server is sent at once, so that another one can be tried, and so is the 408 of a request that has
     waited for long.
     """
 

@@ -1,7 +1,7 @@
 """`Bodies`: how large a body may be, how many bytes of bodies there may be at once, and where they are read.
 
-A server and a gateway have one each, in `app.state.bodies`. It is the same for all ways in: HTTP, sockets, files and
-the lines of batches.
+A server and a gateway have one each, in `app.state.bodies`. It applies to all bodies, whether they come from HTTP,
+sockets, files or the lines of batches.
 """
 
 from __future__ import annotations

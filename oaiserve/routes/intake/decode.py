@@ -26,10 +26,10 @@ from oaiserve.wire.surrogates import REPLACEMENT, without_halves
 logger = logging.getLogger(__name__)
 
 Fields = Mapping[str, msgspec.Raw]
-_MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
+_MOST_NAMED_BYTES = 2**20  # In larger bodies, not all names are read: millions would take a second, and much memory.
 decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 MOST_TOLD = 10  # unknown parameters of a body that are logged
-_MOST_COMPARED = 40  # characters of an unknown name
+_MOST_COMPARED = 40  # characters of an unknown name that are compared
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 # Parameters with texts that clients pass on, and that others may have cut.
@@ -44,7 +44,7 @@ _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats",
 
 @lru_cache(256)
 def _tell_of(name: str, known: tuple[str, ...]) -> None:
-    """Log an unknown parameter once, while there are few: clients choose their names."""
+    """Log an unknown parameter once. Clients choose the names, so the cache is limited, and many names may repeat."""
     meant = _meant(name[:_MOST_COMPARED], known)
     question = f". Did they mean {meant}?" if meant else ""
     logger.warning("Clients sent an unknown parameter, which is ignored: %s%s", show(name), question)
@@ -86,7 +86,7 @@ def parse(
                     "Unicode text."
                 ) from None
             note("the body", "halves of surrogate pairs are read as U+FFFD")
-        _grant_wishes(kind, values, note)  # It decodes values that `kind` has no field for.
+        _grant_wishes(kind, values, note)  # This decodes values that `kind` has no field for.
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
@@ -148,8 +148,8 @@ def _names_decoder(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.js
 
 @cache
 def _wishes_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[re.Pattern[bytes], list[tuple[Wish, list[str]]]]]:
-    """Return the rows that refuse or tell something in bodies of this kind, by parameter, each with the steps from
-    there to its field. The pattern occurs in the JSON of every value that has one of these fields."""
+    """Return the rows that may refuse or note something in bodies of this kind, by parameter, each with the steps from
+    the parameter to its field. The pattern matches the JSON of every value that has one of these fields."""
     rows: dict[str, list[tuple[Wish, list[str]]]] = {}
     for wish in WISHES:
         name, *steps = wish.steps
@@ -165,8 +165,8 @@ def _pattern_of(places: Sequence[Sequence[str]]) -> re.Pattern[bytes]:
 
 
 def _grant_wishes(kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], note: Note | None) -> None:
-    """Refuse or note the wishes in a body of this kind, by the JSON of its values. Raises InvalidRequest and msgspec's
-    errors."""
+    """Refuse or note the wishes in a body of this kind, whose values are given in JSON. Raises InvalidRequest and
+    msgspec's errors."""
     for name, (pattern, rows) in _wishes_of(kind).items():
         if name not in values or pattern.search(values[name]) is None:
             continue

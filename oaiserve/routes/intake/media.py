@@ -41,7 +41,7 @@ _HOLDERS = ("messages", "input", "content", "output")  # fields of bodies, messa
 
 
 class MediaSource(NamedTuple):
-    """A medium as a part of a body states it: in base64, or by its place."""
+    """A medium as a part of a body states it: in base64, or by its URL or file id."""
 
     kind: MediaKind
     base64: str | None = None
@@ -96,12 +96,12 @@ class MediaReader:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all that was fetched."""
+        """Return the number of bytes that were fetched."""
         return self._num_file_bytes + sum(map(len, self.contents.values()))
 
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
-        """Return the part of a chat message with its file, until `taken` takes the file out. `is_asked` says that it is
-        in the user's last turn. Raises InvalidRequest."""
+        """Return a part for a chat message that contains its file, until `taken` takes the file out. `is_asked` says
+        that it is in the user's last turn. Raises InvalidRequest."""
         source = source_of(part, where)
         param = param or _top(where)
         self.check_kind(source.kind, param, where)
@@ -145,7 +145,7 @@ class MediaReader:
             )
 
     async def fetch(self, request: Request, held: HeldBytes, body: object = None) -> None:
-        """Fetch the named media, and texts into the parts of `body` that name their files. All their bytes are `held`
+        """Fetch the named media, and put the texts of named files into the parts of `body`. Their bytes are `held`
         meanwhile. Raises InvalidRequest and Overloaded."""
         if body is not None:
             self._num_file_bytes += await read_files(request, held, body)
@@ -217,7 +217,7 @@ async def read_media(
     stored: Callable[[], Iterable[Part]] = tuple,
     known: MediaReader | None = None,
 ) -> MediaReader:
-    """Return the reader of the media of a body and of the items that it continues. Media and texts that are only named
+    """Return a reader for the media of a body and of the items that it continues. Media and texts that are only named
     and not yet `known` are fetched. Raises InvalidRequest and Overloaded."""
     serving = serving_of(request)
     exchange: Exchange | None = getattr(request.state, "exchange", None)  # No exchange: the route generates nothing.
@@ -242,7 +242,7 @@ def named_media(
     in_last_turn = _asked_in(body)
     for where, source in _sources_in(body, ""):
         if source.name:
-            # A part below another one is in the result of a tool.
+            # A part within another one is in the result of a tool.
             is_asked = where.startswith(in_last_turn) and where.count(".") == 1
             is_needed = is_asked or (source.name in sources and sources[source.name][1].is_needed)
             sources[source.name] = source, _Place(_top(where), where, is_needed)

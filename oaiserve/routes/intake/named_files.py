@@ -69,7 +69,7 @@ def _data_url(content: bytes) -> str:
 
 
 def _naming(body: object) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield what names a file: a part, or the object in it, with its place, and whether it is in the user's last
+    """Yield each part, or object in a part, that names a file, with its place and whether it is in the user's last
     turn."""
     for field in ("messages", "input"):
         entries = getattr(body, field, None)

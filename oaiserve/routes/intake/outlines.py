@@ -65,7 +65,7 @@ def _messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
 
 
 def _role_of(message: Mapping[str, Any]) -> str:
-    """Return the role of a message. A result of a tool is a user's turn if the template shows none."""
+    """Return the role of a message: "tool" also for a tool's result that had to be written as a user's turn."""
     content = message.get("content")
     is_result = isinstance(content, str) and content.startswith(TOLD_RESULT)
     return "tool" if is_result else str(message.get("role", ""))

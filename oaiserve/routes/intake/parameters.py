@@ -41,7 +41,7 @@ _TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
 TemplateBody = TypeVar("TemplateBody", ChatBody, TokenizeBody)
 NO_LIMIT = -1
 _LOOP_PARAM = "repetition_detection"  # It has vLLM's name and fields, and `min_length`.
-SLICE_VALUES = 2**15  # examined within about a millisecond
+SLICE_VALUES = 2**15  # values that are examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
 # Parameters that a record holds: only numbers, no text from the client.

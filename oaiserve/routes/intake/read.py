@@ -213,7 +213,7 @@ async def read(
 ) -> Made:
     """Read a request with a body of this kind, and return the route's `answer` to it. Raises an APIError.
 
-    If the model is for another task, the client's error advises the last of `tasks`. `tokenizes` returns whether
+    If the model is for another task, the error recommends a model for the last of `tasks`. `tokenizes` returns whether
     `answer` needs the tokenizer for a body.
     """
     serving = serving_of(http)

@@ -28,7 +28,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class HeldBytes:
-    """The bytes of bodies that one request holds of a limit for all. The end of the `with` block gives them back.
+    """The bytes of bodies that one request holds within a limit for all requests. The end of the `with` block gives
+    them back.
 
     A worker thread may still decode a body whose client has left, so `take` fails after that.
     """
@@ -52,7 +53,7 @@ class HeldBytes:
         """Hold more bytes. Raises Overloaded, and Unavailable after the end."""
         with self._lock:
             if self._has_ended:
-                raise Unavailable("The client has left.")  # The tokenize stage logs all but an APIError.
+                raise Unavailable("The client has left.")  # The tokenize stage logs any other kind of error.
             if not self._received.take(self._client, number):
                 raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
             self.number += number
@@ -110,7 +111,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
 
 def check_type(request: Request, kind: str) -> None:
     """Raise InvalidRequest if the content type is not of this `kind`."""
-    # A web page can send a body without a type to any server, as a form. All other clients that do so are not browsers.
+    # A web page can send a body without a type to any server, as a form does, but its browser adds an origin.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if content_type != kind:
@@ -122,8 +123,8 @@ def check_type(request: Request, kind: str) -> None:
 
 
 async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, use: Callable[[bytes], None]) -> None:
-    """Pass the body on as it arrives, without its content codings, so that it is never in memory. `use` gets each
-    piece, in a worker thread unless the body is small. Raises the errors of `read_body`, and those of `use`."""
+    """Pass the body on as it arrives, without its content codings, so that all of it is never in memory. `use` gets
+    each piece, in a worker thread unless the body is small. Raises the errors of `read_body`, and those of `use`."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     decoding = Decoding(codings, limit_bytes) if codings else None
 

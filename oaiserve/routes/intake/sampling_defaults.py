@@ -87,4 +87,4 @@ def _checked(values: Mapping[str, Any]) -> Values:
 
 
 def _note_nothing(place: str, what: str) -> None:
-    """Ignore the note: `stop` alone has any, which is not among these values."""
+    """Ignore the note: only `stop` can cause one, and it is not among these values."""

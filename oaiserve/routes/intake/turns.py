@@ -59,7 +59,7 @@ async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Resu
     ClientDisconnect."""
     is_waiting = True
     try:
-        # No task of its own runs the work: that would start and end it a turn of the event loop later.
+        # The work has no task of its own, which would start and end it one turn of the event loop later.
         async with asyncio.timeout(None) as limit:
 
             def leave(_: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
-"""The table of parameters that bodies may have and that no type of a body has: one row for each wish of a client.
+"""The table of parameters that clients send although a body's type has no field for them: one row for each wish.
 
-A wish is refused, or told in the response header x-oaiserve-adapted, or it needs nothing: ignoring it changes no
-answer. A body whose type has a field of that name reads it instead.
+A wish is refused, or reported in the response header x-oaiserve-adapted, or ignored if that changes no answer. If a
+body's type has a field of that name, the field is read instead.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 class How(Enum):
     REFUSED = auto()  # It would change the answer.
-    TOLD = auto()  # It is left out, and the client may have counted on it.
-    NOTHING = auto()  # It needs nothing: it holds anyway, or is about something that this server has not got.
+    TOLD = auto()  # It is left out, which the response reports: the client may rely on it.
+    NOTHING = auto()  # It is ignored: it is fulfilled anyway, or concerns something that this server lacks.
 
 
 class Wish(NamedTuple):
     path: str  # The name of a parameter, or of a field within one. [] stands for the entries of a list.
     how: How
     harmless: tuple[Any, ...] = ()  # Values that change nothing. None always does so.
-    hint: str = ""  # To refuse: what to do instead. To tell: why it is left out.
+    hint: str = ""  # If REFUSED, what to do instead. If TOLD, why it is left out.
     is_typed: bool = False  # Types of bodies have the field, but nothing acts on it.
 
     @property
@@ -35,7 +35,7 @@ _IS_OF_TEMPLATES = "is left out: this route does not read it, or has no chat tem
 _FORMAT = "is left out: use 'response_format', or 'text.format' of /v1/responses"
 _BLOCK = "Nothing here moderates: please ask without it, and check the text yourself."
 
-# The first of several that are refused counts: tools before the choice among them.
+# If several are refused, the first one here is reported: tools come before the choice among them.
 WISHES: tuple[Wish, ...] = (
     Wish("audio", How.REFUSED),
     Wish("chat_template", How.REFUSED),
@@ -59,7 +59,7 @@ WISHES: tuple[Wish, ...] = (
     Wish("truncate_prompt_tokens", How.REFUSED),
     Wish("use_beam_search", How.REFUSED, (False,)),
     Wish("web_search_options", How.REFUSED),
-    # Names of other routes, which would change the answer.
+    # Parameters of other routes, which would change the answer.
     Wish("conversation", How.REFUSED, (), "Only /v1/responses continues conversations: send their messages instead."),
     Wish("best_of", How.REFUSED, (1,)),
     Wish("echo", How.REFUSED, (False,)),
@@ -141,9 +141,9 @@ WISHES: tuple[Wish, ...] = (
     ),
     # Anthropic's SDK sends them as a header.
     Wish("betas", How.NOTHING),
-    # Reasoning is bound to nothing before it.
+    # Reasoning is never bound to what comes before it.
     Wish("thinking.block_binding", How.NOTHING),
-    # Names for a client's own books, and for caches that need no name.
+    # Labels for a client's own records, and for caches, which need no labels here.
     Wish("cache_control", How.NOTHING),
     Wish("metadata", How.NOTHING),
     Wish("prompt_cache_key", How.NOTHING),
@@ -151,12 +151,12 @@ WISHES: tuple[Wish, ...] = (
     Wish("safety_identifier", How.NOTHING),
     Wish("session_id", How.NOTHING),
     Wish("user", How.NOTHING),
-    # Parameters of parts that a route or this server has not got.
+    # Parameters of features that a route or this server lacks.
     Wish("ec_transfer_params", How.NOTHING),
     Wish("guided_decoding_backend", How.NOTHING),
     Wish("include_reasoning", How.NOTHING),
     Wish("kv_transfer_params", How.NOTHING),
-    Wish("length_penalty", How.NOTHING),  # It is about beams.
+    Wish("length_penalty", How.NOTHING),  # It affects only beam search.
     Wish("max_tool_calls", How.NOTHING),
     Wish("mcp_servers", How.NOTHING),
     Wish("mm_processor_kwargs", How.NOTHING),
