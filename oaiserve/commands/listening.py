@@ -31,8 +31,8 @@ BACKLOG = 2048  # connections that the system keeps until they are accepted
 
 
 def obey_signals_as_first_process() -> None:
-    """Let SIGTERM and SIGHUP end the first process of a container before the server handles them. The kernel drops
-    signals that this process doesn't handle, so that stopping a container would wait until it is killed."""
+    """Let SIGTERM and SIGHUP end the first process of a container until the server handles them. The kernel drops
+    signals that this process doesn't handle, so a container would stop only when it is killed."""
     if os.getpid() == 1:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave)

@@ -75,8 +75,8 @@ class Fetcher:
         self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
-        """Return the file of this kind ('image' or 'audio') at a URL. `take` gets the number of bytes as they arrive,
-        and may raise. Raises NotFetched."""
+        """Return the file of this kind ('image' or 'audio') at a URL. `take` is called with the number of bytes as they
+        arrive, and may raise. Raises NotFetched."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._fetched(url, kind, max_bytes, take)
@@ -117,7 +117,7 @@ class Fetcher:
         raise NotFetched(f"it is redirected more than {MOST_REDIRECTS} times")
 
     def checked(self, text: str) -> _Url:
-        """Return a URL of an allowed host. Raises NotFetched."""
+        """Parse a URL, and check that its host is allowed. Raises NotFetched."""
         match = _URL.fullmatch(text) if len(text) <= MOST_URL_CHARACTERS else None
         host = parse_authority(match[2]) if match is not None else None
         if match is None or host is None or host.port == 0 or not all(map(_LABEL.fullmatch, host.name.split("."))):

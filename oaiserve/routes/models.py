@@ -108,7 +108,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def name_in(scope: Scope) -> str:
-    """Return the name of the model in the path that the client sent: TidyPath joins the name's encoded slashes, too."""
+    """Return the model's name from the path as the client sent it, because TidyPath also merges encoded slashes."""
     tidy = str(scope["path"]).partition("/v1/models/")[2]
     raw_path = re.sub(b"/{2,}", b"/", scope["raw_path"]).rstrip(b"/")
     name = unquote(raw_path.partition(b"/v1/models/")[2])

@@ -173,7 +173,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 
 def _errors(operation: Operation) -> dict[str, Any]:
-    """Return the errors of a route by their names in the document, which begin with the status."""
+    """Return the errors of a route, keyed by their names in the document, which begin with the status."""
     form = operation.error or ErrorAnswer
     more = "" if form is ErrorAnswer else f"_{form.__name__}"
     return {

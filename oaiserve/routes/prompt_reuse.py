@@ -59,7 +59,7 @@ class PromptReuse:
     run: AgentRun = AgentRun()  # noqa: RUF009 - it is immutable
     is_named: bool = False  # The client has named the run.
     user_agent: str = ""
-    compare_with: str = ""  # the id of the answer whose prompt the client wants to be compared
+    compare_with: str = ""  # id of the answer with whose prompt the client wants this one compared
     is_known: bool = True  # This server knows the prompt of that answer.
     continues: str = ""  # the id of the stored answer that the prompt continues
     is_one_of_several: bool = False  # There may be other replicas, which have answered requests that are unknown here.

@@ -12,7 +12,7 @@ from typing import Any
 
 VERSION = 1
 BLOCK_TOKENS = 64
-HASH_BYTES = 5  # bytes of a block's hash: two of a million different ones are alike once in two recordings
+HASH_BYTES = 5  # bytes of a block's hash; of a million different blocks, two collide in every second recording
 
 
 def head(server: Mapping[str, Any]) -> dict[str, Any]:

@@ -312,7 +312,7 @@ class Holders:
 
 
 # Rendezvous hashing orders the replicas by their scores for a key, in the same way in every router. If a replica leaves
-# or joins, only the keys for which it is first move.
+# or joins, only the keys that rank it first move.
 
 
 def seed_of(name: str) -> int:

@@ -166,7 +166,7 @@ class ChatShape(ChoicesShape):
         reader = self._readers[chunk.index]
         deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
-            # The text of these tokens is held back, or is part of a mark.
+            # The text of these tokens is held back, or is part of a tag.
             deltas.append(ChatDelta(UNSET, UNSET if self._is_parsed else ""))
         events = b""
         for number, delta in enumerate(deltas):
@@ -279,7 +279,7 @@ class ChatShape(ChoicesShape):
         return message
 
     def _end(self, reader: AnswerReader, index: int, reason: FinishReason) -> str:
-        """Note the end of a choice, and return its reason in the words of the API."""
+        """Note the end of a choice, and return its finish reason in the API's terms."""
         reader.report(self._facts)
         self._facts.finish_reasons[index] = self._finish_reason(reader, reason)
         return self._facts.finish_reasons[index]

@@ -98,7 +98,7 @@ class Progress(msgspec.Struct):
 
     total: int
     cache: int
-    processed: int  # tokens from the cache included
+    processed: int  # including tokens from the cache
     time_ms: int
     rest_ms: int | UnsetType = UNSET  # estimated time of the rest, once known
 

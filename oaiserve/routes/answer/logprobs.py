@@ -159,7 +159,7 @@ def _best(rows: Iterable[tuple[list[Entry], str]], num_top: int) -> list[dict[st
             rows_of_best.append(None)
             continue
         best: dict[str, float | None] = {}
-        # The token itself may come in addition to the num_top ones.
+        # The token itself may be listed in addition to the num_top likeliest.
         for token_id, data, logprob in [*top[:num_top], token]:
             # The likeliest of tokens with equal texts is kept.
             best.setdefault(name if token_id == token[0] else text_of(data), _value(logprob))

@@ -17,7 +17,7 @@ from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.intake.invalid import invalid
 
 ANY_OBJECT = {"type": "object"}
-# A schema with one of these decides itself which properties are allowed besides `properties`.
+# A schema with one of these keywords decides by itself which other properties are allowed.
 _KEYS_OF_PROPERTIES = {
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
     *("$ref", "allOf", "anyOf", "oneOf", "if", "minProperties"),
@@ -82,7 +82,8 @@ def _of_calls(dialect: Dialect, family: CallFamily, tools: Tools, constraint: Gr
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema for forced arguments, without further properties: a forced model would write too many."""
+    """Return a schema for forced arguments that allows no further properties: a model that must call would add too
+    many."""
     if schema.keys() & _KEYS_OF_PROPERTIES:
         return schema
     listed = schema.get("properties", {})

@@ -93,7 +93,7 @@ def is_deep(value: object, most: int) -> bool:
 
 
 def _json(text: str) -> Any:
-    """Return the value of a JSON text. Numbers that JSON can't have, and those too long for Python, stay texts."""
+    """Return the value of a JSON text. Numbers that JSON can't have, and those too long for Python, stay strings."""
     # Models don't escape line ends.
     return json.loads(text, strict=False, parse_constant=str, parse_float=_finite, parse_int=_short)
 
@@ -107,12 +107,12 @@ def _short(text: str) -> int | str:
 
 
 def _completed(text: str, *, keeps_cut_text: bool = True) -> Any:
-    """Return the value of the JSON text of an object that was cut, with or without the beginning of a cut text. Raises
-    ValueError."""
+    """Return the value of an object's JSON text that was cut, with or without the beginning of a string that was cut.
+    Raises ValueError."""
     if len(text) > _MOST_CHARACTERS or text.lstrip()[:1] != "{":
         raise ValueError
     closing: list[str] = []
-    whole = 0  # end of the longest text of complete members
+    whole = 0  # end of the text whose members are complete
     num_open = 0  # brackets that are open there
     end = text
     for token in _TOKENS.finditer(text):

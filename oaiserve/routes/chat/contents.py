@@ -1,7 +1,7 @@
 """The contents of messages and items, as chat templates expect them: texts, images and sounds.
 
-Unreadable content is refused if the user asks about it now. In older turns and in results of tools, it would come back
-with each request. There it is left out with a note, and the model reads that something is missing.
+Unreadable content is refused if the user asks about it now. In older turns and in results of tools, it would cause the
+same error in each further request. There it is left out with a note, and the model reads that something is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_FIELDS = 32  # fields of a text or a message for the template
 _MOST_DEPTH = 16
 WITHOUT_TYPE = "has no type, and is read as text"
 ONE_PART = "is one part, and read as a list of it"
-# Types of parts that only the other API has, by the field with the messages or items.
+# Part types that only the other API has, keyed by the field with the messages or items.
 _OF_OTHER_API = {
     "messages": {"input_text", "output_text", "input_image", "computer_screenshot"},
     "input": {"text", "image_url"},

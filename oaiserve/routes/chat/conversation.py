@@ -104,7 +104,7 @@ class Conversation:
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     def continuing(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
-        """Return the parameters for a prompt whose last message may be continued. Forced calls are not."""
+        """Return the parameters for a prompt whose last message may be continued. Forced calls never continue it."""
         grammar = params.grammar
         if grammar is None or self.is_forced or not prompt.continue_final_message:
             return params

@@ -37,7 +37,7 @@ _MEDIA = {
 _FILES = {"file": f"[File{LEFT_OUT}", "input_file": f"[File{LEFT_OUT}", "document": f"[Document{LEFT_OUT}"}
 # Prefixes for text that the model could otherwise take for the user's words.
 _LABELS = {"document": "[Document]", "search_result": "[Search result]", "tool_reference": "[Tool found]"}
-# Types that notes may name, without their endings. Other types are text from a client.
+# Types that notes may name, without their endings. Other types are text from a client, which notes must not contain.
 _NAMED = {
     *(
         *_MEDIA,

@@ -88,7 +88,7 @@ def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
 
 
 def _joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """Return contents one after the other: as a text, or as parts if there is another medium among them."""
+    """Return the contents joined: as one text, or as parts if some of them aren't text."""
     plain = [
         text_of(one) if all("text" in part for part in one) else one for one in contents if not isinstance(one, str)
     ]

@@ -33,7 +33,7 @@ from oaiserve.routes.intake.object_types import (
 )
 
 Kind = Literal["none", "auto", "required", "named"]
-_ODD = re.compile(r"[^A-Za-z0-9_.-]")  # Every dialect of calls can write the other characters.
+_ODD = re.compile(r"[^A-Za-z0-9_.-]")  # Every call dialect can write the other characters.
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def shown_tools(
     schema_field: str = "parameters",
     joined: Container[str] = (),
 ) -> ShownTools:
-    """Read the tools of a request. In errors and notes, `where` has the places of the functions, and `schema_field`
-    that of their schemas. Only the `joined` names may be longer, since they have two parts."""
+    """Read the tools of a request. For errors and notes, `where` has the places of the functions, and `schema_field`
+    names the field with the schema. Only the `joined` names may be longer, since they have two parts."""
     if len(functions) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     tools: dict[str, dict[str, Any]] = {}  # keyed by the client's names

@@ -16,7 +16,7 @@ from oaiserve.routes.dialects.sites import OBJECT, Site
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
 # Brackets, quotes, and characters that JSON has only in strings.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
-# An escape. The group is its character if JSON doesn't have this escape.
+# An escape. The group matches its character if JSON doesn't have this escape.
 _ESCAPE = re.compile(r"""\\(?:["\\/bfnrtu]|([^\x00-\x1f]))""")
 
 

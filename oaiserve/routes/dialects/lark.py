@@ -16,7 +16,7 @@ _ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/', TYPE: "/number|boolean
 
 
 def lark_of(text: str, special_ids: Mapping[str, int]) -> str:
-    """Return a text in Lark: special tokens by their ids, and the rules for NUMBER, KEY and TYPE."""
+    """Return a text in Lark, with special tokens by their ids, and regexes for NUMBER, KEY and TYPE."""
     tags = [*(tag for tag in special_ids if tag in text), *_ANY]
     return " ".join(
         f"<[{special_ids[piece]}]>" if piece in special_ids else _ANY.get(piece) or msgspec.json.encode(piece).decode()

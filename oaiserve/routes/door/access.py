@@ -103,7 +103,7 @@ _OPEN_PATHS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 
 
 class OpenPaths:
-    """The paths that need no key: the operator's, unless all are guarded, and those of pages, which have no data. A
+    """The paths that need no key: the operator's, unless all are guarded, and those of pages, which contain no data. A
     browser sends no key when it loads a page."""
 
     def __init__(self, pages: Pages, *, guard_all: bool) -> None:

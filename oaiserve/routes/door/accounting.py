@@ -35,7 +35,7 @@ _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each
 
 
 def accounted(path: str, endpoint: Callable[..., Awaitable[object]], operation: str) -> Route:
-    """Return the route of a request to the engine. Each of its requests has an account, under this name."""
+    """Return a route to the engine, each of whose requests is accounted for as this operation."""
     middleware = Middleware(Accounting, operation=operation, http_route=path)
     return Route(path, endpoint, methods=["POST"], middleware=[middleware])
 

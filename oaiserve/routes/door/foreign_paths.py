@@ -34,7 +34,8 @@ _ROWS = (
 
 
 def ours_for(path: str, served: Collection[str]) -> tuple[str, str] | None:
-    """Return whose path this is ("" for nobody's), and the served path for the same task, or None if it is unknown."""
+    """Return the owner of a path ("" if it has none) and the served path for the same task, or None if it is
+    unknown."""
     for whose, pattern, ours in _ROWS:
         match = re.fullmatch(pattern, path)
         if match is not None and (here := match.expand(ours)) in served:

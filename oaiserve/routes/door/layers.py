@@ -41,7 +41,7 @@ def middleware(
     is_sampled: Callable[[TraceContext], bool] | None,
     runtime: Runtime,
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
+    """Return the middleware, outermost first. A second `Errors` is inside CORS, so that web pages can read errors.
     `is_sampled` is None if another process answers, which knows the trace and the time."""
     chain = [
         Middleware(RequestHeaders, runtime=runtime, is_sampled=is_sampled),

@@ -272,8 +272,8 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 
 
 def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
-    """Return the route for this task that a client with an unknown path probably means, and the place where all are
-    listed."""
+    """Return a hint for a client with an unknown path: the route for this task that it probably means, and where all
+    routes are listed."""
     served = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
@@ -300,7 +300,7 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     headers = {**(error.headers or {})}
     api_error: APIError
     if error.status_code == 405:
-        # A path with several methods has several routes, of which starlette names one.
+        # A path with several methods has several routes, and starlette names the methods of only one.
         matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
         methods = {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
         headers["allow"] = ", ".join(sorted(methods))

@@ -31,7 +31,8 @@ def own_scope(
 
 
 def send_for(scope: Scope, owner: str, keys: Keyring | None) -> bool:
-    """Send a request with the key of an owner, which is its digest. Return False if the key isn't valid any more."""
+    """Give a request the key of its owner, who is named by the key's digest. Return False if the key is no longer
+    valid."""
     state = scope["state"]
     state["owner"] = owner
     if keys is None:

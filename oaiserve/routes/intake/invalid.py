@@ -48,7 +48,7 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         path = f"{path}.{unknown[1][:60]}"
         reason = "is not supported"
     elif not_allowed := _NOT_ALLOWED.search(text):
-        # Words of all structs that are allowed here: a word that only one of the others has is not allowed.
+        # Several structs may be allowed here, and a word of one may be wrong in another, so it isn't listed.
         *most, last = [word for word in map(repr, _allowed(body, path)) if word != not_allowed[1]]
         words = f"{', '.join(most)} or {last}" if most else last
         reason = f"must be {words}, got {_cut(not_allowed[1])}"
@@ -95,7 +95,7 @@ def _top(path: str) -> str | None:
 
 
 def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
-    """Return the words that are allowed at a place such as messages[0].role, if only certain words are."""
+    """Return the words that are allowed at a place such as messages[0].role; none if others are allowed, too."""
     nodes = members(inspect.type_info(body))
     for step in re.findall(r"[^.\[]+", path):
         is_entry = step.endswith("]")

@@ -39,7 +39,8 @@ def outline_of(request: Request, prompt: Prompt) -> Outline:
 
 
 def _options(kwargs: Mapping[str, Any]) -> dict[str, Part]:
-    """Return the options by name; as one part if a client sends many, or long names, because outlines are kept."""
+    """Return the options by name, or as one part if there are many or their names are long, because outlines are
+    kept."""
     if len(kwargs) <= MAX_OPTIONS and all(len(name) <= MAX_OPTION_CHARACTERS for name in kwargs):
         return {name: _part(value) for name, value in kwargs.items()}
     return {"chat_template_kwargs": _part(kwargs)}

@@ -40,7 +40,7 @@ from oaiserve.routes.intake.object_types import (
 _TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
 TemplateBody = TypeVar("TemplateBody", ChatBody, TokenizeBody)
 NO_LIMIT = -1
-_LOOP_PARAM = "repetition_detection"  # It has vLLM's name and fields, and `min_length`.
+_LOOP_PARAM = "repetition_detection"  # It has vLLM's name and fields, plus `min_length`.
 SLICE_VALUES = 2**15  # values that are examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
@@ -115,7 +115,7 @@ def max_tokens(body: SamplingBody, default: int | None = None) -> int | None:
 
 
 def token_limit(body: msgspec.Struct, name: str, default: int | None = None) -> int | None:
-    """Return a limit of tokens, or None for no limit: -1, as clients of llama.cpp send it."""
+    """Return a token limit, or None for no limit, which clients of llama.cpp send as -1."""
     if getattr(body, name) == NO_LIMIT:
         return None
     value = integer(body, name)

@@ -157,7 +157,7 @@ class Intake(Generic[OwnBody]):
         return salt
 
     def pooling_request(self, prompts: tuple[Prompt, ...], pooled_as: PooledAs) -> Request:
-        """Return the request to pool each prompt: into a vector, or into another result that the model can make."""
+        """Return the request to pool each prompt into a vector, or into another result that the model computes."""
         return self._request(prompts, SamplingParams(max_tokens=0, pooled_as=pooled_as), priority=self._priority())
 
     def _priority(self) -> int:

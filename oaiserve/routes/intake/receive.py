@@ -173,7 +173,7 @@ def check_size(num_bytes: int, limit_bytes: int) -> None:
 
 
 def announced_bytes(headers: Headers) -> int:
-    """Return the length of the body by its header, cut to 15 digits; 0 without one."""
+    """Return the length of the body that the header states, cut to 15 digits, or 0 without the header."""
     length = headers.get("content-length", "")
     return int(length[:15]) if length.isdecimal() else 0
 
