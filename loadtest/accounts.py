@@ -1,10 +1,10 @@
 """Computes the difference of two sets of accounts: means over requests, by phase and cause, with intervals.
 
-Accounts are those of ended requests in a recording (serve --record-requests), or in an answer of /debug/requests.
+The accounts are those of ended requests, from a recording (serve --record-requests) or from /debug/requests.
 
-Requests that run side by side wait for the same things, so they tell less than as many independent ones would. The
-interval of a mean is therefore by batch means: requests are divided into batches by arrival, and the means of these
-are taken for independent (Law and Kelton, "Simulation Modeling and Analysis", on the method of batch means).
+Concurrent requests wait for the same things, so their times are correlated. The intervals are therefore computed by
+batch means: requests are divided into batches by arrival, and the means of the batches are taken as independent (Law
+and Kelton, "Simulation Modeling and Analysis", on the method of batch means).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Account:
     prompt_tokens: int
     cached_tokens: int
     answer_tokens: int
-    parts_ns: Mapping[tuple[str, str], int]  # by phase and cause; the cause is "" where a phase has none
+    parts_ns: Mapping[tuple[str, str], int]  # keyed by phase and cause; the cause is "" where a phase has none
     model: str = ""
 
 
@@ -85,7 +85,7 @@ def _shown(row: Mapping[str, Any]) -> Account:
 def _parts(
     phases_ns: Mapping[str, int], causes_ns: Mapping[str, Mapping[str, int]], waits_ns: Mapping[str, int]
 ) -> dict[tuple[str, str], int]:
-    """Return the parts of a request's time. The rest of a phase without a cause is a part of its own."""
+    """Return the parts of a request's time. Time of a phase that no cause explains is a part of its own."""
     parts: dict[tuple[str, str], int] = {}
     for phase, phase_ns in phases_ns.items():
         known = waits_ns if phase == "queue" else causes_ns.get(phase, {})
@@ -97,7 +97,8 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class MeanChange:
-    """The mean of a number before and after, and the 95 % interval of its change; None where there are too few."""
+    """The mean of a quantity before and after, and the 95 % interval of its change, which is None if there is too
+    little data."""
 
     before: float
     after: float
@@ -115,17 +116,17 @@ class MeanChange:
 
 @dataclass(frozen=True, slots=True)
 class AccountsDifference:
-    """A comparison of two sets of requests. Times are in seconds, and means over the requests that were answered."""
+    """A comparison of two sets of answered requests. Times are means in seconds."""
 
     num_before: int
     num_after: int
     duration: MeanChange
-    parts: dict[tuple[str, str], MeanChange]  # by phase and cause; their changes add up to that of the duration
-    load: dict[str, MeanChange]  # the rate, and the tokens of a request
+    parts: dict[tuple[str, str], MeanChange]  # keyed by phase and cause; their changes add up to the duration's
+    load: dict[str, MeanChange]  # the request rate, and the mean numbers of tokens per request
 
 
 def difference(before: Sequence[Account], after: Sequence[Account]) -> AccountsDifference:
-    """Return the difference of `after` from `before`, both in the order of arrival, neither empty."""
+    """Return the change from `before` to `after`. Both are in order of arrival, and neither is empty."""
 
     def change(value: Callable[[Account], float]) -> MeanChange:
         return _change([value(one) for one in before], [value(one) for one in after])
@@ -168,7 +169,7 @@ def _change(before: Sequence[float], after: Sequence[float]) -> MeanChange:
 
 
 def _spread(values: Sequence[float]) -> tuple[float, int] | None:
-    """Return the standard error of the mean, and from how many batches it is; None if there are fewer than two."""
+    """Return the standard error of the mean and the number of batches, or None if there are fewer than two batches."""
     count = min(NUM_BATCHES, len(values))
     if count < 2:
         return None

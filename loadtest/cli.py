@@ -112,7 +112,8 @@ def _flags(title: str, position: int) -> Parameter:
 
 
 def _command_line(name: str, argv: Sequence[str] = ()) -> App:
-    """Return the command line. `argv` has the words that it will parse: a run refuses flags that do nothing in it."""
+    """Return the command line. `argv` are the arguments that it will parse: `run` rejects flags that would have no
+    effect."""
     app = App(
         name=name,
         help="Load tests for OpenAI-compatible servers, and for oaiserve's engine in process.",
@@ -340,8 +341,8 @@ def _check_writable(*files: tuple[str, Path | None]) -> None:
 
 
 def _sample_writer(path: Path | None, problems: list[str]) -> OnSamples:
-    """Return a function that writes the samples of a run. If it cannot, it says why in `problems` and stops: the
-    report doesn't need them."""
+    """Return a function that writes the samples of a run. If writing fails, it adds the reason to `problems` and stops
+    writing, because the report doesn't need the samples."""
     mode = "w"
 
     def write(label: str, samples: Sequence[Sample]) -> None:

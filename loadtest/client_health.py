@@ -121,7 +121,7 @@ def client_facts(
     }
 
 
-Rule = tuple[float, float, float, str]  # a value, the limits for suspect and for invalid, and the reason
+Rule = tuple[float, float, float, str]  # a value, the limits above which it is suspect or invalid, and the reason
 
 
 def verdict(
@@ -135,8 +135,8 @@ def verdict(
     """Judge the client's figures as valid, suspect or invalid, with the reasons.
 
     `shares_cores` means that the server runs on the same few cores, which delays any client. So larger delays are
-    allowed, and what would count against another client is a note. `is_in_process` means that there is no client: the
-    engine in this process is meant to be busy, and late submits are its own doing.
+    allowed, and some findings that would otherwise worsen the verdict are only notes. `is_in_process` means that there
+    is no client: the engine in this process is meant to be busy, and late submits are its own doing.
     """
     allowance = SHARED_ALLOWANCE if shares_cores else 1.0
     rules = [] if is_in_process else _rules_of_a_client(metrics, facts, processes, allowance)

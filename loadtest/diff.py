@@ -1,4 +1,4 @@
-"""Compares two recordings or measurements of a server: a paragraph and a table of what took more or less time."""
+"""Compares the requests of two recordings or servers: a paragraph and a table of what took more or less time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from loadtest.accounts import Account, AccountsDifference, MeanChange, difference, read
 from loadtest.errors import UsageError
 
-MOST_NAMED = 4  # causes in the paragraph
+MOST_NAMED = 4  # the most causes that the paragraph names
 LEAST_SHARE = 0.05  # A cause is not named if it is below this share of the duration's change.
 
 
 def compared(a: Path, b: Path) -> AccountsDifference:
-    """Return the difference of the requests in two files. Raises UsageError if they do not compare."""
+    """Return the difference between the requests of two files. Raises UsageError if they can't be compared."""
     before = _answered(a)
     after = _answered(b)
     models = [{account.model for account in side} for side in (before, after)]
@@ -58,7 +58,7 @@ def paragraph(difference: AccountsDifference) -> str:
 
 
 def rows(difference: AccountsDifference) -> list[str]:
-    """Return the table of all parts, as markdown. Those marked * changed for certain."""
+    """Return the table of all parts, as Markdown. A * marks the changes that are certain."""
     lines = ["| phase | cause | before | after | change | 95 % interval |", "|---|---|---|---|---|---|"]
     whole = {("duration", ""): difference.duration}
     for part, change in (difference.parts | whole).items():

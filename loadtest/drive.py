@@ -33,7 +33,7 @@ class Sending:
 
     samples: list[Sample] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
-    limits: Slos = field(default_factory=dict)  # what a good request keeps
+    limits: Slos = field(default_factory=dict)  # limits of a good request
     clock_ns: Callable[[], int] = monotonic_ns
 
     async def run(self, run_call: RunCall[CallT], call: CallT, intended_ns: int) -> None:
@@ -72,7 +72,7 @@ async def send_in_loops(
     duration_seconds: float | None = None,
     ramp_seconds: float = 0.0,
 ) -> None:
-    """Let each user send the next call as soon as its last one has ended: a closed loop."""
+    """Let each user send the next call as soon as the previous one has ended: a closed loop."""
     rest = iter(calls)
     stop_ns = start_ns + int(duration_seconds * 1e9) if duration_seconds is not None else None
 

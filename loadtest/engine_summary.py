@@ -1,4 +1,5 @@
-"""Render a point of the engine in process as text: its settings, its counts, then its times. Pure functions."""
+"""Renders a point that was measured on the engine in process as text: its settings, counts and times. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def render_engine(point: dict[str, Any], engine: dict[str, Any]) -> str:
 
 
 def engine_rows(point: dict[str, Any], engine: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings, counts and rates of a point by their titles."""
+    """Return the settings, counts and rates of a point, each with its title."""
     return [*_settings(engine), *_counts(point["runs"]), *_submits(point, engine), *_rates(point)]
 
 

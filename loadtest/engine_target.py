@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SHOW_NS = 500_000_000  # interval at which progress is shown
 BURST_SWITCH_SECONDS = 0.005  # Python's default
-LEAST_QUIET_NS = 20_000_000  # This long before a submit, no progress is shown, which could delay it.
-# Lines of --requests may have these fields in process, too.
+LEAST_QUIET_NS = 20_000_000  # Progress is not shown within this time before a submit, because that could delay it.
+# With an engine in process, the lines of --requests may also have these fields.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p"}
 
 
@@ -101,7 +101,7 @@ class EngineRun:
 
 
 def load_engine(model: str, options: EngineRun) -> Engine:
-    """Load an engine without starting it. Raises UsageError or StartupError for what it refuses."""
+    """Load an engine without starting it. Raises UsageError or StartupError if it rejects an option."""
     interpreter.begin_load()
     try:
         from oaiserve.engine.engine import Engine
@@ -132,7 +132,7 @@ def load_engine(model: str, options: EngineRun) -> Engine:
 
 
 def engine_facts(engine: Engine) -> dict[str, str]:
-    """Return the settings of the summary that the engine decides, by name."""
+    """Return, by name, the settings in the summary that the engine decides."""
     graphs = engine.features.get("graphs", "they are for a GPU")
     return {
         "device": engine.model_info["device"],
@@ -144,10 +144,10 @@ def engine_facts(engine: Engine) -> dict[str, str]:
 
 @dataclass(slots=True)
 class EngineResult:
-    """What one run has measured."""
+    """The measurements of one run."""
 
     samples: list[Sample]
-    offsets: list[float] | None  # when submits were due, in seconds; None if that depends on others
+    offsets: list[float] | None  # send times in seconds; None if they depend on earlier submits or answers
     health: ProcessHealth
 
     @property
@@ -171,8 +171,7 @@ class EngineTarget:
     def run(
         self, arrivals: Arrivals, seed: int, on_progress: Callable[[Progress, int], None] = lambda progress, total: None
     ) -> EngineResult:
-        """Submit all requests, and wait until they have ended. Before that, make their prompts, and encode them with
-        --pretok."""
+        """Make all prompts, encode them with --pretok, submit all requests, and wait until they have ended."""
         calls, offsets = plan(self._workload, arrivals, seed)
         if own := sorted({key for call in calls for key in call.body} - {"messages", *SAMPLING}):
             raise UsageError(f"--requests has {', '.join(own)}, for which --target http is needed.")
@@ -196,8 +195,8 @@ class EngineTarget:
             offsets = None
         else:
             due = on_schedule(offsets, answers)
-        # A burst takes about a millisecond. With a server's interval, it would wait for tokenize workers, and the times
-        # of some submits would be those of other threads.
+        # A burst takes about a millisecond. With the short switch interval of a server, the submitting thread would
+        # yield to the tokenize workers, whose time would be counted in the submits.
         is_burst = arrivals.arrival == "at-once" and self._options.tokenize_workers > 0
         burst = interpreter.switch_interval(BURST_SWITCH_SECONDS) if is_burst else nullcontext()
         watch = ProcessWatch()
@@ -214,7 +213,7 @@ class EngineTarget:
     def _submit(
         self, requests: Sequence[Request], samples: Sequence[Sample], due: Iterator[int], answers: Answers
     ) -> int:
-        """Submit each request when it is due, and return the number of those submitted."""
+        """Submit each request when it is due, and return the number of submitted requests."""
         submit = self._engine.submit
         clock_ns = self._runtime.clock_ns
         deliver = answers.deliver
@@ -257,7 +256,7 @@ class Answers:
     into the samples while it waits."""
 
     def __init__(self, samples: Mapping[str, Sample], show: Callable[[Progress], None], runtime: Runtime) -> None:
-        """`samples` are by request id."""
+        """`samples` are keyed by request id."""
         from oaiserve.engine.request import TERMINAL, Failed, TokenChunk
 
         self._samples = samples
@@ -272,11 +271,11 @@ class Answers:
         self.ends: deque[int] = deque()  # end times of requests that the sender has not read yet
 
     def deliver(self, events: list[Event]) -> None:
-        """Take all events of a step, on the engine thread."""
+        """Store the events of a step. The engine thread calls this."""
         self._inbox.put((self.clock_ns(), events))
 
     def take(self, until_ns: int) -> None:
-        """Wait for the events of a step, and write them into the samples; or return at a time."""
+        """Wait for the events of a step until `until_ns`, and write them into the samples."""
         now_ns = self.clock_ns()
         if now_ns - self._shown_ns >= SHOW_NS and until_ns - now_ns >= LEAST_QUIET_NS:
             self._shown_ns = now_ns
@@ -301,7 +300,7 @@ class Answers:
             self.take(self.clock_ns() + SHOW_NS)
 
     def fail(self, sample: Sample, error: APIError) -> None:
-        """End a request that the engine has refused."""
+        """End a request that the engine has rejected or failed."""
         sample.error = type(error).__name__
         sample.error_message = str(error)
         self._end(sample, self.clock_ns())
@@ -314,7 +313,7 @@ class Answers:
         sample.completion_tokens = usage.completion_tokens
         sample.phases_ns = {phase.name: phase.duration_ns for phase in times.ended(self.clock_ns).phases()[:-1]}
         if times.first_token is not None and times.last_token is not None and sample.is_stream:
-            # The engine's own stamps, as in spans and histograms: its hand-over comes later.
+            # Use the engine's own timestamps, as spans and histograms do: the events are handed over later.
             sample.first_tokens = 1
             sample.event_ns = [times.first_token, *sample.event_ns[1:-1], times.last_token][: usage.completion_tokens]
         if isinstance(event, self._failed):
@@ -339,7 +338,7 @@ def on_schedule(offsets: Sequence[float], answers: Answers) -> Iterator[int]:
 
 
 def after_each_other(interval_ns: int, answers: Answers) -> Iterator[int]:
-    """Wait for an interval after each submit, and yield its end."""
+    """Wait for an interval after each submit, and yield the time at which it ends."""
     due_ns = answers.clock_ns()
     while True:
         yield due_ns
@@ -348,7 +347,7 @@ def after_each_other(interval_ns: int, answers: Answers) -> Iterator[int]:
 
 
 def when_users_are_free(arrivals: Arrivals, answers: Answers) -> Iterator[int]:
-    """Wait until a user of a closed loop joins, or has an answer, and yield when that was."""
+    """Wait until a user of a closed loop joins or has received an answer, and yield the time of that."""
     start_ns = answers.clock_ns()
     stop_ns = None if arrivals.duration_seconds is None else start_ns + int(arrivals.duration_seconds * 1e9)
     apart_ns = int(arrivals.ramp_seconds * 1e9 / arrivals.concurrency)

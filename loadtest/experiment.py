@@ -34,7 +34,7 @@ from loadtest.workers import Job, Workers
 from oaiserve.hosts import is_loopback
 
 MOST_REQUESTS = 1_000_000
-FEW_CORES = 4  # with at most this many, a server on this machine shares the client's cores
+FEW_CORES = 4  # with at most this many cores, a server on this machine shares them with the client
 OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
@@ -43,7 +43,7 @@ _TIMES = ("send_lag", "submit", "ttft", "tpot", "itl", "latency")
 
 
 class Experiment(Protocol):
-    """What runs the points of a sweep: a server with the processes that send to it, or an engine in this process."""
+    """Runs the points of a sweep: on a server with the processes that send to it, or on an engine in this process."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,13 +171,13 @@ class HttpExperiment:
 
 
 def is_here(url: str) -> bool:
-    """Return whether a server runs on this machine, as far as its address shows."""
+    """Return whether a server runs on this machine, judging by its address."""
     return is_loopback(urlsplit(url).hostname or "")
 
 
 def _add_doubts(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
-    """Mark a run as suspect if it was not the requested one, although the client kept up: a closed loop that ran out of
-    requests, or random prompts that were in the prefix cache."""
+    """Mark a run as suspect if it was not what was requested, although the client kept up: a closed loop ran out of
+    requests, or random prompts were found in the prefix cache."""
     client = run["client"]
     metrics = run["metrics"]
     reasons = []

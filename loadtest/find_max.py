@@ -1,9 +1,9 @@
 """Search for the highest rate at which a server keeps its SLOs: double the rate until it fails, then bisect.
 
 A rate holds when the share of good requests is, with 95 % confidence, at least the required one. It fails when the
-share is lower with the same confidence, or when requests pile up. If neither is certain, the rate is measured again;
-a rate that stays undecided counts as failed. So does a rate with so many misses that no further trial could let it
-hold: its trial stops at once.
+share is lower with the same confidence, or when requests pile up. If neither is certain, the rate is measured again; a
+rate that stays undecided counts as failed. A trial stops at once when the rate has so many misses that it can no longer
+hold.
 """
 
 from __future__ import annotations
@@ -34,24 +34,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many requests decide about a rate."""
+    """How many requests a decision about a rate needs."""
 
     attainment: float
-    num_requests: int  # least number in a trial
-    trial_seconds: float  # shortest trial
+    num_requests: int  # least number of requests in a trial
+    trial_seconds: float  # least duration of a trial
     most_trials: int
-    turns: int = 1  # turns of a conversation, which counts as one request in the other numbers
+    turns: int = 1  # turns per conversation; the other numbers count a conversation as one request
 
     def requests_of_trial(self, rate: float) -> int:
         return max(self.num_requests, round(rate * self.trial_seconds))
 
     def judged_in_trial(self, rate: float) -> int:
-        """Return the most requests that a trial can judge: each turn of its conversations."""
+        """Return the most requests that a trial can judge, counting each turn of a conversation."""
         return self.requests_of_trial(rate) * self.turns
 
     def most_misses(self, rate: float) -> int:
-        """Return how many misses all trials of a rate may have together if the rate is to hold; -1 if it can never
-        hold."""
+        """Return how many misses a rate may have in all its trials and still hold; -1 if it can never hold."""
         return most_misses(self.judged_in_trial(rate) * self.most_trials, self.attainment)
 
     def seconds_at(self, rate: float) -> float:
@@ -87,16 +86,16 @@ class Bracket:
     problem: str = ""  # why the search ended early
 
 
-Measure = Callable[[float, int, int], Trial]  # takes a rate, the number of its trial, and the misses that it may have
+Measure = Callable[[float, int, int], Trial]  # takes a rate, the trial's number, and the allowed number of misses
 
 
 def least_requests(attainment: float) -> int:
-    """Return how many requests, all of them good, show that a rate holds."""
+    """Return how many requests are needed to show that a rate holds if all of them are good."""
     return next(number for number in itertools.count(1) if most_misses(number, attainment) >= 0)
 
 
 def most_misses(num_requests: int, attainment: float) -> int:
-    """Return how many of `num_requests` may miss if a rate is to hold; -1 if these are too few for any rate."""
+    """Return how many of `num_requests` may miss if a rate is to hold; -1 if there are too few for any rate to hold."""
     holds = (wilson_interval(num_requests - misses, num_requests)[0] >= attainment for misses in itertools.count())
     return sum(itertools.takewhile(bool, holds)) - 1
 
@@ -163,7 +162,7 @@ def find_max(
 
 
 def render_plan(plan: Plan, slo: str, first_rate: float, max_seconds: float) -> str:
-    """Return the goal of the search, the requests of a decision and the longest duration, as text."""
+    """Return as text the goal of the search, the number of requests per decision and the maximum duration."""
     least = least_requests(plan.attainment)
     num_requests = plan.judged_in_trial(first_rate)
     total = num_requests * plan.most_trials
@@ -207,7 +206,7 @@ def answer(bracket: Bracket) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share as a percentage, without digits that it does not need: 95%, 99.9%."""
+    """Return a share as a percentage without superfluous digits: 95%, 99.9%."""
     return f"{value * 100:.6g}%"
 
 

@@ -46,8 +46,8 @@ _VERDICTS = {
     "invalid": "The client did not send what it should have. Don't use these figures.",
 }
 _BINS = 24
-GOOD = 0.95  # share of good requests from which the verdict is green
-POOR = 0.5  # below this it is red
+GOOD = 0.95  # The verdict is green from this share of good requests on.
+POOR = 0.5  # Below this share, it is red.
 
 
 def render_html(report: dict[str, Any], bracket: Bracket | None = None) -> str:
@@ -231,7 +231,7 @@ def _point_plots(point: dict[str, Any]) -> list[str]:
 
 def _phases_by_time(requests: Sequence[dict[str, Any]]) -> str:
     """Plot the mean duration of each phase by time of sending, stacked. The phases are the server's if it reports them,
-    else the client's two: to the first token, and after it."""
+    else the two that the client sees: until the first token, and after it."""
     means = _mean_phases(requests)
     if not means:
         return ""
@@ -289,7 +289,7 @@ def _plots(figures: Sequence[str]) -> str:
 
 
 def _table(rows: Rows, title: str) -> str:
-    """Return a table that scrolls by itself where it is too wide, also by keyboard."""
+    """Return a table that scrolls horizontally if it is too wide, also with the keyboard."""
     head, *body = ([escape(cell) for cell in row] for row in rows)
     top = "".join(f'<th scope="col">{cell}</th>' if cell else "<td></td>" for cell in head)
     below = "".join(

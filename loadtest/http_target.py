@@ -147,7 +147,8 @@ class _Delta(msgspec.Struct):
 
     @property
     def is_parsed(self) -> bool:
-        """Return whether it is reasoning, or part of a call, which a server finds in the model's text."""
+        """Return whether the server extracted it from the model's text by parsing: reasoning, or part of a tool
+        call."""
         functions = [call.function for call in self.tool_calls or ()]
         is_call = any(function and (function.name or function.arguments) for function in functions)
         has_parts = bool(self.content) and not isinstance(self.content, str)
@@ -226,13 +227,13 @@ class HttpTarget:
         self._ask_timings = ask_timings
         self._clock_ns = clock_ns
         self._backend = backend or StampedBackend(clock_ns)
-        url = (options.url or "").rstrip("/")  # Targets that send nothing have no server.
+        url = (options.url or "").rstrip("/")  # A target that sends nothing has no URL.
         self._url = url + ("/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions")
         self._headers = options.headers()
         self._ssl_context = options.tls_context() if url.startswith("https") else None
         self.is_stopped = False  # Requests whose tasks are cancelled from now on count as abandoned by the client.
         self._clients: list[httpx.AsyncClient] = []
-        self._free: list[httpx.AsyncClient] = []  # each client once for every further stream that it may take
+        self._free: list[httpx.AsyncClient] = []  # contains each client once for every further stream that it may take
 
     @property
     def num_connections(self) -> int:
@@ -262,7 +263,7 @@ class HttpTarget:
         own = {key: value for key, value in call.body.items() if key != "messages"}
         body |= own | json.loads(options.extra_body or "{}")
         trace_id = secrets.token_hex(16)
-        # OpenTelemetry's ratio sampler also decides by the lower half of the id, so it decides the same.
+        # OpenTelemetry's ratio sampler compares the same half of the id, so both make the same decision.
         is_traced = int(trace_id[16:], 16) < options.trace_share * 2**64
         headers = self._headers | {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-{is_traced:02x}"}
         request = httpx.Request("POST", self._url, headers=headers, content=msgspec.json.encode(body))
@@ -410,8 +411,8 @@ def _server_timing(header: str) -> dict[str, int]:
 
 
 def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
-    """Fill in the sample from the messages of its answer, and return the content of the first choice: its text, without
-    reasoning and calls of tools."""
+    """Fill in the sample from the messages of its answer, and return the text of the first choice, without reasoning
+    and tool calls."""
     texts: list[str] = []
     finished: set[int] = set()
     is_complete = not sample.is_stream
@@ -448,7 +449,7 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             if len(sample.event_ns) == 1 and sample.num_choices == 1 and message.choices:  # continuous_usage_stats
                 sample.first_tokens = message.usage.completion_tokens
         _read_timings(sample, message.timings)
-    if sample.is_parsed:  # the text of its reasoning and calls is not read
+    if sample.is_parsed:  # the text of reasoning and tool calls is not read
         sample.num_characters = 0
     if not any(sample.event_choices):
         sample.event_choices = []
@@ -462,15 +463,15 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
 
 
 def _count_characters(sample: Sample, choice: _Choice) -> None:
-    """Count the text of an event, before the event itself is."""
+    """Count the characters of an event. Call this before the event itself is counted."""
     sample.num_characters += len(choice.content)
     if (choice.index or 0) not in sample.event_choices:
         sample.first_characters += len(choice.content)
 
 
 def _read_timings(sample: Sample, timings: Any) -> None:
-    """Note what the `timings` of the last chunk say: the phases of oaiserve (`stream_options.include_timings`), or what
-    llama.cpp had cached, unless the usage has said that."""
+    """Read the `timings` of the last chunk: oaiserve's phases (`stream_options.include_timings`), or llama.cpp's number
+    of cached tokens if the usage didn't report it."""
     if not isinstance(timings, dict):
         return
     phases = timings.get("phases_ns")

@@ -29,14 +29,14 @@ class Dialect:
     name: str
     ttft: str
     duration: str
-    tokens: tuple[str, str]  # tokens of the prompt and of the answer
+    tokens: tuple[str, str]  # histograms of prompt tokens and of answer tokens
     phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]  # histogram and labels of each phase
     gauges: Gauges
     only: tuple[tuple[str, str], ...] = ()  # labels that select the finished requests in every histogram
 
     @property
     def signs(self) -> set[str]:
-        """The metrics by which such a server is recognized. A gateway in front of some has others, and so no times to
+        """The metrics that identify such a server. A gateway for several servers has others, and so no times to
         compare."""
         return {self.gauges.running, f"{self.duration}_count"}
 
@@ -67,7 +67,7 @@ DIALECTS = (
 class ServerSide:
     """The server's metrics, and what is needed to compare them with the client's figures."""
 
-    dialect: Dialect | None  # None: the server has no times of requests that are known here
+    dialect: Dialect | None  # None: the names of the server's request times are unknown
     round_trip_seconds: float  # time of a small request to the idle server
     scrape: Callable[[], Metrics] = field(default=dict)  # {} if the server does not answer
     has_timings: bool = False  # whether it supports stream_options.include_timings
@@ -77,7 +77,8 @@ def inspect_server(client: httpx.Client) -> ServerSide:
     """Find out which metrics the server has and how long a round trip takes. `client` has the server's base URL.
 
     Raises httpx.HTTPError if the server does not answer now. Later scrapes never raise, so that the report is not lost
-    when a server dies under the load. A server without /metrics is accepted; its figures are only not checked.
+    when a server dies under the load. A server without /metrics is accepted, but the client's figures are then not
+    checked.
     """
 
     def scrape() -> Metrics:
@@ -161,8 +162,8 @@ def join(
 def _others(
     samples: Sequence[Sample], num_finished: int, dialect: Dialect, before: Metrics, after: Metrics
 ) -> dict[str, Any] | None:
-    """Return how many of the finished requests came from other clients, at least, and their share of the tokens, or
-    None if there are none. The share is None unless the tokens of all own requests are known."""
+    """Return how many of the finished requests came from other clients, at least, and their share of the tokens; None
+    if there were none. The share is None unless the tokens of all of this client's requests are known."""
     num_others = num_finished - len(samples)
     if num_others <= 0:
         return None
@@ -177,8 +178,8 @@ def _others(
 
 
 def read_again(before: Metrics, after: Metrics) -> dict[str, Any]:
-    """Return the prompt tokens that oaiserve computed although an earlier prompt had computed them, by reason, and the
-    seconds that this took."""
+    """Return, by reason, the prompt tokens that oaiserve computed again although an earlier prompt had computed them,
+    and the seconds that this took."""
     tokens: dict[str, int] = {}
     seconds = 0.0
     for (name, labels), value in after.items():
@@ -192,9 +193,10 @@ def read_again(before: Metrics, after: Metrics) -> dict[str, Any]:
 
 
 def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the time that no phase accounts for. Up to the first token that is network and client; for the whole
-    request it also includes the server's time from the last token to the last byte. Requests without phases are left
-    out, and up to the first token those whose first token is none of their outputs."""
+    """Return the time that no phase accounts for. Until the first token, it is spent in the network and the client; for
+    the whole request, it also includes the server's time from the last token to the last byte. Requests without phases
+    are left out. So are, until the first token, requests with reasoning or tool calls, whose first token may not be an
+    output."""
     first = []
     whole = []
     for sample in samples:

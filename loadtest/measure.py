@@ -14,7 +14,7 @@ from loadtest.sample import Sample
 from oaiserve.wire import slos
 
 QUANTILES = (50, 90, 95, 99)
-LEAST_STEADY = 10  # answers; a steady state with fewer of them is not reported
+LEAST_STEADY = 10  # least number of answers for which a steady state is reported
 
 Slos = slos.Slos
 
@@ -51,7 +51,7 @@ def measure(samples: Sequence[Sample], limits: Slos | None = None) -> dict[str, 
         "errors": dict(Counter(s.failure for s in samples if s.error is not None)),
         "error_messages": {
             s.failure: s.error_message for s in reversed(samples) if s.error_message
-        },  # the first of each
+        },  # keeps the first message of each kind
         "window_seconds": seconds,
         "prompt_tokens": prompt,
         "cached_tokens": sum(sample.cached_tokens for sample in ok),
@@ -92,11 +92,11 @@ def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 
 def steady_state(samples: Sequence[Sample]) -> dict[str, Any] | None:
-    """Measure the time from the end of the first answer to the last send, when the load neither grows nor runs out:
-    its throughput, and the latencies of the requests that were sent in it, up to the first one that had not ended at
-    its end. Times are in seconds. Returns None if fewer than ten answers ended in that time.
+    """Measure the time from the end of the first answer to the last send, when the load neither grows nor runs out: its
+    throughput, and the latencies of the requests that were sent in that time, up to the first that had not ended when
+    the time was over. Times are in seconds. Returns None if fewer than ten answers ended in that time.
 
-    Requests are left out by when they were sent, never by how long they took, so that slow ones count too.
+    Whether a request is included depends on when it was sent, not on how long it took, so that slow ones count too.
     """
     ok = [sample for sample in samples if sample.is_ok]
     start_ns = min((sample.end_ns for sample in ok), default=0)

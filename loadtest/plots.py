@@ -24,7 +24,7 @@ class Series(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """The parts of a stacked bar from the bottom up: a value by name."""
+    """The parts of a stacked bar, from the bottom up, as values by name."""
 
     left: float
     right: float
@@ -32,8 +32,8 @@ class Bar(NamedTuple):
 
 
 class Axes:
-    """Both axes begin at 0; the vertical one ends at a round number. `names` replace the numbers of the horizontal axis
-    by a name for each unit of it."""
+    """The axes of a plot. Both begin at 0; the vertical one ends at a round number. `names` label the units of the
+    horizontal axis instead of numbers."""
 
     def __init__(self, x_max: float, y_max: float, x_title: str, y_title: str, names: Sequence[str] = ()) -> None:
         self._x_max = x_max or 1.0
@@ -81,7 +81,7 @@ def lines(
     dots: bool = True,
     curves: bool = True,
 ) -> str:
-    """Return a plot of lines, with a horizontal one at the `limit`; empty if no series has points."""
+    """Return a line plot, with a horizontal line at `limit`; empty if no series has points."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return ""
@@ -165,7 +165,7 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
 
 
 def _round_step(most: float) -> float:
-    """Return the distance between the marks of an axis that ends at `most`: 1, 2 or 5 times a power of ten, so that
-    there are three to seven marks."""
+    """Return the distance between the marks of an axis that ends at `most`. It is 1, 2 or 5 times a power of ten, such
+    that there are three to seven marks."""
     power: float = 10.0 ** math.floor(math.log10(most / 3))
     return power * max(factor for factor in (1, 2, 5) if factor == 1 or power * factor <= most / 3)

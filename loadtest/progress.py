@@ -47,7 +47,7 @@ class ProgressLine:
 
     @contextmanager
     def while_waiting(self, title: str, tick_seconds: float = TICK_SECONDS) -> Iterator[None]:
-        """Show for how long the `with` block has been running, from another thread."""
+        """Show, from another thread, for how long the `with` block has been running."""
         began = monotonic()
         has_ended = threading.Event()
 
@@ -70,7 +70,7 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1  # A longer line would wrap, and stay.
+            width = shutil.get_terminal_size().columns - 1  # A longer line would wrap, and could not be overwritten.
             print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
         elif monotonic() - self._last >= LOG_SECONDS:
             self._last = monotonic()

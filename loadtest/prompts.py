@@ -116,7 +116,7 @@ class Workload:
         length_sampler("--max-new-tokens", self.max_new_tokens)
 
     def seeded(self) -> Workload:
-        """Return these options with a seed. A new one keeps a second run from finding its prompts in the prefix
+        """Return these options with a seed. A new seed keeps a later run from finding its prompts in the prefix
         cache."""
         return replace(self, seed=secrets.randbelow(MOST_SEEDS)) if self.seed is None else self
 
@@ -294,7 +294,7 @@ def length_sampler(flag: str, spec: str) -> Callable[[random.Random], int]:
             case _, [] if int(kind) >= 1:
                 return lambda rng: int(kind)
     except ValueError:
-        pass  # not a number: refused below like any other wrong form
+        pass  # not a number: rejected below like any other invalid form
     raise UsageError(
         f"{flag} is '{spec}', but must be a number of at least 1, or uniform:LOW:HIGH, normal:MEAN:DEVIATION, "
         "lognormal:MEDIAN:SIGMA or choice:A:B:..."

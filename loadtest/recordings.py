@@ -1,7 +1,9 @@
-"""Make prompts from a server's recording (`oaiserve serve --record-requests`): other tokens, but the same structure.
+"""Make prompts from a server's recording (`oaiserve serve --record-requests`), with other tokens but the same
+structure.
 
-A recording has no text. For each prompt it has hashes of 64 tokens at a time, each with all before it. Tokens are drawn
-with the hash as the seed, so prompts that began alike begin alike again, and the prefix cache has as much to find.
+A recording has no text. For each prompt it has a hash of every block of 64 tokens, chained with all blocks before it.
+Each block's tokens are drawn with its hash as the seed, so prompts that had a common prefix have one again, and the
+prefix cache gets as many hits.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ Tokens = Callable[[random.Random, int], str | list[int]]  # draws this number of
 
 
 def is_recording(first_row: dict[str, Any]) -> bool:
-    """Return whether a file that begins with this row is a recording. Raises UsageError for one of another version."""
+    """Return whether a file whose first row is this one is a recording. Raises UsageError for a recording of another
+    version."""
     try:
         return recordings.is_recording(first_row)
     except ValueError as error:
@@ -25,7 +28,7 @@ def is_recording(first_row: dict[str, Any]) -> bool:
 
 
 def prompts_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a recording that can be sent again: those whose prompt is known, as rows of a trace.
+    """Return the rows of a recording that can be sent again, as rows of a trace.
 
     A request that was refused before its prompt was tokenized has no length, and is left out.
     """
@@ -43,9 +46,10 @@ def prompts_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tokens_of(recorded: tuple[int, int, list[str]], draw: Tokens, rng: random.Random) -> str | list[int]:
-    """Return a prompt with the structure of a recorded one: its length, the size of its blocks, and their hashes.
+    """Return a prompt with the structure of the recorded one, given as its length, its block size, and its block
+    hashes.
 
-    What follows the last whole block is drawn by `rng`, as are prompts shorter than a block.
+    Tokens after the last whole block have no hash, so `rng` draws them.
     """
     length, block_tokens, blocks = recorded
     prompt = draw(rng, 0)
@@ -55,6 +59,6 @@ def tokens_of(recorded: tuple[int, int, list[str]], draw: Tokens, rng: random.Ra
 
 
 def _body(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that make it as much work as the recorded one."""
+    """Return the fields of a request that make it cost as much as the recorded one."""
     body = {name: row["params"][name] for name in ("temperature", "top_p", "top_k", "min_p") if name in row["params"]}
     return body | ({"n": row["n"]} if row["n"] > 1 else {})

@@ -11,7 +11,7 @@ from loadtest.engine_summary import render_engine
 from loadtest.measure import LEAST_STEADY, distribution
 from loadtest.tables import Rows, interval, ms, number, table, times_rows
 
-_SEVERAL_TOKENS = 1.05  # With more tokens per event than this on average, gaps are between events, not tokens.
+_SEVERAL_TOKENS = 1.05  # With more tokens per event on average, gaps are reported between events, not tokens.
 TIMES = {
     "send_lag": "Send lag",
     "ttft": "TTFT",
@@ -106,7 +106,7 @@ def rate_rows(point: dict[str, Any]) -> Rows:
 
 
 def _read_again(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line on the prompt tokens that the server read again in all runs, or none if there are none."""
+    """Return a line on the prompt tokens that the server read again in all runs; no line if there are none."""
     shares = [again for run in runs if (again := (run.get("server") or {}).get("read_again"))]
     tokens: Counter[str] = Counter()
     for again in shares:
@@ -140,7 +140,7 @@ def errors_of(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def failed_requests(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return how many requests failed in all runs, and how many there were, without those that were abandoned."""
+    """Return how many requests failed in all runs, and how many there were, not counting abandoned ones."""
     metrics = [run["metrics"] for point in points for run in point["runs"]]
     failed = sum(sum(each["errors"].values()) for each in metrics)
     return failed, sum(each["num_requests"] - each["num_abandoned"] for each in metrics)
@@ -218,7 +218,7 @@ def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
 
 
 def _server(point: dict[str, Any]) -> str:
-    """Return the server's view of the last run next to the client's."""
+    """Return lines that compare the server's view of the last run with the client's."""
     if "server" not in point["runs"][-1]:
         return ""
     rows = server_rows(point)
@@ -231,7 +231,8 @@ def disagrees(point: dict[str, Any]) -> bool:
 
 
 def point_title(point: dict[str, Any]) -> str:
-    """Return the label of a point and its verdict, also that on a valid client whose figures the server contradicts."""
+    """Return the label of a point with its verdict, and a note if the server contradicts the figures of a valid
+    client."""
     if point["verdict"] != "valid" or not disagrees(point):
         return f"{point['label']}: {point['verdict']}"
     return f"{point['label']}: server {'shared' if others(point) else 'disagrees'}"

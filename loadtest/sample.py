@@ -14,12 +14,12 @@ class Sample:
     intended_ns: int  # when the request was due by the schedule; in a closed loop, when its user was free
     turn: int = 0  # position in a conversation; only turn 0 is sent by the schedule
     sent_ns: int = 0  # just before the request was handed to the HTTP client, or to the engine; 0: never sent
-    submit_ns: int | None = None  # in process, how long `Engine.submit` took
+    submit_ns: int | None = None  # how long `Engine.submit` took; only in process
     headers_ns: int | None = None
-    event_ns: list[int] = field(default_factory=list)  # arrival of each event with output; those of one read are equal
+    event_ns: list[int] = field(default_factory=list)  # arrival of each event with output; the same for all of one read
     event_choices: list[int] = field(default_factory=list)  # the choice of each event; empty if there is only one
-    first_tokens: int | None = None  # tokens of the first events of all choices, if they are known
-    num_characters: int = 0  # characters of all events; 0 if some are not known
+    first_tokens: int | None = None  # tokens in the first events of all choices, if known
+    num_characters: int = 0  # characters of all events; 0 if some are unknown
     first_characters: int = 0  # characters of the first events of all choices
     end_ns: int = 0  # arrival of the whole answer, or of the error
     status: int | None = None
@@ -27,16 +27,16 @@ class Sample:
     error_message: str = ""  # the server's own message
     is_abandoned: bool = False  # the client disconnected on purpose
     is_stream: bool = True
-    is_parsed: bool = False  # it has reasoning or calls: marks around them, which are tokens too, are no outputs
+    is_parsed: bool = False  # has reasoning or calls, so some tokens are marks that don't appear in the output
     num_choices: int = 1
     requested_tokens: int = 0  # tokens requested for each choice
-    must_fill: bool = False  # the answer must have exactly that many (ignore_eos)
+    must_fill: bool = False  # the answer must have exactly `requested_tokens` (ignore_eos)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    cached_by: str = ""  # where the server reported them: "usage" or "timings"; "": nowhere
+    cached_by: str = ""  # which field reported the cached tokens: "usage" or "timings"; "" for neither
     completion_tokens: int | None = None  # as the server counted them; None: it sent no usage
     trace_id: str = ""
-    is_traced: bool = False  # its `traceparent` has the sampled flag
+    is_traced: bool = False  # whether the request's `traceparent` has the sampled flag
     phases_ns: dict[str, int] = field(default_factory=dict)  # durations that the server reported
 
     @property
@@ -84,8 +84,8 @@ class Sample:
 
     @property
     def num_first_tokens(self) -> float:
-        """The tokens of the first events of all choices, which come before any time per token: as they were counted, or
-        else estimated by their share of the text, or of the events."""
+        """The tokens in the first events of all choices, which the time per token excludes. They are counted if
+        possible, else estimated from their share of the text, or of the events."""
         num_later_events = len(self.event_ns) - len(self.streams)
         if self.first_tokens is not None:
             tokens: float = self.first_tokens

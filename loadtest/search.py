@@ -32,7 +32,7 @@ from oaiserve.facts.times import duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The options of a search for the highest rate."""
+    """Options of the search for the highest rate."""
 
     slo: str
     """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, itl
@@ -76,7 +76,8 @@ class Search:
             )
 
     def plan(self, workload: Workload) -> Plan:
-        """Return how many requests decide about a rate. Raises UsageError if the workload has too few to decide."""
+        """Return how many requests a decision about a rate needs. Raises UsageError if the workload has too few of
+        them."""
         least = least_requests(self.attainment)
         why = (
             f"with fewer, no rate can be shown to hold for {share(self.attainment)} of the requests. A lower "
@@ -154,7 +155,7 @@ class RateSearch:
 
 
 def trial_of(run: dict[str, Any], rate: float, slos: Slos, *, is_over: bool = False) -> Trial:
-    """Return the counts of a run, or the problem because of which it says nothing about its rate."""
+    """Return the counts of a run, or the reason why it says nothing about its rate."""
     metrics = run["metrics"]
     num_judged = metrics["num_judged"]
     num_failed = sum(metrics["errors"].values())

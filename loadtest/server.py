@@ -37,7 +37,7 @@ def client_for(http: HttpOptions) -> httpx.Client:
 
 @contextmanager
 def reaching(url: str | None) -> Iterator[None]:
-    """Raise UsageError if a server is not reached in this block."""
+    """Raise UsageError if the server can't be reached within this block."""
     try:
         yield
     except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Groups the lines of a trace of sessions, in the form that Mooncake's traces have with AIPerf's fields for sessions.
+"""Groups the lines of a trace by session. The format is that of Mooncake's traces, with AIPerf's fields for sessions.
 
 A line is a turn: "session_id", "input_length" (the tokens that it adds) or "messages" (those that it adds),
 "output_length", and "delay", the milliseconds since the answer before it. Answers are the server's own.
@@ -12,7 +12,8 @@ from loadtest.errors import UsageError
 
 
 def by_session(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first line of each session, whose later ones are its "turns". Raises UsageError if one has no id."""
+    """Return the first line of each session, with the later lines as its "turns". Raises UsageError if a line has no
+    session id."""
     sessions: dict[Any, dict[str, Any]] = {}
     for number, row in enumerate(rows, 1):
         if (name := row.get("session_id")) is None:
@@ -25,5 +26,5 @@ def by_session(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             sessions[name] = {key: value for key, value in row.items() if key != "delay"} | {"turns": []}
             if "timestamp" in row:
-                sessions[name]["timestamp"] = row["timestamp"] / 1e3  # milliseconds in this form
+                sessions[name]["timestamp"] = row["timestamp"] / 1e3  # this format has milliseconds
     return list(sessions.values())

@@ -37,8 +37,8 @@ def interval(entry: Mapping[str, Any], form: Callable[[float | None], str]) -> s
 
 
 def times_rows(summary: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
-    """Return a table of times, in milliseconds. `titles` are by the name of the metric in the summary; one without
-    values has no row."""
+    """Return a table of times, in milliseconds. `titles` are keyed by the metric's name in the summary; a metric
+    without values has no row."""
     rows = [["ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"]]
     for name, title in titles.items():
         if f"{name}_mean" in summary:

@@ -1,4 +1,4 @@
-"""Refuse flags that would have no effect in a run, and say what takes their place."""
+"""Rejects flags that would have no effect in a run, and names the alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINE_FLAGS = _flags(EngineRun)
 HTTP_FLAGS = _flags(HttpOptions) - {"--model"}
 HTTP_FLAGS |= {"--warmup", "--calibrate", "--turns", "--abandon-share", "--slow-share"}
 RANDOM_PROMPT_FLAGS = {"--input-len", "--random-form", "--prefix-len", "--prefix-groups"}
-# What to use instead of a flag of the other target
+# What to use instead of a flag that belongs to the other target.
 IN_PROCESS = {
     "--warmup": "use --warmup-runs",
     "--stream": "use --mode offline for whole answers",
@@ -47,7 +47,7 @@ OVER_HTTP = {
 
 
 def given_flags(argv: Sequence[str]) -> list[str]:
-    """Return the flags of a command line without their values, and `--no-x` as `--x`."""
+    """Return the flags of a command line without their values, with `--no-x` as `--x`."""
     words = (word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--"))
     return ["--" + word.removeprefix("--no-").removeprefix("--") for word in words]
 
@@ -94,7 +94,7 @@ def _reasons_in_process(given: Sequence[str], workload: Workload, engine: Engine
 
 
 def arrivals_in_process(given: Sequence[str], arrivals: Arrivals, engine: EngineRun) -> Arrivals:
-    """Return when requests are submitted: at --submit-interval-ms, or as flags of arrivals say, or all at once."""
+    """Return when requests are submitted: every --submit-interval-ms, or as the arrival flags say, or all at once."""
     if engine.submit_interval_ms > 0:
         return Arrivals(arrival="constant", rate=1000 / engine.submit_interval_ms)
     if any(flag in ARRIVAL_FLAGS for flag in given):

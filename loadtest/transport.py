@@ -34,7 +34,7 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self.read_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
         self._unread.append((self._clock_ns(), data))
@@ -53,7 +53,7 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self._waiter.set_result(None)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return the next read as it arrived. `max_bytes` and `timeout` are ignored; the caller limits the time of the
+        """Return the bytes of the next read. `max_bytes` and `timeout` are ignored; the caller limits the time of the
         whole request."""
         while not self._unread:
             if self._error is not None:

@@ -29,7 +29,7 @@ from loadtest.measure import Slos
 from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 
-# Takes the function that ends the sending, and returns a context in which it may be called.
+# Takes a function that ends the sending early, and returns a context within which it may be called.
 Stopping = Callable[[Callable[[], None]], AbstractContextManager[object]]
 
 REPORT_SECONDS = 0.5
@@ -68,7 +68,7 @@ async def run_share(
     arrivals = job.arrivals
     try:
         if job.offsets is None:
-            of = min(of, arrivals.concurrency)  # a process without a user sends nothing
+            of = min(of, arrivals.concurrency)  # a process without a user would send nothing
         mine = range(number, len(job.calls), of) if number < of else range(0)
         prepared = [target.prepare(index, job.calls[index]) for index in mine]
         warmup = [target.prepare(-1, call) for call in job.warmup[number::of]] if mine else []
@@ -141,7 +141,7 @@ def _work(pipe: Connection, number: int, of: int) -> None:
             os.set_blocking(pipe.fileno(), True)  # uvloop had made it non-blocking
 
     while (job := pipe.recv()) is not None:
-        if job == STOP:  # STOP has ended the last run, or has come after its end.
+        if job == STOP:  # STOP ended the last run, or arrived after it had ended.
             continue
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
@@ -154,7 +154,7 @@ def _work(pipe: Connection, number: int, of: int) -> None:
 def _blocked_interrupts() -> Iterator[None]:
     """Start processes that never get Ctrl-C: the parent handles it and ends them. They inherit the mask, so Ctrl-C
     prints no traceback while they are imported."""
-    resource_tracker.ensure_running()  # It unblocks SIGINT after it has started its process.
+    resource_tracker.ensure_running()  # It unblocks SIGINT after starting its process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,1 +1,2 @@
-"""Runs of agents against any OpenAI-compatible server: how much of each prompt it reads again, and had to."""
+"""Simulates agents that use an OpenAI-compatible server, and measures how many prompt tokens it recomputes
+needlessly."""

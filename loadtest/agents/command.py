@@ -19,7 +19,7 @@ WARMING = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentServers:
-    """The servers, which take turns."""
+    """The servers to compare. Their runs alternate."""
 
     url: tuple[str, ...] = ()
     """Address of a server, with or without /v1. May be repeated. Default: that of the server that started last on this
@@ -42,8 +42,8 @@ class AgentServers:
 
 
 def opened(options: AgentServers) -> list[Server]:
-    """Return the servers, each of which has answered once. Raises UsageError, and StartupError if no address is given
-    and no server runs on this machine."""
+    """Return the servers after each has answered once. Raises UsageError, and StartupError if no address is given and
+    no server runs on this machine."""
     return [_opened(options, url) for url in options.url or (None,)]
 
 
@@ -70,7 +70,7 @@ def _opened(options: AgentServers, url: str | None) -> Server:
 
 
 def run(options: AgentServers, runs: AgentRuns, sizes: Sizes) -> int:
-    """Make the runs, print what they show, and return the exit code: 1 if one of them was not completed."""
+    """Make the runs, print the report, and return the exit code: 1 if a run was not completed."""
     found = opened(options)
     made = measure(found, runs, sizes, lambda title: print(title, file=sys.stderr, flush=True))
     titles = {server.url: f"{server.url}, {server.options.model}, {sizes.turns} turns" for server in found}

@@ -1,7 +1,7 @@
-"""What a server had to read of a prompt at least, computed from the texts that it has read before.
+"""Estimates how much of a prompt a server had to read at least, from the texts that it has read before.
 
-The cache of a model is of use up to the first difference of two prompts. Tokens are unknown here, so the server's own
-counts are divided by the lengths of texts, and the results are estimates.
+A prefix cache helps up to the first difference between two prompts. The tokens themselves are unknown here, so the
+server's token counts are distributed over the texts in proportion to their lengths.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from loadtest.agents.shapes import Ask, Message
 
-LEAST_LINE = 20  # characters of a line that is known again; shorter ones are in any source code
+LEAST_LINE = 20  # least characters of a line that counts as repeated; shorter lines occur in any source code
 
 
 class ReadText(NamedTuple):
-    """A prompt with its answer, and the server's numbers of tokens."""
+    """A prompt with its answer, and the token counts that the server reported."""
 
     prompt: str
     answer: str
@@ -28,7 +28,7 @@ class ReadText(NamedTuple):
         return self.prompt_tokens + self.answer_tokens
 
     def num_common(self, text: str) -> float:
-        """Return the tokens at the beginning of another prompt that are the same."""
+        """Return how many tokens another prompt has in common with this text, from the beginning."""
         length = _num_common(text, self.prompt + self.answer)
         in_answer = max(0, length - len(self.prompt))
         in_prompt = (length - in_answer) / max(1, len(self.prompt))
@@ -36,10 +36,10 @@ class ReadText(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """How many tokens of a prompt no cache could have had."""
+    """How many tokens of a prompt even the best cache could not have provided."""
 
     new: float  # tokens of texts that were in no earlier prompt
-    again: float  # tokens of earlier prompts, after a change in the text before them
+    again: float  # tokens that earlier prompts had too, but after a different text
 
     @property
     def total(self) -> float:
@@ -48,7 +48,7 @@ class Needed(NamedTuple):
 
 @dataclass(slots=True)
 class AlreadyRead:
-    """All that a server has read in a run."""
+    """All texts that a server has read in a run."""
 
     texts: list[ReadText] = field(default_factory=list)
     _lines: set[str] = field(default_factory=set)
@@ -70,8 +70,8 @@ class AlreadyRead:
 
     @property
     def num_kept(self) -> float:
-        """Return the tokens that a cache has to keep for the next turn of each agent. Agents share what is the same at
-        the beginning of their prompts."""
+        """Return how many tokens a cache has to keep for the next turns of all agents. A common beginning of their
+        prompts counts once."""
         kept = 0.0
         before: list[ReadText] = []
         for read in self._latest.values():

@@ -1,4 +1,4 @@
-"""What runs of agents have shown: a table for each server, and in a sentence which shape was read again. Pure
+"""Reports the runs of agents: a table for each server, and a sentence that names the shapes that were read again. Pure
 functions."""
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 from loadtest.agents.runs import ShapeRun, Turn
 from loadtest.tables import Rows, table
 
-LEAST_SHARE = 0.01  # The sentence names a shape if this share of its prompt tokens was read again without need.
+LEAST_SHARE = 0.01  # The sentence names a shape if this share of its prompt tokens was needlessly read again.
 NOT_REPORTED = "not reported"
 HEAD = ["shape", "prompts", "cached", "new", "again, had to", "again, beyond", "its time", "to first tokens", "kept"]
 
 
 def rows_of(runs: Sequence[ShapeRun]) -> Rows:
-    """Return the table of one server: tokens of a run, and seconds, as means over the runs of a shape. A run that ended
-    early has no row."""
+    """Return the table of one server: tokens and seconds per run, as means over the runs of each shape. A run that
+    ended early isn't counted."""
     return [HEAD, *(_row(shape, group) for shape, group in _by_shape(runs))]
 
 
@@ -45,7 +45,7 @@ def _row(shape: str, runs: Sequence[ShapeRun]) -> list[str]:
 
 
 def beyond_of(runs: Sequence[ShapeRun]) -> tuple[float, float]:
-    """Return the tokens that a run has read again beyond what had to be, in the mean, and the seconds that took."""
+    """Return the tokens that a run needlessly read again, as a mean over the runs, and the seconds that this took."""
     turns = [turn for run in runs for turn in run.turns]
     number = max(1, len(runs))
     return (
@@ -55,7 +55,7 @@ def beyond_of(runs: Sequence[ShapeRun]) -> tuple[float, float]:
 
 
 def verdict(runs: Sequence[ShapeRun]) -> str:
-    """Return a sentence: the tokens that were read again beyond those that had to be, and the shapes that caused it."""
+    """Return a sentence with the number of tokens that were needlessly read again, and the shapes that caused it."""
     groups = _by_shape(runs)
     complete = [run for _, group in groups for run in group]
     turns = _turns(complete)
@@ -77,7 +77,7 @@ def verdict(runs: Sequence[ShapeRun]) -> str:
 
 
 def shown(runs: Sequence[ShapeRun], titles: dict[str, str]) -> str:
-    """Return the report for a terminal. `titles` name the servers, by URL."""
+    """Return the report for a terminal. `titles` are keyed by the server's URL."""
     parts = []
     for url, title in titles.items():
         own = [run for run in runs if run.url == url]
@@ -87,7 +87,7 @@ def shown(runs: Sequence[ShapeRun], titles: dict[str, str]) -> str:
 
 
 def notes_of(runs: Sequence[ShapeRun]) -> Iterator[str]:
-    """Yield what was unusual about runs, and why some have ended early."""
+    """Yield notes on what was unusual about runs, and why some ended early."""
     for run in runs:
         if run.note:
             yield f"{run.shape}: {run.note}."
@@ -98,7 +98,7 @@ def notes_of(runs: Sequence[ShapeRun]) -> Iterator[str]:
 
 
 def as_json(runs: Sequence[ShapeRun]) -> list[dict[str, Any]]:
-    """Return the runs with every request."""
+    """Return the runs as JSON objects, with every request."""
     return [asdict(run) for run in runs]
 
 

@@ -1,6 +1,6 @@
-"""Run the shapes against servers in turns, and count what each of them reads.
+"""Run the shapes against servers in turns, and count the tokens that each of them reads.
 
-A server's own word says what it had cached. Without it, only what it had to read is known.
+Only the server can report what it had cached. If it doesn't, only the number that it had to read is known.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from loadtest.sample import Sample
 
 Shape = Literal["grows", "clock", "tools", "picture", "summary", "gives-up", "restart", "two-agents"]
 
-# A client gives up after this share of the time that reading the prompt takes, unless the seconds are set.
+# A client gives up after this share of the time that the server needs for the prompt, unless --give-up-seconds is set.
 SHARE_BEFORE_GIVING_UP = 2 / 3
-LEAST_WITH_TOOLS = 0.5  # share of the tokens expected with tools; with fewer, the chat template has left out the tools
+LEAST_WITH_TOOLS = 0.5  # with a lower share of the expected tokens, the chat template has left out the tools
 NO_TOOLS = "its template writes no tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRuns:
-    """Which runs are made."""
+    """The options that decide which runs are made."""
 
     shape: tuple[Shape, ...] = get_args(Shape)
     """Shape of the runs. May be repeated. Default: all. grows: each turn only adds. clock: a time ends the system
@@ -57,7 +57,7 @@ class AgentRuns:
 
 @dataclass(slots=True)
 class Turn:
-    """A request of a run. Tokens; `cached` is None if the server does not report it."""
+    """A request of a run. Counts are tokens; `cached` is None if the server does not report it."""
 
     prompt: int
     cached: int | None
@@ -69,7 +69,7 @@ class Turn:
 
     @property
     def beyond_seconds(self) -> float | None:
-        """Return the part of the time to the first token that went to tokens which were read again without need."""
+        """Return the part of the time to the first token that was spent on needlessly reading tokens again."""
         if self.again_beyond is None or self.cached is None:
             return None
         return self.first_token_seconds * self.again_beyond / max(1, self.prompt - self.cached)
@@ -82,18 +82,18 @@ class ShapeRun:
     url: str
     shape: str
     turns: list[Turn] = field(default_factory=list)
-    kept_tokens: float = 0.0  # the most that a cache had to keep between two requests
+    kept_tokens: float = 0.0  # the most tokens that a cache had to keep between two requests
     note: str = ""
-    error: str = ""  # Why the run ended early
+    error: str = ""  # why the run ended early
 
 
 @dataclass(slots=True)
 class Server:
-    """A server, and how fast it reads what it has not cached."""
+    """A server, and how fast it reads prompts that are not cached."""
 
     url: str
-    options: HttpOptions  # with the name of its model
-    fresh_tokens: int = 0  # tokens of first prompts, of which nothing is cached
+    options: HttpOptions  # with the model's name filled in
+    fresh_tokens: int = 0  # tokens of the first prompts, which are not cached
     fresh_characters: int = 0
     fresh_seconds: float = 0.0
 
@@ -113,7 +113,7 @@ def measure(
     show: Callable[[str], None],
     target_of: Callable[[Server], HttpTarget] | None = None,
 ) -> list[ShapeRun]:
-    """Return the runs of all shapes on all servers, which take turns. `show` gets the name of each run at its start."""
+    """Run all shapes on all servers in turns, and return the runs. `show` gets the name of each run at its start."""
     seed = secrets.randbelow(MOST_SEEDS) if options.seed is None else options.seed
     runs = []
     for repeat in range(options.repeats):
@@ -167,7 +167,7 @@ class _Client:
                 return
 
     async def _ask(self, ask: Ask) -> str | None:
-        """Send a request, note it, and return the text of the answer, or None if it has failed."""
+        """Send a request, record it, and return the text of the answer, or None if it failed."""
         text = text_of(ask)
         if ask.gives_up:
             await self._give_up(ask, text)
@@ -209,8 +209,7 @@ class _Client:
         self.read.texts.append(ReadText(part, "", num_read, 0))
 
     def _tokens_of(self, text: str) -> int:
-        """Estimate a prompt's tokens: the tokens of the previous prompt, plus those of the text by which this one is
-        longer."""
+        """Estimate a prompt's tokens: those of the previous prompt, plus an estimate for the added text."""
         last = self.read.texts[-1] if self.read.texts else ReadText("", "", 0, 0)
         longer = len(text) - len(last.prompt) - len(last.answer)
         return round(last.num_tokens + longer * self.server.tokens_per_character)
@@ -230,7 +229,7 @@ class _Client:
         cached = sample.cached_tokens if sample.cached_by else None
         beyond = None
         if cached is not None:
-            # A cache can't have more than that, so an estimate above it was wrong.
+            # A cache can't have more than this, so a higher estimate was wrong.
             again = min(needed.again, max(0.0, prompt - cached - needed.new))
             needed = Needed(min(needed.new, prompt - cached), again)
             beyond = prompt - cached - needed.total

@@ -1,6 +1,6 @@
-"""The shapes of runs: what agents change in their prompts from turn to turn, as recorded of coding agents.
+"""The shapes of runs: how agents change their prompts from turn to turn, modelled on recordings of coding agents.
 
-A shape is a generator. It yields what an agent asks, and is sent the text of each answer.
+A shape is a generator. It yields the requests of its agents, and receives the text of each answer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from loadtest.agents.texts import Excerpts, picture
 Message = dict[str, Any]
 
 NUM_TOOLS = 8
-EVENTS_BEFORE_RESTART = 4  # An agent is stopped after these events of an answer.
+EVENTS_BEFORE_RESTART = 4  # The agent is stopped after this many events of an answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The lengths of runs. Those of texts are in tokens, about."""
+    """The lengths of runs. Lengths of texts are approximate, in tokens."""
 
     turns: int = 6
     """Turns of each agent."""
@@ -45,7 +45,7 @@ class Ask:
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
     agent: int = 0  # number of the agent in its run
-    gives_up: bool = False  # The client leaves before the first token, and sends the same again.
+    gives_up: bool = False  # The client leaves before the first token, and sends the same request again.
     leave_after: int | None = None  # the number of events after which the client leaves
 
 
@@ -68,14 +68,14 @@ class Agent:
         return [{"role": "system", "content": system or self.system}, *self.history]
 
     def go_on(self, answer: str, pasted_tokens: int | None = None) -> None:
-        """Add an answer, and the output of the tool that it called."""
+        """Add an answer and the output of the tool that it called to the history."""
         output = self.excerpts.take(pasted_tokens or self.sizes.added_tokens)
         self.history += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"Output:\n{output}"}]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run is made from. `name` is at its beginning, so that no run finds the prompts of another one cached."""
+    """The input of a shape. Prompts begin with `name`, so that no run finds the prompts of another run in the cache."""
 
     name: str
     sizes: Sizes
@@ -88,7 +88,7 @@ class Run:
 
 
 def grows(run: Run) -> Asks:
-    """Each turn only adds to the one before."""
+    """Each turn only appends to the one before."""
     (agent,) = run.agents()
     for _ in range(run.sizes.turns):
         agent.go_on((yield Ask(agent.messages())))
@@ -103,7 +103,7 @@ def clock(run: Run) -> Asks:
 
 
 def tools(run: Run) -> Asks:
-    """The last two tools change places in each turn."""
+    """The last two tools swap places in each turn."""
     excerpts = Excerpts(run.rng)
     agent = Agent(f"Run {run.name}. You write code.", excerpts, run.sizes)
     listed: list[Message] = [
@@ -133,7 +133,7 @@ def with_picture(run: Run) -> Asks:
 
 
 def summary(run: Run) -> Asks:
-    """Half way, a summary takes the place of all turns but the last one."""
+    """Halfway through, a summary replaces all turns but the last."""
     (agent,) = run.agents()
     for turn in range(run.sizes.turns):
         if turn == run.sizes.turns // 2:
@@ -143,7 +143,8 @@ def summary(run: Run) -> Asks:
 
 
 def gives_up(run: Run) -> Asks:
-    """In the second turn, much is pasted. The client gives up before the first token, and sends the same again."""
+    """In the second turn, the user pastes a long text. The client gives up before the first token, and sends the same
+    again."""
     (agent,) = run.agents()
     for turn in range(run.sizes.turns):
         answer = yield Ask(agent.messages(), gives_up=turn == 1)
@@ -151,7 +152,7 @@ def gives_up(run: Run) -> Asks:
 
 
 def restart(run: Run) -> Asks:
-    """Half way, the agent is stopped in the middle of an answer, and resumes with its history."""
+    """Halfway through, the agent is stopped in the middle of an answer, and resumes with its history."""
     (agent,) = run.agents()
     for turn in range(run.sizes.turns):
         if turn == run.sizes.turns // 2:

@@ -13,19 +13,19 @@ import zlib
 from base64 import b64encode
 
 SOURCES = (argparse, inspect, json, random, statistics, textwrap)
-CHARACTERS_PER_TOKEN = 3  # in source code, about
+CHARACTERS_PER_TOKEN = 3  # approximately, in source code
 PICTURE_SIDE = 224  # pixels
 
 
 class Excerpts:
-    """Pieces of source code, none of which repeats another one before all have been taken."""
+    """Pieces of source code. None is repeated before all have been taken."""
 
     def __init__(self, rng: random.Random) -> None:
         self._source = "".join(inspect.getsource(module) for module in SOURCES)
         self._at = rng.randrange(len(self._source))
 
     def take(self, num_tokens: int) -> str:
-        """Return a piece of about this length."""
+        """Return a piece of approximately this length."""
         length = num_tokens * CHARACTERS_PER_TOKEN
         self._at %= len(self._source)
         piece = self._source[self._at : self._at + length]
@@ -34,7 +34,7 @@ class Excerpts:
 
 
 def picture(rng: random.Random) -> str:
-    """Return the address of a picture, which contains its data: grey noise that no other picture has."""
+    """Return a data URL of a picture: grey noise that is different each time."""
     rows = b"".join(b"\0" + rng.randbytes(PICTURE_SIDE) for _ in range(PICTURE_SIDE))
     head = struct.pack(">IIBBBBB", PICTURE_SIDE, PICTURE_SIDE, 8, 0, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
