@@ -33,7 +33,7 @@ class Sample:
     must_fill: bool = False  # the answer must have exactly `requested_tokens` (ignore_eos)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    cached_by: str = ""  # which field reported the cached tokens: "usage" or "timings"; "" for neither
+    cached_by: str = ""  # where the server reported `cached_tokens`: "usage" or "timings"; "": nowhere
     completion_tokens: int | None = None  # as the server counted them; None: it sent no usage
     trace_id: str = ""
     is_traced: bool = False  # whether the request's `traceparent` has the sampled flag

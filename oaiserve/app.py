@@ -76,9 +76,9 @@ def create_app(
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry.
 
-    Without `plugins`, it has those of oaiserve. The routes of one of several models are called by the app in `front`,
-    which has the middleware, the keys and the files. `has_others_elsewhere` returns whether other clients than this one
-    have open requests that other processes have accepted. Raises StartupError for unusable files of keys.
+    Without `plugins`, it has those of oaiserve. If this app serves one of several models, the app `front` calls its
+    routes, and provides the middleware, the keys and the files. `has_others_elsewhere` returns whether a client other
+    than the given one has open requests in other processes. Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
     ring: Keyring | None = keyring(parts, config) if front is None else front.state.backend.keys
@@ -115,7 +115,7 @@ def create_app(
             adapter_loads=runtime.executor("adapters") if config.engine.lora_dir else None,
         )
         serving = app.state.serving
-        app.state.files = None if front is None else front.state.files  # A plug-in may store some.
+        app.state.files = None if front is None else front.state.files  # A plug-in may store files.
         app.state.bodies = Bodies(int(serving.body_limit), serving.received_bytes, engine.run_in_turns)
         app.state.backend = Backend(
             config,
@@ -175,7 +175,8 @@ def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:
 
 
 def _kind(config: Config, sampling: SamplingDefaults) -> str:
-    """Return the kind of this server, for gateways; "" if the same request may get different bytes."""
+    """Return the kind of this server, which gateways compare; "" if it may answer the same request with different
+    bytes."""
     engine = config.engine
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
         if not engine.exact:
@@ -185,7 +186,7 @@ def _kind(config: Config, sampling: SamplingDefaults) -> str:
         device = sorted(usable_features())
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
     defaults = sorted(sampling.of_request().items())
-    # Only a GGUF file has a file next to it that reads images.
+    # Only a GGUF model has a separate file that reads images.
     mmproj = find_mmproj(find_model(config.model), engine.mmproj) if config.model.endswith(".gguf") else None
     return kind_of(config.model, (__version__, config.model_name, *settings, device, defaults), mmproj)
 
@@ -260,7 +261,7 @@ def _recording(config: Config, engine: AnyEngine, epoch_offset_ns: EpochOffset) 
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runtime) -> None:
-    """Measure how late the event loop wakes a sleeping task, until cancelled. Every stream is late by the same time."""
+    """Measure how late the event loop wakes a sleeping task, until cancelled. Every stream is delayed by as much."""
     while True:
         before_ns = runtime.clock_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
@@ -268,7 +269,7 @@ async def observe_event_loop_lag(observe: Callable[[float], None], runtime: Runt
 
 
 def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages | None = None) -> list[BaseRoute]:
-    """Return the routes of a server with these plug-ins and their pages, or with those of oaiserve."""
+    """Return the routes of a server, including those and the pages of these plug-ins, by default oaiserve's own."""
     parts = own_plugins() if plugins is None else plugins
     shows_requests = config.shows_dashboard
     if pages is None:
@@ -278,8 +279,8 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     else:
         adapters_closed = models.closed_route
     adapters_open = config.engine.lora_dir is not None and config.is_private
-    # /debug and some pages show everyone's requests. So they need an API key, a server for this machine only, or an
-    # operator who opens them.
+    # /debug and some pages show everyone's requests. They require an API key, a server that only this machine can
+    # reach, or a setting with which the operator opens them.
     protected_routes = [*debug.routes(), Route("/debug/report", debug.report)]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/clients", "/debug/report")]
     table: list[BaseRoute] = [

@@ -57,12 +57,12 @@ from oaiserve.run import serve_model
 
 log = logging.getLogger(__name__)
 
-# Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
+# Serves on a bound socket that isn't listening yet until the server is stopped, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.storage.private`
-# Commands with a command line of their own, without the settings of a server, and their help.
+# Commands with a command line of their own and without the settings of a server, with their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
 }
@@ -77,9 +77,9 @@ SMALL_COMMANDS = {
         "rm": "Remove a model from this disk.",
     }.items()
 }
-WITHOUT_PLUGINS = ("--version",)  # These load no plug-ins for the command line.
-ENGINE_PROCESS = "engine-process"  # A hidden command: --engine-process starts one for the engine of a server.
-MODEL_PROCESS = "model-process"  # A hidden command: Ray starts a server by it.
+WITHOUT_PLUGINS = ("--version",)  # options that load no plug-ins
+ENGINE_PROCESS = "engine-process"  # a hidden command, which --engine-process runs for the engine of a server
+MODEL_PROCESS = "model-process"  # a hidden command, with which Ray starts a server
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         sys.stdout.reconfigure(errors="replace")  # A model may write characters that the terminal's encoding lacks.
     try:
         os.getcwd()
-    except FileNotFoundError:  # Without a current folder, libraries of torch end the process and don't say why.
+    except FileNotFoundError:  # If the current folder is missing, torch's libraries end the process without a message.
         print("oaiserve: The current folder has been removed. Change to another one.", file=sys.stderr)
         return 2
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -125,17 +125,17 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 def _open_closed_streams() -> None:
     """Open /dev/null for each standard stream that is closed, as by `2>&-`.
 
-    Otherwise there is no stream to write to, and a socket gets its number, on which native code writes its errors.
+    Otherwise a socket would get the number of that stream, and native code would write its errors to the socket.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # It gets the smallest number that is free.
+            descriptor = os.open(os.devnull, os.O_RDWR)  # This gets the smallest free number.
             os.set_inheritable(descriptor, True)
             setattr(sys, name, open(descriptor, mode))  # noqa: SIM115 - It stays open.
 
 
 def _find_plugins(argv: Sequence[str]) -> Found:
-    """Return the plug-ins, which are loaded before the command line is read, because it has flags of theirs. Raises
+    """Return the plug-ins. They are loaded before the command line is parsed, because they add flags to it. Raises
     OptionError and StartupError."""
     modules = os.environ.get(VARIABLE, "").split()
     if argv[:1] != ["serve"]:
@@ -156,7 +156,8 @@ def _values(argv: Sequence[str], flag: str) -> list[str]:
 
 
 def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which vLLM's `--generation-config auto` and `vllm` are flags of ours."""
+    """Return a command line in which vLLM's `--generation-config auto` and `--generation-config vllm` are replaced by
+    oaiserve's flags."""
     flag = flag_of("generation_config")
     meanings = {"auto": flag, "vllm": flag_of("no_generation_config")}
     result: list[str] = []
@@ -172,7 +173,8 @@ def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
 def _with_each_name(argv: Sequence[str]) -> list[str]:
     """Return a command line with `--served-model-name a b` as `--served-model-name a --served-model-name b`.
 
-    vLLM accepts several names, too. Before MODEL, the flag takes one name, because the next word is MODEL.
+    vLLM accepts several names after one flag. If the flag comes before MODEL, it takes only one name, because the next
+    word is MODEL.
     """
     flag = flag_of("served_model_name")
     has_model = (
@@ -199,7 +201,7 @@ def small_command(name: str, described: Command) -> App:
         app.command(each)
     if hasattr(module, "command"):
         app.default(module.command)
-        app["--help"].show = False  # Readers of the help have already found it.
+        app["--help"].show = False  # Readers of this help have already found the flag.
     return app
 
 
@@ -214,8 +216,7 @@ def _completed(found: Found) -> App:
 
 
 def _bench(argv: list[str]) -> int:
-    """Run the load test and return its exit code. It is a client that the product does not import, so it runs as a
-    module."""
+    """Run the load test and return its exit code. The server must not import this client, so it runs as a module."""
     before = sys.argv
     sys.argv = ["oaiserve bench", *argv]
     try:
@@ -247,7 +248,7 @@ def _message_for(error: CycloptsError, name: str) -> str:
 
 
 def _small_commands(plugins: Iterable[Plugin]) -> dict[str, Command]:
-    """Return the small commands by name, in the order of the alphabet. Those of plug-ins replace none of oaiserve's."""
+    """Return the small commands by name, in alphabetical order. Plug-ins can't replace commands of oaiserve."""
     of_plugins = {name: each for name, each in commands_of(plugins).items() if not each.has_settings}
     return dict(sorted((of_plugins | SMALL_COMMANDS).items()))
 
@@ -346,11 +347,11 @@ def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
 def _check_variables(arguments: ArgumentCollection, commands: Mapping[str, App]) -> None:
     """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently.
 
-    The commands with settings may share an environment, so a setting of another one is only named.
+    Several commands may share an environment, so a setting of another command only causes a warning.
     """
     known = _variables(arguments)
     for variable in sorted(os.environ):
-        if variable in known and not os.environ[variable].strip():  # An empty key would mean a server without a key.
+        if variable in known and not os.environ[variable].strip():  # An empty key would leave the server without a key.
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
     unknown = {name for name in os.environ if name.startswith(ENV_PREFIX)} - known - VARIABLES_WITHOUT_FLAG
     for name, command in commands.items() if unknown else ():
@@ -365,7 +366,7 @@ def _check_variables(arguments: ArgumentCollection, commands: Mapping[str, App])
 
 
 def _variables(arguments: ArgumentCollection) -> set[str]:
-    """Return the variables of a command's settings."""
+    """Return the environment variables of a command's settings."""
     flags = [name for argument in arguments if argument.parse and argument.show for name in argument.names]
     return {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
 
@@ -373,8 +374,8 @@ def _variables(arguments: ArgumentCollection) -> set[str]:
 def _read_config_file(
     tables: Iterable[str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 ) -> None:
-    """Take settings without a flag or a variable from the config file, except for these tables of plug-ins. Raises for
-    unknown keys."""
+    """Read the config file, whose settings apply unless a flag or a variable sets them. Skip these tables of plug-ins.
+    Raises for unknown keys."""
     argument = arguments.get("--config")
     if argument is None or not argument.tokens:
         return

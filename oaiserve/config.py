@@ -31,16 +31,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
 FREQUENT = {"frequent": True}  # marks the flags that most people use: --help shows only these, --help-all shows all
-NO_FLAG = {"has_flag": False}  # on the fields that only tools and tests set, through the constructor
+NO_FLAG = {"has_flag": False}  # marks fields that only tools and tests set, through the constructor
 
 Options = TypeVar("Options")
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
 _SLO = re.compile(r"(ttft|tpot):(?=.*[1-9])\d+(\.\d+)?(s|ms|us)")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # the end of the name of one file of a sharded model
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # matches the end of a shard's name
 _IN_HUB_CACHE = re.compile(r"/models--([^/]+)/snapshots/[^/]+$")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have their own schemes
 
 
 class OptionError(ValueError):
@@ -76,12 +76,12 @@ def check(holds: bool, flag: str, value: object, allowed: str) -> None:
 
 
 def is_header_value(text: str) -> bool:
-    """Return whether a header can carry the text as one word, as it must carry a key."""
+    """Return whether a header can carry the text as one word. Keys must satisfy this."""
     return text.isascii() and text.isprintable() and text == "".join(text.split()) != ""
 
 
 def _refuse(flag: str, *contradictions: tuple[str, bool, str]) -> None:
-    """Refuse a setting together with the other ones that hold, each with the reason."""
+    """Reject a setting if one of these conflicting settings is active. Each comes with the reason."""
     for other, holds, why in contradictions:
         if holds:
             raise OptionError(f"{flag} and {other} do not go together: {why}.")
@@ -112,7 +112,7 @@ def check_least(options: Any, **least: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerOptions:
-    """Settings of what listens: its address, TLS, whom it answers, its end, and its log."""
+    """Settings of everything that listens: its address, TLS, allowed clients, shutdown and log."""
 
     host: str = field(default="127.0.0.1", metadata=FREQUENT)
     """Address to listen on. 0.0.0.0 means every IPv4 address of this machine, :: every address."""
@@ -155,7 +155,7 @@ class ListenerOptions:
 class ServerOptions(ListenerOptions):
     """Settings of the HTTP server: address, access, timeouts and log."""
 
-    # A log line or traceback must not show it.
+    # Log lines and tracebacks must not show the key.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
     """Key that clients must send as "Authorization: Bearer KEY". Repeatable. Other users of the machine see flags, so
     set it in the environment or in a file."""
@@ -505,7 +505,7 @@ class EngineOptions:
 
     @property
     def has_adapters(self) -> bool:
-        """Return whether adapters may be loaded, now or later."""
+        """Return whether adapters may be loaded, at the start or later."""
         return bool(self.lora) or self.lora_dir is not None
 
     @property
@@ -580,7 +580,7 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
     file: Path | None = None  # the config file that some of these settings came from
-    of_plugins: tuple[object, ...] = ()  # settings of plug-ins that are not all defaults
+    of_plugins: tuple[object, ...] = ()  # settings of plug-ins that differ from the defaults
 
     def __post_init__(self) -> None:
         if self.server.guard_all and not self.needs_key:
@@ -594,7 +594,7 @@ class Config:
         return next((each for each in self.of_plugins if isinstance(each, kind)), None) or kind()
 
     def having(self, options: object) -> Config:
-        """Return these settings with other ones of a plug-in."""
+        """Return a copy with other settings for one plug-in."""
         others = (each for each in self.of_plugins if type(each) is not type(options))
         return replace(self, of_plugins=(*others, options))
 
@@ -608,15 +608,15 @@ class Config:
 
     @property
     def shares_prefix_cache(self) -> bool:
-        """Return whether all prompts share the prefix cache: if asked to, or with one key. Other sources of keys may
-        get a second one."""
+        """Return whether all prompts share the prefix cache: if that was requested, or if there is only one key and no
+        source of further keys."""
         server = self.server
         has_several = server.api_key_file or len(server.api_key) > 1 or self._needs_key_of_plugin
         return server.share_prefix_cache or not has_several
 
     @property
     def is_private(self) -> bool:
-        """Return whether only users of this machine, or clients with a key, can use this server."""
+        """Return whether only users of this machine or clients with a key can reach this server."""
         return self.needs_key or is_loopback(self.server.host.lower())
 
     @property
@@ -633,7 +633,8 @@ class Config:
 
     @property
     def accepted_names(self) -> tuple[str, ...]:
-        """Return the names that requests may use: those in the API, and MODEL as typed if the name comes from it."""
+        """Return the names that requests may use: the names in the API, and MODEL as typed if the API's name was
+        derived from it."""
         if self.server.served_model_name:
             return self.model_names
         return tuple(dict.fromkeys((*self.model_names, self.model)))
@@ -641,7 +642,7 @@ class Config:
 
 @cache
 def name_of(model: str) -> str:
-    """Return the name of a model whose user gives it none: that of its file or folder, or else its hub id."""
+    """Return the name of a model for which the user set none: its file's or folder's name, or else its hub id."""
     path = Path(model)
     if path.suffix == ".gguf" and path.is_file():
         return _SHARD.sub("", path.stem)

@@ -1,23 +1,23 @@
-"""All errors that a client can cause or see, and the error that stops a start. No module of oaiserve is imported.
+"""All errors that a client can cause or see, and the error that stops a start. This module imports nothing of oaiserve.
 
 Routes and engine raise these errors. The middleware `Errors` renders them with `APIError.body`, and a stream that has
-begun writes the same object as its last event. On the routes of Anthropic's API the object has Anthropic's form, too,
-and on those of Ollama's API only Ollama's.
+begun writes the same object as its last event. On the routes of Anthropic's API, the object also has the fields of
+Anthropic's errors; on those of Ollama's API, it has only Ollama's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_MOST_NAMED = 20  # models that an error names
-ANTHROPIC_PATH = "/v1/messages"  # and all below it
+_MOST_NAMED = 20  # the most models that an error lists
+ANTHROPIC_PATH = "/v1/messages"  # includes all paths below it
 _OF_OLLAMA = ("chat", "generate", "embed", "embeddings", "tags", "ps", "show", "version")
 _OF_OLLAMAS_MODELS = ("pull", "push", "create", "copy", "delete")
 OLLAMA_PATHS = frozenset(f"/api/{name}" for name in _OF_OLLAMA + _OF_OLLAMAS_MODELS)
 MODELS_PATH = "/v1/models"
 FILES_PATH = "/v1/files"
-REASON_HEADER = "x-oaiserve-reason"  # header of a 503 that says nothing about whether the server takes other requests
-# Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
+REASON_HEADER = "x-oaiserve-reason"  # marks a 503 that doesn't mean that the server is unable to take other requests
+# Anthropic's types of errors, by status. Any other status is an error of the request if below 500, else of the server.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -35,7 +35,7 @@ class APIError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
-    worker_ns = 0  # CPU time of the tokenize stage up to this error, where it ended a request there
+    worker_ns = 0  # CPU time of the tokenize stage, if the request failed there
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class APIError(Exception):
             self.status, "api_error" if self.status >= 500 else "invalid_request_error"
         )
         if self.code == ContextLengthExceeded.code:
-            # Anthropic's clients look for these words, to shorten their conversation.
+            # Anthropic's clients look for these words to decide to shorten the conversation.
             error["message"] = f"prompt is too long: {error['message']}"
         return {"type": "error", "error": error, "request_id": ids.get("request_id")}
 
@@ -91,7 +91,7 @@ class APIError(Exception):
 
 
 class ClientError(APIError):
-    """The request is at fault, by the status that a subclass gives."""
+    """The request is wrong. Subclasses set the status."""
 
     type = "invalid_request_error"
 
@@ -101,13 +101,13 @@ class InvalidRequest(ClientError):
 
 
 def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
-    """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
+    """Return the error for an invalid parameter. `where` is the wrong place in it, such as tools[0].function.name."""
     return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
 
 
 class ThreadUnsupported(InvalidRequest):
-    """The request is a turn of a conversation that the server should keep. Anthropic's SDKs look for this code, and
-    send the whole conversation instead."""
+    """The request continues a conversation that it expects the server to have stored. Anthropic's SDKs look for this
+    code, and then send the whole conversation."""
 
     code = "thread_unsupported_request"
 
@@ -136,7 +136,7 @@ class ContextLengthExceeded(InvalidRequest):
         has_answer: bool = True,
     ) -> None:
         """The prompt came in the field `param`, at the place `where` in it. Without `is_exact`, `prompt_tokens` is a
-        lower bound. Without `has_answer`, the prompt may take the whole context."""
+        lower bound. Without `has_answer`, no room is needed for an answer, so the prompt may fill the whole context."""
         least = "" if is_exact else "at least "
         room = ", which leaves no room for an answer" if has_answer else ""
         super().__init__(
@@ -155,7 +155,7 @@ class Unauthorized(ClientError):
 
 
 class Forbidden(ClientError):
-    """The server does not answer to that host name, or to pages of that origin."""
+    """The server rejects requests with this host name, or from pages with this origin."""
 
     status = 403
 
@@ -168,7 +168,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model: str, *served: str) -> None:
-        """`served` are the names of all models and adapters, the model's own first."""
+        """`served` lists the names of all models and adapters, the model's own name first."""
         named = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
         if len(served) > _MOST_NAMED:
             more = f" and {len(served) - _MOST_NAMED} more"
@@ -194,16 +194,16 @@ class RequestTimeout(ClientError):
 
 
 class DeadlineMissed(RequestTimeout):
-    """The request has missed its own deadline, so that nobody waits for its answer."""
+    """The request has missed its own deadline, so nobody waits for its answer any more."""
 
     code = "deadline_missed"
 
     def headers(self) -> dict[str, str]:
-        return {"x-should-retry": "false"}  # the SDK would only send the same too late again
+        return {"x-should-retry": "false"}  # a retry by the SDK would only be later still
 
 
 class TimeLimitExceeded(RequestTimeout):
-    """The answer takes longer than --request-timeout-seconds. It would take as long again."""
+    """The answer takes longer than --request-timeout-seconds. A retry would take as long."""
 
     type = "timeout"
     code = "request_timeout"
@@ -219,7 +219,7 @@ class SlowReader(ClientError):
 
 
 class WriteTimeout(SlowReader):
-    """The client stopped reading. The error is only in the record, because the connection has been cut."""
+    """The client stopped reading. Only the record contains this error, because the connection is already closed."""
 
 
 class BodyTooLarge(ClientError):
@@ -227,7 +227,7 @@ class BodyTooLarge(ClientError):
 
 
 class UnsupportedMedia(ClientError):
-    """The body is compressed in a way that is not read. `accepted` are the ways that are."""
+    """The body is compressed with an unsupported method. `accepted` lists the supported ones."""
 
     status = 415
 
@@ -240,7 +240,7 @@ class UnsupportedMedia(ClientError):
 
 
 class Overloaded(APIError):
-    """Too many requests wait already, or the dashboard has too many viewers."""
+    """Too many requests are waiting already, or the dashboard has too many viewers."""
 
     status = 429
     type = "requests"
@@ -248,14 +248,14 @@ class Overloaded(APIError):
 
 
 class RateLimited(Overloaded):
-    """A key has used up what it may use in a minute or in a day, or asks for more than that at once."""
+    """A key has reached its limit per minute or per day, or requests more than that at once."""
 
     def __init__(self, message: str, type: str, retry_after_seconds: int | None, *, code: str | None = None) -> None:
         super().__init__(message, code=code, retry_after_seconds=retry_after_seconds)
         self.type = type
 
     def headers(self) -> dict[str, str]:
-        # Without a time after which to retry, the request asks for more than the limit, and always will.
+        # Without a `retry_after_seconds`, the request alone exceeds the limit, so a retry would always fail.
         return super().headers() or {"x-should-retry": "false"}
 
 
@@ -268,7 +268,7 @@ class InternalError(APIError):
 
 
 class RequestQuarantined(InternalError):
-    """These prompts ended the engine each time that it computed them."""
+    """These prompts have crashed the engine each time they were computed."""
 
     code = "request_quarantined"
 
@@ -295,14 +295,14 @@ class Unavailable(APIError):
 
 
 class StoreFailed(Unavailable):
-    """The store of the server failed. What needs no store works."""
+    """The server's storage failed. Routes that need no storage still work."""
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), REASON_HEADER: "store"}
 
 
 class NotFetched(Exception):
-    """A file that a request names by URL is not fetched, for a reason that is for the client."""
+    """A file that a request names by URL can't be fetched. The reason is meant for the client."""
 
 
 class StartupError(Exception):
@@ -310,11 +310,11 @@ class StartupError(Exception):
 
 
 class DeviceLost(StartupError):
-    """The GPU has failed in this process. A start in a new process computes everything in plain torch."""
+    """The GPU has failed in this process. A new process will compute everything in plain torch."""
 
 
 def kinds_of(kind: type[Exception]) -> dict[str, type[Exception]]:
-    """Return a class of errors and all below it, by name."""
+    """Return an error class and all its subclasses, by name."""
     kinds = {kind.__name__: kind}
     for more in kind.__subclasses__():
         kinds |= kinds_of(more)

@@ -1,1 +1,2 @@
-"""Files of models: their sources, their heads and metadata, the refusal of broken ones, and the start cache."""
+"""The files of models: where they come from, their headers and metadata, the rejection of broken files, and the start
+cache."""

@@ -1,6 +1,6 @@
 """Reads the files of a LoRA adapter, in PEFT's format, and refuses damaged or unsupported ones.
 
-The adapter's model is not needed. Stdlib only, so that a bad adapter is refused at once.
+It doesn't need the base model. It uses only the standard library, so that a bad adapter is rejected at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from oaiserve.checkpoints.name_patterns import (
 from oaiserve.checkpoints.safetensors_header import read_header
 
 MOST_RANK = 256
-_MOST_NAME = 500  # characters of a tensor's name
+_MOST_NAME = 500  # most characters in a tensor's name
 _MOST_HEADER_BYTES = 2**24  # The header for 18,432 experts has 6 MiB. Parsing a larger one would hold the GIL for long.
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-# Settings that change the computation in another way than LoRA, and what they mean
+# Settings of adapters that compute something other than LoRA, and what they mean.
 _NOT_SUPPORTED = {
     "use_dora": "it is a DoRA adapter",
     "use_qalora": "it is a QALoRA adapter",
@@ -43,7 +43,7 @@ _NOT_SUPPORTED = {
     "layer_replication": "it repeats layers of the model",
     "lora_bias": "it has biases",
 }
-# Initializations of a training that also change the model's own weights.
+# Initializations for training that also change the base model's weights.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -161,7 +161,7 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> float:
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> FirstMatch:
-    """Return the numbers of a setting by pattern: expressions for the ends of modules' names."""
+    """Return the numbers that a setting maps to patterns. The patterns match the ends of modules' names."""
     entries = config.get(name) or {}
     if not isinstance(entries, dict):
         raise BadFile(f"its {name} is not a JSON object")

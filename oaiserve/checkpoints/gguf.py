@@ -1,4 +1,5 @@
-"""Reads the head of a GGUF file, and refuses one with impossible counts, sizes or numbers. Stdlib only.
+"""Reads the head of a GGUF file, everything before its tensors' data, and rejects impossible counts or sizes. Stdlib
+only.
 
 A large model may be split into several files, its shards. The first one has all metadata, and each has some of the
 tensors.
@@ -21,9 +22,9 @@ from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, ref
 
 _STRING = 8
 _ARRAY = 9
-# Formats for `struct`, by the number of the type.
+# Formats for `struct`, keyed by the number of the value's type.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-# The numbers in a quantized block, and its bytes, by the number of a tensor's type.
+# The elements and the bytes of a quantized block, keyed by the number of the tensor's type.
 _BLOCKS = {
     0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
     2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17),
@@ -37,31 +38,31 @@ _TOKENIZER = "tokenizer."  # prefix of the names of the tokenizer's metadata
 BLOCK_COUNT = ".block_count"  # suffix of the setting with the number of layers
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # matches the end of a shard's name
-# Readers make some objects of Python for each of these. The largest models have a tenth as many.
+# Limits of counts. Readers create a few Python objects per entry. The largest models need a tenth of these.
 _MOST_VALUES = 2**16
 _MOST_TENSORS = 2**18
 _MOST_ELEMENTS = 2**21
 _MOST_NAME_BYTES = 2**16
 _MOST_TEXT_BYTES = 2**24
-_MOST_DEPTH = 8  # levels of arrays in arrays
+_MOST_DEPTH = 8  # most levels of nested arrays
 _LEAST_ARRAY_BYTES = 12
-# Limits of the values that are returned: names and numbers of layers are short, templates and vocabularies are not.
+# Limits of the values that are kept: names and numbers of layers are short enough, templates and vocabularies are not.
 _MOST_KEPT_BYTES = 256
 _MOST_KEPT_NUMBERS = 1024
-_MOST_SHOWN_PARTS = 10  # names of missing parts
-_MOST_SHOWN_BYTES = 16  # bytes of a file that is no GGUF file
+_MOST_SHOWN_PARTS = 10  # most names of missing parts in a message
+_MOST_SHOWN_BYTES = 16  # most bytes in a message about a file that is not GGUF
 _LENGTH = struct.Struct("<Q")
 
 
 class GgufTensor(NamedTuple):
-    """A tensor, and the bytes of the file where its data begin and end."""
+    """A tensor, and the offsets in its file at which its data begin and end."""
 
     begin: int
     end: int
     name: str
     kind: int  # the number of its type
-    shape: tuple[int, ...]  # The last dimension is that of neighbours.
-    shard: int = 0  # the number of its file
+    shape: tuple[int, ...]  # The last dimension is contiguous.
+    shard: int = 0  # the number of the file that contains it
 
 
 class _FileHead(NamedTuple):
@@ -85,7 +86,7 @@ class _Gguf:
         return self._at
 
     def value_at(self, place: int) -> Any:
-        """Return the whole value that begins at this place."""
+        """Return the whole value that begins at this position."""
         self._at = place
         return self.value(is_whole=True)
 
@@ -103,7 +104,7 @@ class _Gguf:
 
     def value(self, *, is_whole: bool = False) -> Any:
         """Return a number, a short text or a short list of numbers, or None for any other value. With `is_whole`,
-        return every value."""
+        return values of any length."""
         kind = self.number("I")
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
@@ -166,7 +167,7 @@ class _Gguf:
         )
 
     def left_behind(self, alignment: int) -> int:
-        """Return the number of bytes from the next multiple of `alignment` on."""
+        """Return the number of bytes that follow the next multiple of `alignment`."""
         return self.size - -(-self._at // alignment) * alignment
 
     def _numbers(self, count: int, form: str) -> tuple[Any, ...]:
@@ -180,8 +181,8 @@ class _Gguf:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """Return the paths of all shards of a model, from the path of the first one. Raises BadFile for the path of another
-    one."""
+    """Return the paths of all shards of a model, given the first one's path. Raises BadFile for the path of any other
+    shard."""
     match = SHARD.search(path.name)
     if match is None:
         return [path]
@@ -193,17 +194,18 @@ def shard_paths(path: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """The beginning of a model's files, before the numbers of its tensors."""
+    """The heads of a model's files: everything before the data of their tensors."""
 
     paths: tuple[Path, ...]  # paths of its shards
-    # Numbers, short texts and short lists of numbers, and None for other values, by name.
+    # By name, numbers, short texts and short lists of numbers; None for other values.
     values: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    # Positions of the tokenizer's long values, which `values` lacks.
+    # Positions of the tokenizer's long values, which are None in `values`.
     _long_values: Mapping[str, int]
 
     def read_tokenizer(self) -> dict[str, Any]:
-        """Return all metadata of the tokenizer by name, including long values, and its architecture. Raises BadFile."""
+        """Return all metadata of the tokenizer by name, including long values, and the model's architecture. Raises
+        BadFile."""
         values = {key: value for key, value in self.values.items() if key.startswith((_TOKENIZER, _ARCHITECTURE))}
         with _opened(self.paths[0]) as (gguf, _, _):
             return values | {key: gguf.value_at(place) for key, place in self._long_values.items()}
@@ -217,17 +219,17 @@ class GgufHead:
 
 
 def architecture(values: Mapping[str, Any]) -> str | None:
-    """Return the model's family: the prefix of its sizes' names, or else the name that the file states."""
+    """Return the model's family: the prefix of the names of its sizes, or else the name that the file states."""
     named = values.get(_ARCHITECTURE)
     prefix = prefix_of_sizes(values)
-    # Models of several parts have sizes for each, such as whisper.encoder.block_count.
+    # A model with several parts has sizes for each, such as whisper.encoder.block_count.
     if isinstance(named, str) and (prefix is None or prefix.startswith(f"{named}.")):
         return named
     return prefix
 
 
 def prefix_of_sizes(values: Mapping[str, Any]) -> str | None:
-    """Return the prefix of the names of a model's sizes, such as "llama", or "clip.vision" for a tower."""
+    """Return the prefix of the names of a model's sizes, such as "llama", or "clip.vision" for a vision tower."""
     return next((key.removesuffix(BLOCK_COUNT) for key in values if key.endswith(BLOCK_COUNT)), None)
 
 
@@ -276,15 +278,16 @@ def _refuse_unless_complete(files: list[Path]) -> None:
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of the model itself, whose names begin with its architecture. Others are of its tokenizer, or
-    notes about the file."""
+    """Return the metadata of the model itself, whose names begin with its architecture. The rest describes the
+    tokenizer or the file."""
     beginning = (architecture(values) or "").partition(".")[0]
     return {key: value for key, value in values.items() if beginning and key.startswith(f"{beginning}.")}
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
-    """Open a file, and yield a reader of its metadata and the numbers of its tensors and metadata."""
+    """Open a file, and yield a reader of its metadata, the number of its tensors and the number of its metadata
+    entries."""
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             refuse_other_content(path)
@@ -332,7 +335,7 @@ def _read_file(path: Path) -> _FileHead:
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:
-    """Read a tensor's entry in the head. Its place counts from the first byte after the head."""
+    """Read a tensor's entry in the head. Its offset counts from the first byte after the head."""
     name = gguf.name()
     num_dimensions = gguf.number("I")
     if num_dimensions > 8:
@@ -343,7 +346,7 @@ def _tensor(gguf: _Gguf) -> GgufTensor:
     if kind not in _BLOCKS:
         raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
     together, block_bytes = _BLOCKS[kind]
-    row = shape[0] if shape else 1  # A tensor without dimensions is one number.
+    row = shape[0] if shape else 1  # A tensor without dimensions is a single number.
     if row % together:
         raise BadFile(f"its tensor {name[:100]!r} has rows of {row} numbers, which are no blocks of {together}")
     end = begin + math.prod(shape) // together * block_bytes
@@ -351,7 +354,7 @@ def _tensor(gguf: _Gguf) -> GgufTensor:
 
 
 def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int, start: int) -> None:
-    """Raise BadFile unless the tensors have places of their own in the `num_bytes` of the file from `start` on."""
+    """Raise BadFile if tensors overlap, or lie outside the data, which begin at `start` in a file of `num_bytes`."""
     end = 0
     names = set()
     for tensor in sorted(tensors):

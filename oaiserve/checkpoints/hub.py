@@ -1,7 +1,7 @@
-"""Fetches the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
+"""Fetches the files of a model from the Hugging Face hub into the hub's own cache, from which every start reads them.
 
-Only the files that are read are fetched: no weights of other programs, no second copy of them, and only the named one
-of a repository's many GGUF files.
+Only the files that are read are fetched: no weights for other programs, no second copy in another format, and only the
+named one of a repository's many GGUF files.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
-_LAYERS_FOR_TOKENS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # BGE-M3 has these files.
-# Files whose names begin with these change a model's answers. Others at the root are licences or for other programs.
+_LAYERS_FOR_TOKENS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # BGE-M3 has these files
+# Files with these prefixes affect a model's answers. Other files at the root are licences or for other programs.
 _CONFIGURATIONS = (
     *("config", "generation_config", "tokenizer.json", "tokenizer_config", "special_tokens_map", "added_tokens"),
     *("chat_template", "preprocessor_config", "processor_config", "model.safetensors.index", "modules", "sentence_"),
     "tekken",
 )
-# Folders of sentence-transformers' modules that follow a model, and of chat templates by name
+# Folders of sentence-transformers modules that are applied after a model, and of named chat templates.
 _FOLDER = re.compile(r"\d+_\w+|additional_chat_templates")
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
@@ -51,7 +51,7 @@ _WITHOUT_HUB = (
     "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
     "package index has, too"
 )
-# Errors of the disk that is to store what the hub sends
+# Errors of the local disk while files from the hub are written
 _OF_DISK = {
     *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR),
     *(errno.EPERM, errno.EROFS),
@@ -78,19 +78,19 @@ class HubTrouble(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Return whether the same request may soon succeed."""
+        """Return whether the error is temporary, so that a retry may succeed."""
         return self.status is not None and (self.status == 429 or self.status >= 500)
 
 
 class _Request(NamedTuple):
-    """The files of a repository that a start needs."""
+    """The files of a repository that a start requests."""
 
     repository: str
     named: str  # one of its GGUF files, or ""
     with_media: bool
 
     def files_in(self, names: Iterable[str]) -> list[str]:
-        """Return the files to read, from all names in the repository. The hub's names may be unsafe paths. Raises
+        """Return the files to read, given all names in the repository, which may be unsafe paths. Raises
         StartupError."""
         safe = [name for name in names if not name.startswith("/") and ".." not in PurePosixPath(name).parts]
         if not self.named:
@@ -121,17 +121,17 @@ def local_source(model: str | Path) -> ModelSource:
 
 
 def in_cache(source: ModelSource) -> ModelSource:
-    """Return the copy of a hub's model in the hub's cache. Raises StartupError if there is none that is complete."""
+    """Return the path of a hub model in the hub's cache. Raises StartupError unless the cache has a complete copy."""
     repository, _, named = source.location.partition(":")
     return _cached(_Request(repository, named, with_media=False))
 
 
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
-    """Return the local path of a hub's model, see `local_source`. With `with_media`, the file that reads
-    images for a GGUF file is next to it, if the repository has one."""
+    """Return the local path of a hub model; see `local_source`. With `with_media`, the file that reads images for a
+    GGUF file is next to it, if the repository has one."""
     from huggingface_hub import snapshot_download
 
-    for client in ("httpx", "httpx2"):  # Either may be the hub's client. It logs each of its requests.
+    for client in ("httpx", "httpx2"):  # Either may be the hub's client, and it logs each of its requests.
         logging.getLogger(client).setLevel(logging.WARNING)
     repository, _, named = source.location.partition(":")
     request = _Request(repository, named, with_media)
@@ -185,7 +185,7 @@ def _listed(repository: str, *, is_patient: bool) -> tuple[str, list[str]]:
 
 
 def ask_hub(repository: str) -> tuple[str, list[str]]:
-    """Return the newest commit of a repository on the hub, and the names of its files, by one request. Raises
+    """Return the newest commit of a repository on the hub, and the names of its files, with one request. Raises
     HubTrouble."""
     from huggingface_hub import HfApi
 
@@ -246,14 +246,14 @@ def how_to_reach() -> str:
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE is set, with which the hub gets no requests."""
+    """Return whether HF_HUB_OFFLINE is set, so that the hub must get no requests."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def storage_folder() -> Path:
-    """Return the hub's own cache, where the files of all its models are stored."""
+    """Return the folder of the hub's own cache, which stores the files of all models from the hub."""
     from huggingface_hub import constants
 
     return expanded(constants.HF_HUB_CACHE, "HF_HOME")
@@ -302,7 +302,7 @@ def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
 
 
 def _needed(files: list[str]) -> list[str]:
-    """Return the files that a start needs at least. Another program may have fetched only these."""
+    """Return the files without which a model can't start. A copy that another program fetched may have only these."""
     if files[0].endswith(".gguf"):
         return [name for name in files if not is_mmproj(name)]
     read = _CONFIGURATIONS if "tokenizer.json" in files else (*_CONFIGURATIONS, "vocab", "merges", "tokenizer.model")
@@ -310,7 +310,7 @@ def _needed(files: list[str]) -> list[str]:
 
 
 def _further_parts(folder: Path, files: list[str]) -> list[str]:
-    """Return the files that a model needs besides these: its config, and the shards that a name or an index lists."""
+    """Return further files that the model needs: its config, and the shards that a file name or an index implies."""
     needed = [] if files[0].endswith(".gguf") else ["config.json"]
     if (shard := SHARD.search(files[0])) is not None:
         start = files[0][: shard.start()]
@@ -327,7 +327,8 @@ def _missing(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the GGUF files of each model in a repository, shards in order, by the name without a number."""
+    """Return the GGUF files of each model in a repository, with shards in order, keyed by the name without a shard
+    number."""
     models: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         if name.endswith(".gguf") and not is_mmproj(name):
@@ -336,9 +337,10 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
-    """Return the named GGUF file of a repository, with all its shards in order. The name is Q4_K_M or the file's.
+    """Return the named GGUF file of a repository, with all its shards in order. The name is a format such as Q4_K_M, or
+    the file's.
 
-    Raises StartupError unless exactly one file has it.
+    Raises StartupError unless exactly one model matches.
     """
     models = gguf_models(names)
     named = SHARD.sub("", named)
@@ -397,7 +399,7 @@ def _shown(names: Iterable[str]) -> str:
 def is_reachable() -> bool:
     """Return whether the hub, or the mirror in HF_ENDPOINT, answers a request, with any status.
 
-    Its own client would try for a minute. With HF_HUB_OFFLINE, no request is made.
+    The hub's own client would retry for a minute. With HF_HUB_OFFLINE, no request is made.
     """
     from huggingface_hub import constants
 
@@ -408,6 +410,6 @@ def is_reachable() -> bool:
         _in_time(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close())
     except urllib.error.HTTPError:
         return True
-    except (OSError, ValueError):  # unreachable, refused, no answer in time, or not a URL
+    except (OSError, ValueError):  # unreachable, rejected, no answer in time, or not a URL
         return False
     return True

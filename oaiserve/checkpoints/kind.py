@@ -11,15 +11,15 @@ from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.gguf import shard_paths
 
 HEAD_BYTES = 64 * 1024  # start of each file; in weight files it holds the names and the places of all tensors
-# Samples of the rest of a file, at equal distances: two trainings differ nearly everywhere
+# The rest of a file is sampled at equal distances, because the weights of two training runs differ nearly everywhere.
 SAMPLES = 256
 SAMPLE_BYTES = 4096
 
 
 def kind_of(model: str, settings: Iterable[object], mmproj: Path | None = None) -> str:
-    """Return 16 hexadecimal digits. Two servers have the same ones only if they have the same model, judged by the
-    sizes, the first bytes and samples of its files, the same settings and the same libraries. `mmproj` is the file that
-    reads images for a GGUF file."""
+    """Return 16 hexadecimal digits that two servers share only if they have the same settings, libraries and model,
+    judged by the sizes, first bytes and samples of the model's files. `mmproj` is the file that reads images for a GGUF
+    file."""
     digest = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
     if path.is_dir():

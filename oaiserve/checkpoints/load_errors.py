@@ -1,7 +1,7 @@
 """Turns the errors of the libraries that load a model into one sentence.
 
-The files of a model can make a library raise anything. `checkpoint` refuses most of them before; `reported` handles the
-rest. Stdlib only.
+Broken files of a model can make a library raise anything. `soundness` rejects most of them before; `reported` handles
+the rest. Stdlib only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def reported(failure: str) -> Iterator[None]:
             reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
         elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:
             reason = text if len(text) <= 300 else text[:300] + "…"
-        else:  # The text of other errors says nothing without their name.
+        else:  # The text of other errors is unclear without their class name.
             reason = named(error)
         raise StartupError(f"{failure}: {reason}") from error
 
@@ -57,8 +57,8 @@ def named(error: BaseException) -> str:
 def tensors_named(*, allows_unread: bool = False) -> Iterator[None]:
     """Raise ValueError with the name of a tensor of the wrong size, if transformers finds one in the `with` block.
 
-    Its own error refers to a report of many lines in the log. Such a report, and one of missing tensors, which the
-    caller refuses, is logged at --log-level debug. So is one of unread tensors, if the model `allows_unread`.
+    The error of transformers only refers to a long report in the log. That report is logged at --log-level debug. So is
+    a report of missing tensors, which the caller rejects, and of unread tensors if the model `allows_unread`.
     """
     report = _ReportFilter(allows_unread)
     logger = logging.getLogger("transformers.modeling_utils")
@@ -80,7 +80,7 @@ class _ReportFilter(logging.Filter):
             self._unwanted = r"\| *(MISSING|UNEXPECTED)\b"
         else:
             self._unwanted = r"\| *MISSING\b"
-        self.tensors: list[str] = []  # tensors that could not be converted, or have another size
+        self.tensors: list[str] = []  # tensors that could not be converted, or have a wrong size
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())

@@ -1,6 +1,7 @@
-"""Decides the defaults for requests that a model brings. Stdlib only. The values are not checked here.
+"""Decides which defaults for requests come from the model. Stdlib only. The values are not checked here.
 
-The model's own files come first. If they name no sampling, the publisher's recommendation for models of this name does.
+The model's own files come first. If they set no sampling parameters, the publisher's recommendation for models of this
+name applies.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ _GGUF = "general.sampling."
 
 
 class ModelDefaults(NamedTuple):
-    """The defaults of requests that a model brings, and the recommendation among them, if one applies."""
+    """The defaults for requests that come from a model, and the recommendation that supplied some of them, if any."""
 
     values: Mapping[str, Any]
     recommendation: Recommendation | None = None
 
 
 def model_defaults(source: ModelSource, names: Collection[str], measured: Mapping[str, Any]) -> ModelDefaults:
-    """Return the defaults of a local model: `measured` ones, or else its publisher's, and what its files state.
+    """Return the defaults of a local model: the `measured` ones, or else its publisher's. What its files state takes
+    precedence.
 
-    Recommended parameters belong together, so none applies if the files state one of the parameters of these names.
+    A recommendation only works as a whole, so it doesn't apply if the files state any of the parameters in `names`.
     """
     stated = stated_defaults(source, names)
     if measured or not stated.keys().isdisjoint(names):
@@ -45,7 +47,8 @@ def model_defaults(source: ModelSource, names: Collection[str], measured: Mappin
 
 
 def _names_of(source: ModelSource) -> Iterator[str]:
-    """Yield the names of a model, the surest first: those in its metadata, then those of its repository and file."""
+    """Yield the names of a model, the most reliable first: those in its metadata, then those of its repository and
+    file."""
     if source.gguf_file is not None:
         values = source.checkpoint.head.values
         parts = [values.get(f"general.{part}") for part in ("basename", "size_label", "finetune")]
@@ -58,7 +61,7 @@ def _names_of(source: ModelSource) -> Iterator[str]:
 
 
 def stated_defaults(source: ModelSource, names: Iterable[str]) -> dict[str, Any]:
-    """Return the sampling parameters of these names, and the limits of answers, that the files of a local model state.
+    """Return the sampling parameters with these names, and the length limits, that the files of a local model state.
 
     A generation_config.json in a GGUF file's folder takes precedence over the file's metadata. As in vLLM, `do_sample`
     is ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
@@ -80,12 +83,12 @@ def stated_defaults(source: ModelSource, names: Iterable[str]) -> dict[str, Any]
 
 
 def _in_metadata(source: ModelSource, names: Iterable[str]) -> dict[str, Any]:
-    """Return the sampling parameters in a GGUF file's metadata. 32-bit floats are rounded to the intended decimals."""
+    """Return the sampling parameters in a GGUF file's metadata. 32-bit floats are rounded, so that 0.7 is 0.7 again."""
     if source.gguf_file is None:
         return {}
     values = source.checkpoint.head.values
     keys = {name: _GGUF + _GGUF_NAMES.get(name, name) for name in names}
     defaults = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
-    if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so it penalizes nothing.
+    if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp then considers no earlier token, so it penalizes nothing.
         defaults.pop("repetition_penalty", None)
     return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in defaults.items()}

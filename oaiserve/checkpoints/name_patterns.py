@@ -1,11 +1,13 @@
 r"""Matches names of modules with the regular expressions of an adapter's configuration, in linear time. Stdlib only.
 
-PEFT gives a module the number of the first expression that matches the end of its name, from the beginning or from a
-dot on. Python's `re` backtracks and holds the interpreter's lock meanwhile, so that an expression with three `.*` can
-stop a server for minutes. The matcher here follows all positions of a name at once: an integer has the bit n if the
-expression so far matches up to the character n. So each part of an expression costs a few operations on integers.
+An adapter's configuration maps expressions to numbers, such as ranks. PEFT gives a module the number of the first
+expression that matches its whole name, or the part after a dot. Python's `re` backtracks and holds the interpreter's
+lock meanwhile, so that an expression with three `.*` can stop a server for minutes. This matcher follows all positions
+of a name at once: bit n of an integer is set if the expression so far matches up to character n. So each part of an
+expression costs a few operations on integers.
 
-It has what configurations use: characters, classes, anchors, alternatives, optional groups, and repeated characters.
+It supports what configurations use: characters, classes, anchors, alternatives, optional groups, and repeated
+characters.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 MOST_PATTERNS = 1024  # An adapter of Mixtral with a rank for each expert has 896.
-MOST_CHARACTERS = 500  # characters of an expression
+MOST_CHARACTERS = 500  # most characters in an expression
 MOST_STEPS = 2_000_000  # limit for all expressions and names together: one or two seconds
-_MOST_DEPTH = 20  # groups within groups
+_MOST_DEPTH = 20  # most levels of nested groups
 _MOST_REPEATS = 100
 _PLAIN = re.compile(r"[\w.-]*")
 _ATOM = re.compile(
@@ -35,7 +37,7 @@ class BadPattern(Exception):
 
 
 class TooMuchWork(Exception):
-    """There are too many expressions and names, or they are too long."""
+    """There are too many expressions or names, or they are too long."""
 
 
 class Steps:
@@ -51,7 +53,7 @@ class Steps:
 
 
 class Name:
-    """A name that expressions are matched with."""
+    """A module's name, to be matched with expressions."""
 
     def __init__(self, text: str, steps: Steps) -> None:
         self.text = text
@@ -60,7 +62,7 @@ class Name:
         self._positions: dict[str, int] = {}  # for each character, its positions as bits
         for position, character in enumerate(text):
             self._positions[character] = self._positions.get(character, 0) | 1 << position
-        # An expression may begin at the beginning of the name and after each dot.
+        # A match may begin at the start of the name or after a dot.
         self.begins = 1 | self._positions.get(".", 0) << 1
         self._of_atoms: dict[str, int] = {}
 
@@ -90,7 +92,7 @@ class NamePattern:
         self._part = None if _PLAIN.fullmatch(text) else _Parser(text).parse()
 
     def matches(self, name: Name) -> bool:
-        """Return whether it matches the end of a name without line breaks. Raises TooMuchWork."""
+        """Return whether the expression matches the end of a name without line breaks. Raises TooMuchWork."""
         if self._part is not None:
             return self._part(name, name.begins) & name.end != 0
         name.steps.take()
@@ -102,7 +104,7 @@ class NamePattern:
 
 
 class FirstMatch:
-    """Numbers by expression."""
+    """A mapping from expressions to numbers, in which the first match counts."""
 
     def __init__(self, numbers: Mapping[NamePattern, float]) -> None:
         self._numbers = numbers
@@ -165,7 +167,7 @@ class _Parser:
         return _repeated(atom[0], *self._repeats())
 
     def _repeats(self) -> tuple[int, int | None]:
-        """Read how often the part before is repeated: at least, and at most, where None is any number."""
+        """Read how often the preceding part is repeated: the least and the most, which is None for any number."""
         match = _QUANTIFIER.match(self._text, self._at)
         if match is None:
             return 1, 1

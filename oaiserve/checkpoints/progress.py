@@ -1,8 +1,8 @@
-"""Shows the progress of anything that takes over two seconds: the part done, the whole, and the time left.
+"""Shows the progress of anything that takes over two seconds: the completed part, the total, and the remaining time.
 
 A terminal shows a bar, which vanishes at the end. A log of complete lines gets a line every five seconds, and one at
-the end; other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers
-count with tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
+the end; any other output shows nothing. The bars are tqdm's, since the hub's client and transformers count with tqdm.
+If the level of this module's logger is above INFO, nothing is shown; lines need a level of at most INFO.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS = 2.0
 LINE_SECONDS = 5.0  # seconds between two lines of a log
 DRAW_SECONDS = 0.1  # seconds between two drawings of a bar
-LOOK_SECONDS = 0.5  # seconds between two checks of long work
-MOST_LINE_SECONDS = 60.0  # maximum seconds between two lines on long work
+LOOK_SECONDS = 0.5  # seconds between two checks of long-running work
+MOST_LINE_SECONDS = 60.0  # the most seconds between two lines about long-running work
 
 
 class Progress(tqdm):  # type: ignore[misc]
-    """A bar, which libraries may use instead of tqdm's."""
+    """A progress bar, which libraries may use instead of tqdm's."""
 
     monitor_interval = 0  # 0 keeps tqdm from starting its monitor thread.
     last_print_t: float
@@ -68,7 +68,7 @@ class Progress(tqdm):  # type: ignore[misc]
 
 
 class Elapsed:
-    """A line with the elapsed time of work of unknown length. If there are several at once, only the first is shown."""
+    """A line with the elapsed time of work of unknown length. If several exist at once, only the first is shown."""
 
     _is_shown: ClassVar[Lock] = Lock()
 
@@ -95,8 +95,8 @@ class Elapsed:
 
 
 class Doing:
-    """Says which part of long work runs: a bar in a terminal, else lines of the log, at growing intervals. The first is
-    due after SILENT_SECONDS. It is silent while another bar is shown."""
+    """Shows which part of long-running work is in progress: as a bar on a terminal, else as lines at growing intervals,
+    the first after SILENT_SECONDS. Shows nothing while another bar is visible."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Doing:
         has_bar: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`part` returns the part that runs now, and `say` writes a line. Without `has_bar`, a terminal gets lines, as
-        it should where several processes write to it."""
+        """`part` returns the name of the current part, and `say` writes a line. Without `has_bar`, a terminal gets
+        lines, too, as is right if several processes write to it."""
         self._what = what
         self._part = part
         self._say = say
         self._clock = clock
         self._began = clock()
-        self._due = SILENT_SECONDS  # when the next line is due, in seconds since the beginning
+        self._due = SILENT_SECONDS  # seconds from the start to the next line
         self._bar: Progress | None = None
         if has_bar and sys.stderr.isatty():
             bar = Progress(desc=what, bar_format="{desc} ... {elapsed}")
@@ -123,9 +123,9 @@ class Doing:
         self._thread = Thread(target=self._look_often, name="doing", daemon=True)
 
     def look(self) -> None:
-        """Draw the bar, or write a line if one is due."""
+        """Draw the bar, or write a line if it is due."""
         with Progress.get_lock():
-            # tqdm's own bars have no such attribute, and bars that are being made have none yet.
+            # tqdm's own bars lack this attribute, and so do bars under construction.
             others = [bar for bar in Progress._instances if bar is not self._bar and getattr(bar, "is_shown", False)]
         part = self._part()
         doing = f"{self._what}: {part}" if part else self._what

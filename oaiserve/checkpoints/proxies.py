@@ -1,4 +1,4 @@
-"""Says why an address cannot be reached, where a proxy may be the reason. Stdlib only."""
+"""Explains why an address cannot be reached, if a proxy may be the reason. Stdlib only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "soc
 
 
 class Proxy(NamedTuple):
-    """The proxy for an address, as the environment names it."""
+    """The proxy for an address, as set in the environment."""
 
     variable: str
     shown: str  # the proxy's address without a password
@@ -49,7 +49,7 @@ def _proxy(variable: str, address: str) -> Proxy:
     try:
         parts = urlsplit(address)
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)
-    except ValueError:  # An impossible port
+    except ValueError:  # an invalid port
         return Proxy(variable, "its value", "", 0)
     host = parts.hostname or ""
     shown = f"[{host}]" if ":" in host else host

@@ -31,8 +31,8 @@ class Quantization:
     """The format of a checkpoint's packed weights: integers, or floats of 8 bits."""
 
     method: Method
-    bits: int | None  # None: matrices differ
-    group_size: int | None  # None: matrices differ; -1: a whole row
+    bits: int | None  # None if it differs between matrices
+    group_size: int | None  # None if it differs between matrices; -1 for a whole row
     zeros_less_one: bool = False  # the zeros are stored minus one, as in GPTQ's first format
     block: tuple[int, int] | None = None  # rows and columns that share a scale, for 8-bit floats in blocks
 
@@ -42,8 +42,8 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return the quantization of a checkpoint, or None if transformers reads its weights. Raises BadFile for other
-    methods."""
+    """Return the quantization of a checkpoint, or None if transformers can read its weights. Raises BadFile for
+    unsupported methods."""
     settings = config.get("quantization_config", config.get("compression_config"))
     if settings is None:
         return None

@@ -1,8 +1,9 @@
-"""The sampling that publishers recommend for their models, by the model's name, and where they say so. Stdlib only.
+"""The sampling parameters that publishers recommend for their models, by the model's name, with the source. Stdlib
+only.
 
-Few GGUF files name any sampling, although the publisher's checkpoint has a generation_config.json, or a model card with
-advice. A row is for models whose name begins as its pattern says, so a model that was made from another one by somebody
-else has a row only if it keeps the name. Values are listed only for sizes whose source was read.
+Few GGUF files contain sampling parameters, although the publisher's checkpoint has a generation_config.json, or a model
+card with advice. A row applies to models whose name begins with a match of its pattern, so it applies to somebody
+else's derived model only if that keeps the name. Values are listed only for sizes whose source was read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _QWEN_THINKING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 _QWEN_NEW = {"temperature": 1.0, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 _GEMMA = {"temperature": 1.0, "top_p": 0.95, "top_k": 64}
 
-# The first row that fits applies.
+# The first row with a match applies.
 ROWS = (
     Recommendation(
         "Qwen2.5-Coder Instruct, 0.5B to 7B",
@@ -77,7 +78,7 @@ ROWS = (
         f"{_HUB}Qwen/Qwen3-30B-A3B-Instruct-2507#best-practices",
         _QWEN | {"min_p": 0.0},
     ),
-    # They think unless a request says otherwise.
+    # These models think unless a request disables it.
     Recommendation(
         "Qwen3, which thinks",
         r"qwen3-(0\.6|1\.7|4|8|14|30|32|235)b(-a\d+b)?(?!.*-(base|instruct|thinking))",
@@ -180,6 +181,6 @@ ROWS = (
 
 
 def recommended(names: Iterable[str]) -> Recommendation | None:
-    """Return the recommendation for a model that has these names, the surest first, or None if no row fits."""
+    """Return the recommendation for a model with these names, the most reliable first, or None if no row matches."""
     plain = (re.sub(r"[\s_]+", "-", name.strip()).lower() for name in names)
     return next((row for name in plain for row in ROWS if row.fits(name)), None)

@@ -18,10 +18,11 @@ _BITS = {
 
 
 def read_header(path: Path, most_bytes: int = _MOST_HEADER_BYTES) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, by the names of the tensors, and the offset of the data in the file.
+    """Return the header of a safetensors file, keyed by the names of the tensors, and the offset of the data in the
+    file.
 
-    Raises BadFile if it is longer than `most_bytes`, and unless the rest of the file is the data of the tensors, one
-    after the other.
+    Raises BadFile if the header is longer than `most_bytes`, or if the data of the tensors don't fill the rest of the
+    file without gaps.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -55,7 +56,8 @@ def read_header(path: Path, most_bytes: int = _MOST_HEADER_BYTES) -> tuple[dict[
 
 
 def _data_range(name: str, tensor: Any) -> tuple[int, int]:
-    """Return the bytes of a tensor, counted from the end of the header. Raises BadFile unless they fit its shape."""
+    """Return the byte range of a tensor, relative to the end of the header. Raises BadFile unless it fits the tensor's
+    shape."""
     shown = name[:100]
     described = tensor if isinstance(tensor, dict) else {}
     offsets, shape, dtype = (described.get(key) for key in ("data_offsets", "shape", "dtype"))

@@ -1,7 +1,7 @@
-"""Names the setting with which a library fails to read the JSON files of a model, if its type is the reason.
+"""Finds the setting whose wrong type makes a library fail to read a model's JSON files.
 
-The types are those that transformers needs and doesn't check. They are compared only after it has failed, so that a
-setting may have any value with which a model can be served. Stdlib only.
+The listed types are those that transformers needs but doesn't check. They are compared only after a failure, so that a
+setting may have any value with which the model can be served. Stdlib only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oaiserve.checkpoints.wrong_settings import wrong_setting
 from oaiserve.errors import StartupError
 
 _DTYPE = re.compile(r"c?(half|float|double)|long|short|int|bool|bit|(b?float|q?u?int|complex|bits)\d\w*")
-_MOST_SHOWN = 100  # characters of a value, and of a name
+_MOST_SHOWN = 100  # most characters of a value or a name in a message
 _ALL = (dict, list, str, int, float, bool, NoneType)
 
 
@@ -29,7 +29,7 @@ class _Kind:
 
     must: str  # follows "must be"
     types: tuple[type, ...]
-    holds: Callable[[Any], bool] = lambda _: True  # called with a value of these types
+    holds: Callable[[Any], bool] = lambda _: True  # called with a value of one of these types
     items: _Kind | None = None  # the kind of a list's items
     values: _Kind | None = None  # the kind of an object's values
     keys: Mapping[str, _Kind] = field(default_factory=dict)  # the kinds of an object's values with these keys
@@ -43,7 +43,7 @@ _TEXT = _Kind(must="a text", types=(str,))
 _TEXT_OR_NULL = _Kind(must="a text or null", types=(str, NoneType))
 _FLAG = _Kind(must="true or false", types=(bool,))
 _FLAG_OR_NULL = _Kind(must="true, false or null", types=(bool, NoneType))
-_LIST = _Kind(must="a list", types=(list, str, dict))  # transformers makes a list of a text or an object, too
+_LIST = _Kind(must="a list", types=(list, str, dict))  # transformers also accepts a text or an object as a list
 _SIDE = _Kind(must='"left" or "right"', types=(str,), holds=lambda side: side in ("left", "right"))
 
 # -- config.json ------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _fault_in(path: Path) -> str | None:
 
 
 def _fault(value: Any, kind: _Kind, name: str = "") -> str | None:
-    """Return the fault of a value, or of the first wrong one in it."""
+    """Return the fault of a value, or of the first wrong value inside it."""
     if type(value) not in kind.types or not kind.holds(value):
         subject = f"its {name[:_MOST_SHOWN]}" if name else "it"
         return f"{subject} is {json.dumps(value)[:_MOST_SHOWN]}, but must be {kind.must}"

@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 _TOKENIZERS = ("tokenizer", "vocab", "tekken")  # beginnings of the names of tokenizer files
 _VOCABULARIES = (".model", ".tiktoken")  # endings of the names of vocabulary files
-_NO_MODELS = {  # types of GGUF files
+_NO_MODELS = {  # types of GGUF files that are not models
     "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
     "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",
 }
-# What other models do, by the beginning of their architecture in a GGUF file.
+# What unsupported models do, by the prefix of their architecture in a GGUF file.
 _OF_MEDIA = dict.fromkeys(
     ("flux", "sd", "aura", "hidream", "lumina", "qwen_image", "z_image", "pixart", "chroma", "omnigen"),
     "which makes pictures",
@@ -36,7 +36,7 @@ _OF_MEDIA = dict.fromkeys(
     **dict.fromkeys(("parakeet", "canary", "moonshine"), "which writes down speech"),
     **dict.fromkeys(("kokoro", "parler", "outetts", "dia", "bark", "chatterbox"), "which speaks"),
 }
-# With an example of each.
+# Settings that must be names, each with an example.
 _NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16", "model_type": "llama"}
 # Numbers of rotary embeddings, which libraries compute with as a file has them: a file may have "10000" for 10000.
 _ROPE_NUMBERS = frozenset(
@@ -53,8 +53,8 @@ _INTEGERS = frozenset(
         *("head_dim", "vocab_size", "sliding_window", "max_position_embeddings"),
     }
 )
-_MAPS = ("id2label", "label2id", "vocabulary_map")  # objects whose keys are labels or tokens
-_ROPE_FACTOR = "factor"  # elsewhere, this name may mean anything
+_MAPS = ("id2label", "label2id", "vocabulary_map")  # objects with labels or tokens as keys
+_ROPE_FACTOR = "factor"  # outside the settings of rotary embeddings, this name may mean anything
 # Those numbers of each type of rotary embedding that its formula needs. The others may be null: programs that write
 # files give all types the same keys.
 _REQUIRED_FOR_ROPE = {
@@ -67,7 +67,7 @@ _REQUIRED_FOR_ROPE = {
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
-    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code."""
+    """Raise StartupError if the files of a local model are truncated, contradict their sizes, or could run code."""
     checkpoint = source.checkpoint
     path = checkpoint.folder / (source.gguf_file or CONFIG)
     try:
@@ -93,7 +93,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
 
 
 def _refuse_unless_of_text(values: Mapping[str, Any]) -> None:
-    """Raise BadFile for the metadata of a GGUF file that has no layers, or no vocabulary, as models of text have."""
+    """Raise BadFile if the metadata of a GGUF file lack layers or a vocabulary, which text models have."""
     name = architecture(values)
     if name is None:
         raise BadFile("it doesn't say what model it has (general.architecture)")
@@ -107,7 +107,7 @@ def _refuse_unless_of_text(values: Mapping[str, Any]) -> None:
 
 
 def warn_of_other_weights(source: ModelSource) -> None:
-    """Log which weights a local folder's model has, if an index names others than those that are read."""
+    """Log the weights that are read from a local folder, if an index there lists others."""
     checkpoint = source.checkpoint
     if source.gguf_file is not None or not (checkpoint.folder / INDEX).is_file():
         return
@@ -160,7 +160,7 @@ def _check_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
                 raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be a number")
             refuse_too_large(key, value)
         if key in _INTEGERS and value is not None:
-            each = value if isinstance(value, list) else [value]  # Lists have a number for each layer.
+            each = value if isinstance(value, list) else [value]  # A list has a number for each layer.
             if not all(isinstance(number, int) for number in each):
                 raise BadFile(f"its {key} is {json.dumps(value)[:100]}, but must be an integer")
         if isinstance(value, dict) and key not in _MAPS:

@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 _OF_OLLAMA = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
 _WITH_NAME = re.compile(r"([\w.-]+)=(.+)")
 _WITH_HOST = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
-_MOST_ENTRIES = 10_000  # A similar name is only looked for among this many entries of a folder.
+_MOST_ENTRIES = 10_000  # A folder is searched for a similar name only up to this many entries.
 _SIMILAR = 0.75
 
 
@@ -40,12 +40,12 @@ class ModelSource:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The files of a local model, opened once for all that read them."""
+        """The files of a local model. All readers share this object, so that each file is opened once."""
         return Checkpoint(self.folder, self.gguf_file)
 
     @property
     def shown(self) -> str:
-        """Return the name for an error, which may be a hub id or a misspelt folder."""
+        """Return the name as an error should show it: a hub id, or perhaps a misspelt folder."""
         if self.is_local:
             return f"'{self.path}'"
         there = nearest(Path(self.location))
@@ -86,7 +86,7 @@ def find_model(model: str | Path) -> ModelSource:
 
 
 def _hint(name: str) -> str | None:
-    """Return a sentence with the argument that was probably meant by a path that does not exist, or None."""
+    """Return a hint at what was probably meant by a path that does not exist, or None."""
     if match := _WITH_NAME.fullmatch(name):
         return (
             f"NAME=MODEL is for several models. To serve one under a name: oaiserve serve {match[2]} "
@@ -106,7 +106,7 @@ def _hint(name: str) -> str | None:
 
 
 def nearest(path: Path) -> str | None:
-    """Return the path of a folder or GGUF file with nearly the name of one that is missing; None if there is none."""
+    """Return the path of an existing folder or GGUF file whose name is similar to a missing one's, or None."""
     missing = next((each for each in (*reversed(path.parents), path) if not each.exists()), path)
     try:
         with os.scandir(missing.parent) as entries:
@@ -115,7 +115,7 @@ def nearest(path: Path) -> str | None:
                 for entry in islice(entries, _MOST_ENTRIES)
                 if entry.is_dir() or (entry.name.endswith(".gguf") and missing == path)
             ]
-    except OSError:  # It is a file, or may not be read.
+    except OSError:  # The parent is a file, or can't be read.
         return None
     wanted = missing.name.lower()
     plain = {name.lower(): name for name in names} | {name.lower().removesuffix(".gguf"): name for name in names}
@@ -129,7 +129,7 @@ def nearest(path: Path) -> str | None:
 
 def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
     """Return the file that reads images for a GGUF file: the named one, or one in the same folder. Raises StartupError
-    if there is none with this name, or if the model is not a GGUF file."""
+    if the named file does not exist, or if the model is not a GGUF file."""
     if named is not None and (source.gguf_file is None or not named.is_file()):
         if source.gguf_file is not None:
             why = "which does not exist"
@@ -149,6 +149,6 @@ def is_mmproj(name: str) -> bool:
 
 
 def best_mmproj(names: Iterable[str]) -> str | None:
-    """Return the file that reads images, from the names of files; among several, preferably the one in float16."""
+    """Return the file that reads images, given the names of files. If there are several, float16 is preferred."""
     encoders = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
     return min(encoders, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)
