@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector from running while JSON is decoded, and its time out of limits. Stdlib only."""
+"""Pauses Python's garbage collector while JSON is decoded, and leaves its time out of CPU limits. Stdlib only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import thread_time_ns
 
-LARGE_BYTES = 2**16  # Decoding less JSON than this runs the collector a few times at most.
+LARGE_BYTES = 2**16  # Decoding less JSON than this triggers at most a few collections.
 
 
 @contextmanager
 def paused_for(num_bytes: int) -> Iterator[None]:
     """Pause the collector while `num_bytes` of JSON are decoded, if that is a lot.
 
-    Decoding makes many objects and no garbage, but every few thousand new objects run the collector, which looks at
-    all new ones and holds the GIL meanwhile. Of two threads that pause at once, the first one ends the pause of both.
+    Decoding creates many objects and no garbage, but every few thousand new objects trigger a collection, which scans
+    all new ones and holds the GIL meanwhile. If two threads pause at once, the first to finish ends the pause for both.
     """
     is_pausing = num_bytes >= LARGE_BYTES and gc.isenabled()
     if is_pausing:
@@ -29,7 +29,7 @@ def paused_for(num_bytes: int) -> Iterator[None]:
 
 
 class _Collections(threading.local):
-    """The CPU time of the collections that ran in this thread."""
+    """The CPU time of the garbage collections in this thread."""
 
     began_ns = 0
     total_ns = 0

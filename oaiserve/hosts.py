@@ -1,5 +1,5 @@
-"""The names of hosts, as they stand in a Host header, in an Origin header and in settings. It needs only the standard
-library, and asks no resolver."""
+"""Parses the names of hosts, as in a Host header, an Origin header or a setting. Stdlib only, and without name
+resolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
-    """A host and its port. The name is in lower case, and an IP address is as short as it can be, without brackets."""
+    """A host and its port. The name is in lower case; an IP address is in its shortest form, without brackets."""
 
     name: str
     port: int | None
@@ -37,7 +37,7 @@ def parse_authority(text: str) -> Authority | None:
 
 
 def host_name(text: str) -> str | None:
-    """Return the name of a host without a port, as `Authority.name` has it, or None for other text."""
+    """Return the name of a host in the form of `Authority.name`, or None if the text has a port or isn't a host."""
     if text.count(":") > 1 and not text.startswith("["):
         text = f"[{text}]"
     authority = parse_authority(text)
@@ -47,7 +47,7 @@ def host_name(text: str) -> str | None:
 
 
 def is_address(name: str) -> bool:
-    """Return whether the name is an IP address, which nobody has to look up."""
+    """Return whether the name is an IP address, which needs no resolution."""
     return _address(name) is not None
 
 
@@ -61,7 +61,7 @@ def is_network(text: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether the name always means the machine itself: localhost, a name below it, or a loopback address."""
+    """Return whether the name always means this machine: localhost, a subdomain of it, or a loopback address."""
     address = _address(name)
     if address is None:
         return name == "localhost" or name.endswith(".localhost")
@@ -72,7 +72,7 @@ def is_loopback(name: str) -> bool:
 def is_same_origin(origin: str, scheme: str, host: Authority) -> bool:
     """Return whether a page of this origin came from the server named by a request's `scheme` and `host`.
 
-    A server behind a proxy that speaks HTTPS sees HTTP, so there the schemes may differ.
+    Behind a proxy that terminates TLS, the server sees HTTP although the page has HTTPS, so that difference is allowed.
     """
     match = _WEB_ORIGIN.fullmatch(origin)
     page = parse_authority(match[2]) if match else None
@@ -82,7 +82,7 @@ def is_same_origin(origin: str, scheme: str, host: Authority) -> bool:
     return (page.name, page.port or default) == (host.name, host.port or default)
 
 
-@lru_cache(maxsize=256)  # Requests name the same few hosts.
+@lru_cache(maxsize=256)  # Requests use the same few hosts.
 def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(name)

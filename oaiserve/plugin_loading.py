@@ -1,4 +1,4 @@
-"""Finds and loads plug-ins, and adds their parts to a server that starts. `plugin.py` says what they are."""
+"""Finds and loads plug-ins, and adds their parts to a server at its start. `plugin/parts.py` defines the parts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]  # a table of the config file
 Made = TypeVar("Made")
 
-# The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
+# The entry point group of installed plug-ins, which is also the package of oaiserve's own.
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # options of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
 _RAISED = (Exception, SystemExit, GeneratorExit)  # errors of a plug-in; a KeyboardInterrupt comes from the user
-# Folders of oaiserve/plugins, each of which may be missing
+# Folders of oaiserve/plugins, any of which may be missing.
 OURS = (
     "batches",
     "cuda",
@@ -80,7 +80,7 @@ class LoadedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A plug-in that the server continues without."""
+    """A plug-in that could not be loaded, and without which the server continues."""
 
     level: int
     message: str
@@ -146,7 +146,7 @@ def load(modules: Iterable[str] = (), settings: Mapping[str, Settings] | None = 
 
 
 def tables_in(settings: Settings) -> Mapping[str, Settings]:
-    """Return the tables of plug-ins in the settings of a config file, by their names. Raises OptionError."""
+    """Return the tables of plug-ins in the settings of a config file, by plug-in. Raises OptionError."""
     tables = settings.get("plugins", {})
     if isinstance(tables, Mapping) and all(isinstance(table, Mapping) for table in tables.values()):
         return tables
@@ -156,7 +156,8 @@ def tables_in(settings: Settings) -> Mapping[str, Settings]:
 def server_for(
     models: Sequence[str], config: Config, plugins: Sequence[Plugin]
 ) -> Callable[[socket.socket], int] | None:
-    """Return a plug-in's server, which replaces that of one model, or None. Raises OptionError and StartupError."""
+    """Return the server that a plug-in runs instead of the server of one model, or None. Raises OptionError and
+    StartupError."""
     for plugin in plugins:
         if plugin.inner.serve is not None and (serve := plugin.inner.serve(models, config, plugins)) is not None:
             return serve
@@ -164,8 +165,8 @@ def server_for(
 
 
 def options_of(plugins: Iterable[Plugin]) -> list[tuple[str, type]]:
-    """Return the settings of the plug-ins, with the titles of their groups. Raises StartupError if a field has the name
-    of another setting."""
+    """Return the settings classes of the plug-ins, with the titles of their groups. Raises StartupError if two settings
+    have the same name."""
     names = {each.name for kind in OPTIONS for each in fields(kind)}
     options: list[tuple[str, type]] = []
     for plugin in plugins:
@@ -187,7 +188,7 @@ def commands_of(plugins: Iterable[Plugin]) -> dict[str, Command]:
 
 
 def _made(found: object, settings: Settings) -> object:
-    """Return the plug-in of a module, or the one that the module's function makes from the settings."""
+    """Return the plug-in that a module contains, or that the module's function makes from the settings."""
     if isinstance(found, Plugin) and settings:
         raise StartupError(f"it takes no settings, but the config file has {', '.join(settings)}.")
     return found if isinstance(found, Plugin) or not callable(found) else found(settings)
@@ -242,7 +243,7 @@ def _module(text: str) -> ModuleType:
     if not text.endswith(".py"):
         return import_module(text)
     path = Path(text).resolve()
-    name = f"oaiserve_plugin_{path.stem}"  # A file may have the name of another module.
+    name = f"oaiserve_plugin_{path.stem}"  # The prefix keeps a file from replacing another module of its name.
     module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None) == str(path):
         return module
@@ -250,15 +251,16 @@ def _module(text: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses and commands of the module look it up.
+    sys.modules[name] = module  # Dataclasses and commands look up their module there.
     spec.loader.exec_module(module)
     return module
 
 
 def made(plugins: Iterable[Plugin], what: str, make: Callable[[Plugin], Made | None]) -> Iterator[tuple[Plugin, Made]]:
-    """Yield what each plug-in makes, with the plug-in. `make` calls the part that makes it, or returns None.
+    """Yield each plug-in with what `make` returns for it. `make` calls a part of the plug-in, or returns None without
+    it.
 
-    A plug-in whose part raises anything has no such part, and the log says so. Raises StartupError if the part does.
+    If the part raises StartupError, so does this. Any other error is logged, and the server goes on without that part.
     """
     for plugin in plugins:
         try:
@@ -273,7 +275,7 @@ def made(plugins: Iterable[Plugin], what: str, make: Callable[[Plugin], Made | N
 
 
 def add_models(plugins: Iterable[Plugin]) -> None:
-    """Add the model families and GGUF architectures of the plug-ins. Raises StartupError if one is there already."""
+    """Add the model families and GGUF architectures of the plug-ins. Raises StartupError if one already exists."""
     bringing = [plugin for plugin in plugins if plugin.families or plugin.gguf_architectures]
     if not bringing:
         return
@@ -303,7 +305,7 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
 
 
 def dialects_of(plugins: Iterable[Plugin]) -> list[list[CallFamily]]:
-    """Return the dialects, plug-in by plug-in."""
+    """Return the dialects of the plug-ins, in one list per plug-in."""
 
     def of_plugin(plugin: Plugin) -> list[CallFamily] | None:
         return [*(plugin.dialects() if callable(plugin.dialects) else plugin.dialects)] or None
@@ -312,7 +314,7 @@ def dialects_of(plugins: Iterable[Plugin]) -> list[list[CallFamily]]:
 
 
 def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
-    """Return the ways of the plug-ins to start a model."""
+    """Return the plug-ins' ways to start a model."""
     ways = made(plugins, "ways to start a model", lambda plugin: plugin.inner.starts and [*plugin.inner.starts()])
     return [way for _, of_plugin in ways for way in of_plugin]
 
@@ -324,8 +326,8 @@ def findings_of(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
 
 
 def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
-    """Return a function that loads the reader of images and sounds by the first plug-in that has one for the model, or
-    None if no plug-in reads any."""
+    """Return a function that loads a reader of images and sounds, from the first plug-in that has one for the model, or
+    None if no plug-in has this part."""
     loading = [plugin for plugin in plugins if plugin.inner.media is not None]
 
     def load_media(request: StartRequest, mmproj: Path | None) -> Media | None:
@@ -340,14 +342,13 @@ def media_of(plugins: Iterable[Plugin]) -> LoadMedia | None:
 
 
 def own_plugins() -> list[Plugin]:
-    """Return the plug-ins of oaiserve whose folders are there, without settings."""
+    """Return oaiserve's own plug-ins whose folders exist, without settings."""
     found = (_ours(name, {}) for name in OURS)
     return [each.plugin for each in found if isinstance(each, LoadedPlugin)]
 
 
 def import_early(plugins: Iterable[Plugin], *, reads_calls: bool) -> None:
-    """Import the routes and dialects of the plug-ins of oaiserve: it takes tens of milliseconds, and need not wait for
-    the model."""
+    """Import the routes and dialects of oaiserve's plug-ins. This takes tens of milliseconds, and needs no model."""
     for plugin in plugins:
         if plugin.name not in OURS:
             continue
@@ -402,8 +403,8 @@ def pages_of(plugins: Iterable[Plugin]) -> Pages:
 def routes_of(
     plugins: Iterable[Plugin], config: Config, taken: Collection[str], *, ask: AskReplicas | None = None
 ) -> list[BaseRoute]:
-    """Return the routes of the plug-ins: with `ask` those that a gateway of replicas answers, or else those of a
-    server. Raises StartupError if one has a path that is taken."""
+    """Return the routes of the plug-ins: with `ask`, the routes for a gateway in front of replicas, else those for a
+    server. Raises StartupError if a path is already taken."""
 
     def of_plugin(plugin: Plugin) -> list[BaseRoute]:
         makers = [plugin.inner.front_routes]
@@ -426,7 +427,8 @@ def routes_of(
 
 
 def streams_of(plugins: Iterable[Plugin], config: Config) -> Callable[..., LoopStreams] | None:
-    """Return the streams of requests that a plug-in brings in place of the engine's. Raises StartupError if two do."""
+    """Return the part of a plug-in that replaces the engine's streams of requests. Raises StartupError if two plug-ins
+    have one."""
     brought = [*made(plugins, "streams", lambda plugin: plugin.inner.streams and plugin.inner.streams(config))]
     if len(brought) > 1:
         (first, _), (second, _), *_ = brought

@@ -1,4 +1,4 @@
-"""Starts the server of one model, which serves until a signal, or loads one of several models.
+"""Starts the server of a single model, which runs until a signal, or loads one of several models.
 
 Heavy modules such as torch are imported only after the settings, the port and the certificate have been checked.
 """
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callable[[], None] | None = None) -> int:
     """Serve one model until a signal, with the plug-ins that were found, and return the exit code.
 
-    In a process that another one has started, `ready` replaces the banner.
+    If another process of oaiserve has started this one, `ready` is called instead of printing the banner.
     """
     times = StartTimes()
     times.since_begin("command line")
@@ -83,7 +83,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
         check_tracing()
     logger.info("Loading %s ...", config.model_name)
     places: list[Placement] = []
-    if ready is None:  # Otherwise, the process that has started this one would start it again.
+    if ready is None:  # A child process must not start further processes.
         from oaiserve.process.placement import apart
 
         places = apart(config.server, config.engine.device)
@@ -128,7 +128,7 @@ def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callab
 
 
 def _engine(config: Config, times: StartTimes, plugins: Sequence[Plugin], places: list[Placement]) -> AnyEngine:
-    """Load the model, in engine processes if there are places for them. Raises StartupError."""
+    """Load the model, in engine processes if there are any `places` for them. Raises StartupError."""
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -156,7 +156,7 @@ def _remote_engine(
     # A download shows its progress, and Ctrl-C removes what is not complete.
     if config.model == "demo":
         times.run("files of the demo", demo.fetched)
-    end_at_once_on_interrupt()  # holds until the server handles signals
+    end_at_once_on_interrupt()  # until the server handles signals
     starts = _starts(config, places)
     started = [[ChildProcess(start, THREADS, place.gpu)] for start, place in zip(starts, places, strict=True)]
 
@@ -180,7 +180,8 @@ def _remote_engine(
 
 
 def app_without_engine(config: Config, plugins: Sequence[Plugin]) -> App:
-    """Return an app with the routes of a model, which can answer only requests that no route takes."""
+    """Return an app with the routes of a model but without an engine. It can only answer requests that match no
+    route."""
     from oaiserve.app import App, routes
 
     return App(routes=routes(config, plugins))
@@ -188,8 +189,8 @@ def app_without_engine(config: Config, plugins: Sequence[Plugin]) -> App:
 
 def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], None]) -> tuple[App, AnyEngine]:
     """Load one of several models in its engine processes, and return the app with its routes, which the app in `front`
-    calls. `launched` gets each process that is started for it, now or later. Any thread may call this. Raises
-    StartupError."""
+    calls. `launched` is called with each process that is started for the model, now or later. Any thread may call this.
+    Raises StartupError."""
     from oaiserve.app import create_app, server_telemetry
     from oaiserve.process.child import ChildProcess
     from oaiserve.process.placement import placements
@@ -212,7 +213,7 @@ def load_behind(config: Config, front: App, launched: Callable[[ChildProcess], N
         [partial(launch, index) for index in range(len(places))],
         config.engine,
         THREADS,
-        cores_ns=lambda: 0,  # The CPU time of this process is that of all models.
+        cores_ns=lambda: 0,  # The CPU time of this process is shared by all models, so it is charged to none.
         of=f" of the model {config.model_name}",
     )
     try:
@@ -235,7 +236,7 @@ def _warn_of_defaults(config: Config, engine: AnyEngine) -> None:
 
 
 def _check_gpus(engine: AnyEngine, places: list[Placement]) -> None:
-    """Raise StartupError if the model doesn't run on the GPUs that its replicas have."""
+    """Raise StartupError if replicas were placed on GPUs, but the model runs on the CPU."""
     if engine.is_on_cpu and places[0].gpu:
         raise StartupError(
             f"--replicas found {len(places)} GPUs, but the model runs on the CPU. Use --device cpu, or torch for GPUs."
@@ -243,8 +244,8 @@ def _check_gpus(engine: AnyEngine, places: list[Placement]) -> None:
 
 
 def _starts(config: Config, places: list[Placement], of: str = "") -> list[Start]:
-    """Return the first message to the engine process in each place. In the log, it has the name of its replica, after
-    that `of` its model."""
+    """Return the first message to the engine process in each place. In its log lines, a process is named by `of` and
+    its replica."""
     from oaiserve.process.messages import Start
     from oaiserve.process.placement import options_of
 
@@ -254,7 +255,7 @@ def _starts(config: Config, places: list[Placement], of: str = "") -> list[Start
         start = Start(
             model=config.model,
             name=config.model_name,
-            # Another process is started after a hang.
+            # After a hang, a new process is started.
             options=replace(options_of(config.engine, places, index), exit_on_hang=True),
             plugins=config.server.plugin,
             settings=config.file,

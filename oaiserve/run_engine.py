@@ -1,4 +1,4 @@
-"""Loads the engine of a server: in this process, or as the engine process of another one."""
+"""Loads the engine of a server, in this process, or in an engine process that a server has started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STDERR = 2  # file descriptor
-MOST_GOODBYE_SECONDS = 10.0  # limit for an engine process whose front has ended
+MOST_GOODBYE_SECONDS = 10.0  # after which an engine process ends if its front process has ended
 
 
 def prepare_process() -> None:
@@ -39,17 +39,17 @@ def prepare_process() -> None:
     interpreter.begin_load()
     interpreter.switch_often()
     share_arenas()
-    # Otherwise torch looks for plugins for other devices in all installed packages.
+    # Without this, torch searches all installed packages for plug-ins for other devices.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    # Torch's threads would spin while they wait for each other. If other programs use the cores, a step of a 0.5B model
-    # in plain PyTorch takes minutes then, because the thread that has work waits for a core.
+    # Without this, torch's threads spin while they wait for each other. If other programs use the cores, a step of a
+    # 0.5B model in plain PyTorch then takes minutes, because the thread that has work doesn't get a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def end_load() -> None:
     """End the preparations for a load. What has been loaded stays in memory, and garbage collections skip it."""
     interpreter.end_load()
-    give_back()  # memory that the start has freed
+    give_back()  # returns memory that was only needed to load
     keep_freed()
 
 
@@ -60,15 +60,15 @@ def load_engine(
     plugins: Sequence[Plugin],
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Engine:
-    """Load the model. `meanwhile` is called while a library is loaded. Raises StartupError."""
+    """Load the model. `meanwhile` is called while a library is being loaded. Raises StartupError."""
     if model == "demo":
         if not demo.is_fetched():
             with times.part("start of the compiler"):
                 from oaiserve.engine.start.plan import compile_early
 
-                compile_early(options, "bfloat16")  # the type in the demo's files
+                compile_early(options, "bfloat16")  # the data type of the demo's files
         times.run("files of the demo", demo.fetched)  # Ctrl-C still removes a partial download here.
-    end_at_once_on_interrupt()  # holds until the server handles signals
+    end_at_once_on_interrupt()  # until the server handles signals
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
 
@@ -86,16 +86,17 @@ def load_engine(
 
 
 def run(arguments: list[str]) -> int:
-    """Be the engine process of a front until it ends this one, and return the exit code.
+    """Run as the engine process of a front process until that ends this one, and return the exit code.
 
-    The first argument is the file descriptor of the link to the front, which sends the settings."""
+    The first argument is the file descriptor of the socket to the front process, which sends the settings.
+    """
     from oaiserve.process.link import SocketLink
     from oaiserve.process.messages import NotStarted, Start, Stop, ToEngine
     from oaiserve.process.plain_data import decoder
     from oaiserve.process.server import EngineServer
 
     faulthandler.enable(STDERR)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # A service manager sends them to all processes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # A service manager sends these to all processes.
         signal.signal(number, signal.SIG_IGN)
     link = SocketLink(socket.socket(fileno=int(arguments[0])), decoder(ToEngine), "front", THREADS)
     inbox: Queue[Start | Stop] = THREADS.queue()
@@ -106,7 +107,7 @@ def run(arguments: list[str]) -> int:
             inbox.put(message)
         elif server is not None:
             server.received(message)
-        else:  # The front doesn't wait for the load.
+        else:  # The front stops the process without waiting for the load.
             os._exit(0)
 
     def closed() -> None:
@@ -118,7 +119,7 @@ def run(arguments: list[str]) -> int:
     link.start(received, closed)
     start = inbox.get()
     assert isinstance(start, Start)
-    if start.cpus:  # The threads that compute are started by this one.
+    if start.cpus:  # Compute threads inherit the affinity of this thread.
         os.sched_setaffinity(0, start.cpus)
     from oaiserve.telemetry import logs
 

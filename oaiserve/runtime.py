@@ -1,11 +1,11 @@
-"""Time, threads and chance: what a program cannot repeat by itself.
+"""Time, threads and randomness: everything that makes two runs of a program differ.
 
-Parts get a `Runtime` passed in. `THREADS` is the real one, in which each worker is a thread. Tests have a simulated
-one, in which one thread takes the turns of all workers, in an order that follows from a seed, and the clock leaps to
-the next moment at which something happens.
+Components get a `Runtime` passed in. `THREADS` is the real one, in which each worker is a thread. Tests have a
+simulated one, in which a single thread takes the turns of all workers in an order that depends on a seed, and the clock
+jumps to the next moment at which something happens.
 
-A worker has an inbox and a turn. A turn takes what has come, does one piece of work without waiting for anybody, and
-returns when it is to be called again.
+A worker has an inbox and a turn. A turn takes items from the inbox, does one piece of work without blocking, and
+returns the time at which it is to be called again.
 """
 
 from __future__ import annotations
@@ -40,62 +40,63 @@ __all__ = [
 
 Item = TypeVar("Item")
 
-# What a turn returns: a time of the clock in ns, before which it has nothing to do unless an item comes; or None, if
-# there is no such time.
+# What a turn returns: the time on the clock, in ns, of the next turn, which an item brings forward; or None to wait for
+# an item.
 When: TypeAlias = int | None
 AT_ONCE = 0
 ENDED = -1  # This was the last turn.
 Turn: TypeAlias = Callable[[], When]
 
-NICENESS = 8  # Added for Priority.LOW.
-MOST_WAIT_SECONDS = 3600.0  # The system refuses waits of centuries, for which a time limit may ask.
+NICENESS = 8  # added to the nice value for Priority.LOW
+MOST_WAIT_SECONDS = 3600.0  # The system rejects waits of centuries, which a time limit may ask for.
 
 
 class Priority(Enum):
-    """Which workers get the cores, where there are too few."""
+    """Which workers get the cores if there are too few."""
 
     NORMAL = auto()
-    LOW = auto()  # A seventh of a core that the model needs as well.
-    IDLE = auto()  # Time that no other thread of the machine needs.
+    LOW = auto()  # about a seventh of a core that the model needs, too
+    IDLE = auto()  # only time that no other thread on the machine needs
 
 
 class Worker(Protocol[Item]):
-    """Takes turns, each with an item of its inbox. Items may also be posted before it starts, and after its end, when
-    they are ignored."""
+    """Has an inbox, and takes turns in which it reads items from it. Items posted before it starts wait for its first
+    turn; those posted after its end are ignored."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """Whether the worker has been started and has not ended."""
         ...
 
     def start(self) -> None:
-        """Start it, and wait until it has called its `begin`."""
+        """Start the worker, and wait until it has called `begin`."""
         ...
 
     def post(self, item: Item, /) -> None:
-        """Put an item into the inbox, from any thread. The next turn comes at once."""
+        """Put an item into the inbox, which brings the next turn forward. Any thread may call this."""
         ...
 
     def take(self) -> Item:
-        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, but after the last turn any
-        thread may."""
+        """Take the oldest item. Raises Empty if there is none. Only a turn may call this, or any thread after the last
+        turn."""
         ...
 
     def clear(self) -> None:
-        """Drop all items in the inbox, in the turn of a worker that items only wake up. Otherwise as `take`."""
+        """Drop all items in the inbox, for a worker that items only wake up. The same threads may call this as
+        `take`."""
         ...
 
     def num_waiting(self) -> int:
-        """Return how many items are in the inbox, about."""
+        """Return the approximate number of items in the inbox."""
         ...
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it has ended, or was never started. Return False if the timeout comes first."""
+        """Wait until the worker has ended, if it was started. Return False if the timeout comes first."""
         ...
 
 
 class Queue(Protocol[Item]):
-    """A queue between threads, without a limit."""
+    """An unbounded queue between threads."""
 
     def put(self, item: Item, /) -> None: ...
 
@@ -105,14 +106,14 @@ class Queue(Protocol[Item]):
 
 
 class Runtime(Protocol):
-    """The time, the threads and the chance of a process."""
+    """The clocks, the threads and the randomness of a process."""
 
     def clock_ns(self) -> int:
         """Return the time of the monotonic clock."""
         ...
 
     def unix_ns(self) -> int:
-        """Return the time since 1970, of a clock that people may set."""
+        """Return the time since 1970 on the wall clock, which people may set."""
         ...
 
     def thread_cpu_ns(self) -> int:
@@ -120,7 +121,7 @@ class Runtime(Protocol):
         ...
 
     def token_hex(self, num_bytes: int) -> str:
-        """Return as many random bytes in hexadecimal, which nobody can guess."""
+        """Return this many random bytes in hexadecimal, which nobody can guess."""
         ...
 
     def worker(
@@ -131,26 +132,26 @@ class Runtime(Protocol):
         *,
         priority: Priority = Priority.NORMAL,
     ) -> Worker[Any]:
-        """Make a worker, which is not started yet. `begin` is called before its first turn, on its thread; an error of
-        it ends the worker, and is raised by `start`. An error of a turn ends the worker, too."""
+        """Return a worker that is not started yet. `begin` is called on its thread before the first turn; `start`
+        raises its errors. An error of `begin` or of a turn ends the worker."""
         ...
 
     def future(self) -> Future[Any]:
-        """Return a future, which threads may wait for."""
+        """Return a future on which threads may wait."""
         ...
 
     def queue(self) -> Queue[Any]:
-        """Make a queue for a caller that waits for what workers give it."""
+        """Return a queue through which workers pass items to a waiting caller."""
         ...
 
     def executor(self, name: str) -> Executor:
-        """Return an executor of one thread, for calls that wait, such as for a disk. The thread is there already:
-        later, the system may have none left."""
+        """Return an executor with one thread, for calls that block, such as on a disk. The thread is started at once,
+        because later the system may have none left."""
         ...
 
     def later(self, name: str, seconds: float, call: Callable[[], object]) -> None:
-        """Make a call on a thread after some seconds, or earlier if the main thread ends. The process waits for the
-        call before it ends."""
+        """Make a call on a thread after some seconds, or earlier if the main thread ends. The process waits for that
+        call before it exits."""
         ...
 
 
@@ -165,7 +166,7 @@ class _ThreadWorker(Generic[Item]):
         self._begin = begin
         self._priority = priority
         self._inbox: SimpleQueue[Item] = SimpleQueue()
-        self._first: list[Item] = []  # the item that ended the last sleep, unless it has been taken
+        self._first: list[Item] = []  # the item that ended the last sleep, until it is taken
         self._begun = Event()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -219,7 +220,7 @@ class _ThreadWorker(Generic[Item]):
 
 def _give_priority(priority: Priority) -> None:
     """Give the calling thread a priority."""
-    if sys.platform == "linux":  # On other systems, this would change the whole process.
+    if sys.platform == "linux":  # Other systems would change the priority of the whole process.
         with suppress(OSError):  # A sandbox may forbid it; the worker then keeps its priority.
             if priority is Priority.LOW:
                 os.nice(NICENESS)
@@ -228,7 +229,7 @@ def _give_priority(priority: Priority) -> None:
 
 
 class Threads:
-    """The real runtime. A test may give it another clock."""
+    """The real runtime. Tests may replace its clock."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.clock_ns = clock_ns

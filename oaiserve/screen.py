@@ -1,4 +1,4 @@
-"""The abilities of the terminal that a stream writes to: its width, colours and links. Stdlib only."""
+"""The capabilities of the terminal that a stream writes to: its width, colours and links. Stdlib only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_width() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """The abilities of a terminal. The defaults are those of a file or a pipe."""
+    """The capabilities of a terminal. The defaults are those of a file or a pipe."""
 
     columns: Callable[[], int | None] = _no_width  # None: lines may have any length
     has_colours: bool = False
@@ -25,7 +25,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: TextIO) -> Screen:
-        """Return the abilities of the terminal that a stream writes to. NO_COLOR turns colours off."""
+        """Return the capabilities of the terminal that a stream writes to. NO_COLOR turns colours off."""
         if not stream.isatty():
             return cls()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-STILL_NS = 2_000_000_000  # A shorter one looks like a busy machine.
+STILL_NS = 2_000_000_000  # A shorter one may only mean that the machine is busy.
 LOOK_SECONDS = 1.0
 USED_SHARE = 0.1  # A process that used more of a core than this was only slow.
 
@@ -23,7 +23,7 @@ def log_standstill(log: logging.Logger, who: str, still_ns: int) -> None:
 async def watch_for_standstills(
     log: logging.Logger, who: str, clock_ns: Callable[[], int], cores_ns: Callable[[], int]
 ) -> None:
-    """Log each standstill of this process, until cancelled. `cores_ns` returns the time of cores that it has used."""
+    """Log each standstill of this process, until cancelled. `cores_ns` returns the CPU time that it has used."""
     while True:
         before_ns = clock_ns()
         before_cores_ns = cores_ns()

@@ -1,7 +1,4 @@
-"""Finds the cgroups of this process, whose limits hold in containers and for services of systemd.
-
-Stdlib only.
-"""
+"""Finds the cgroups of this process, which limit containers and systemd services. Stdlib only."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ _TOP = "sys/fs/cgroup"
 
 class Cgroup(NamedTuple):
     folder: Path
-    version: int  # The names of its files depend on the version of its interface, 1 or 2.
+    version: int  # version of the interface, 1 or 2, which determines the names of the files
 
 
 def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Cgroup]:
-    """Yield each cgroup whose limits for `controller` hold for this process: its own, and those around it.
+    """Yield each cgroup whose limits for `controller` apply to this process: its own and all ancestors.
 
-    `root` is the folder that has proc/ and sys/. Some of the folders may be missing.
+    `root` is the folder that contains proc/ and sys/. Some of the cgroups' folders may be missing.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -34,7 +31,7 @@ def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Cgroup]:
             top = Cgroup(root / _TOP / controller, 1)
         else:
             continue
-        # A container may report the path on its host. Inside, only the top folder exists then.
+        # A container may report its path on the host, of which only the top folder exists inside.
         yield top
         for prefix in _prefixes(path):
             yield Cgroup(top.folder / prefix, top.version)

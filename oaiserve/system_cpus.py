@@ -15,9 +15,10 @@ _FEW_CORES = 4
 def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
     """Return one thread for each core of this process, within the quota of its cgroups.
 
-    From 4 cores on, it is one thread less, which leaves a core to the event loop, the tokenizers and telemetry. The
-    hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
-    which the process may run; by default, the system is asked. `root` is the folder that has proc/ and sys/.
+    With at least 4 cores, it is one thread less, so that a core is free for the event loop, the tokenizers and
+    telemetry. The hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are
+    the CPUs on which the process may run; by default, those that the system reports. `root` is the folder that contains
+    proc/ and sys/.
     """
     cores = len({_siblings(cpu, root) for cpu in (allowed_cpus() if cpus is None else cpus)})
     if (quota := _quota(root)) is not None:

@@ -1,9 +1,9 @@
-"""Returns freed memory to the system, takes it again before it is needed, and measures how much is available.
+"""Returns freed memory to the system, allocates pages before they are needed, and measures how much is available.
 
 Without glibc, no memory is returned or taken.
 
-The system provides each page when it is first written, which takes up to three milliseconds for a megabyte. If Python
-writes it, it holds the interpreter's lock meanwhile, and all threads wait.
+The system maps each page when it is first written, which takes up to three milliseconds per megabyte. If Python code
+writes it, the GIL is held meanwhile, and all threads wait.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from oaiserve.system_cgroups import cgroups
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
-MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
-TRIM_THRESHOLD_BYTES = 64 * 2**20  # the copies of the largest body by default, and some more
+MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest value that glibc accepts
+TRIM_THRESHOLD_BYTES = 64 * 2**20  # room for the copies of the largest body that is allowed by default, and a bit more
 MOST_ARENAS = 2
 MOST_COPIES = 4  # copies of a large body, in different forms, while it is parsed and rendered
-# Limits, use and dropped files of the memory of a cgroup, by the version of its interface.
+# Files with a cgroup's memory limits and usage, and the entries for file caches, which can be dropped, by interface
+# version.
 _OF_CGROUPS = {
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
 }
-# What libraries say when the system gives them no memory. On a GPU, torch says "CUDA out of memory".
+# Messages of libraries when the system has no memory for them. On a GPU, torch says "CUDA out of memory".
 _SHORT_OF_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "bad_alloc")
 
 
@@ -46,14 +47,14 @@ def _glibc() -> ctypes.CDLL | None:
     return libc
 
 
-_libc = _glibc()  # Its calls are made without the interpreter's lock.
+_libc = _glibc()  # Calls through ctypes release the GIL.
 
 
 def share_arenas() -> None:
-    """Let all threads that begin from now on allocate in a few arenas, unless MALLOC_ARENA_MAX sets their number.
+    """Let all threads that start from now on share a few arenas, unless MALLOC_ARENA_MAX sets their number.
 
-    By default, glibc spreads threads over up to eight arenas per core. Each arena keeps pages in which a few small
-    objects lie between freed ones. After large bodies, these add up to a hundred megabytes, and slowly grow.
+    By default, glibc spreads threads over up to eight arenas per core. Each arena keeps fragmented pages, in which few
+    objects are still in use. After large bodies, these add up to a hundred megabytes, and slowly grow.
     """
     if _libc is not None and "MALLOC_ARENA_MAX" not in os.environ:
         _libc.mallopt(M_ARENA_MAX, MOST_ARENAS)
@@ -67,7 +68,7 @@ def keep_freed() -> None:
 
 
 def take(num_bytes: int) -> None:
-    """Have the system find the pages for this thread's next copies of a body. It helps after `keep_freed`."""
+    """Have the system map the pages for this thread's next copies of a body. This only helps after `keep_freed`."""
     if _libc is None:
         return
     num_bytes = min(num_bytes, MOST_MMAP_THRESHOLD_BYTES // 2)
@@ -79,10 +80,10 @@ def take(num_bytes: int) -> None:
 
 
 def give_back() -> None:
-    """Give all empty pages back to the system.
+    """Return all empty pages to the system.
 
-    glibc keeps the memory between two living allocations, in an arena of each thread: after some large bodies, a
-    gigabyte. This takes milliseconds.
+    glibc keeps free memory that lies between two allocations, in every arena: after some large bodies, a gigabyte. The
+    call takes milliseconds.
     """
     if _libc is not None:
         _libc.malloc_trim(0)
@@ -106,8 +107,8 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def container_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes that the cgroups of this process leave, or None if none has a limit. The files in memory, which
-    the system drops when memory is short, don't count."""
+    """Return the bytes that the cgroups of this process leave, or None if none has a limit. Cached files don't count as
+    used, because the system drops them when memory is short."""
     left = []
     for folder, version in cgroups("memory", root):
         limits, used, cached = _OF_CGROUPS[version]
@@ -119,7 +120,7 @@ def container_bytes(root: Path = Path("/")) -> int | None:
 
 
 def limit_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may use at most: the machine's, or the lowest limit of its cgroups."""
+    """Return the most memory that this process may use: the machine's, or the lowest limit of its cgroups."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder, version in cgroups("memory", root):
         limits, _, _ = _OF_CGROUPS[version]
@@ -128,7 +129,7 @@ def limit_bytes(root: Path = Path("/")) -> int:
 
 
 def address_space_bytes() -> int | None:
-    """Return the bytes of address space that the limit of this process (ulimit -v) leaves, or None without one."""
+    """Return how much address space the limit of this process (ulimit -v) leaves, in bytes, or None without a limit."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return None
@@ -137,7 +138,7 @@ def address_space_bytes() -> int | None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return a sentence without a full stop if an error is one of too little memory in this process, or None."""
+    """Return a sentence, without a full stop, if the error means that this process has too little memory, else None."""
     text = str(error).lower()
     is_short = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if not is_short and not any(words in text for words in _SHORT_OF_MEMORY):

@@ -10,7 +10,7 @@ from pathlib import Path
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.gguf import shard_paths
 
-HEAD_BYTES = 64 * 1024  # start of each file; in weight files it holds the names and the places of all tensors
+HEAD_BYTES = 64 * 1024  # start of each file; in weight files, it lists the names and offsets of all tensors
 # The rest of a file is sampled at equal distances, because the weights of two training runs differ nearly everywhere.
 SAMPLES = 256
 SAMPLE_BYTES = 4096

@@ -1,8 +1,9 @@
 """The causes of one request's time in the phases `prefill` and `decode`. Engine thread only, stdlib.
 
-The time of all steps is added up once for all requests, in `Parts`. A request has the totals at the begin of its phase,
-and its own differences: the cost of its own tokens, and the steps that it missed while it was preempted. So a step
-costs a request one addition, and the causes of a phase are a difference of totals: they add up to the phase exactly.
+The time of all steps is added up once for all requests, in `Parts`. A request stores the totals at the beginning of its
+phase, and what only concerns itself: the cost of its own tokens, and the steps that it missed while it was preempted.
+So each step costs one addition per request, and the causes of a phase are differences of totals, which add up to the
+phase exactly.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from oaiserve.facts.record import Cause
 
 
 class Parts(NamedTuple):
-    """The time of steps by purpose, in nanoseconds. The numbers add up to the time between two ends of steps."""
+    """The time of steps by purpose, in nanoseconds. The numbers add up to the time between the ends of two steps."""
 
-    decodes: int = 0  # expected, of all sequences that decode
-    prompts: int = 0  # expected, of all prompts
-    media: int = 0  # media that are encoded between steps
+    decodes: int = 0  # expected time of all decoding sequences
+    prompts: int = 0  # expected time of all prompts
+    media: int = 0  # time in which media were encoded between steps
     constraint: int = 0
     host: int = 0
     machine: int = 0
-    still: int = 0  # The whole process stood still.
-    unknown: int = 0  # time of steps whose time could not be expected yet
-    unexplained: int = 0  # the rest, below zero where a step took less than expected
+    still: int = 0  # time in which the whole process stood still
+    unknown: int = 0  # time of steps that had no expected time yet
+    unexplained: int = 0  # the rest; below zero if a step took less time than expected
 
 
 NOTHING = Parts()
@@ -41,35 +42,36 @@ _MEASURED = (
     Cause.ENGINE_RESTART,
     Cause.NOT_KNOWN_YET,
 )
-# If the causes of more than this share of a phase's time are unknown, the expected times don't explain the rest.
+# If more than this share of a phase's time is unknown, its expected parts count as unknown, too.
 MOST_UNKNOWN = 0.15
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestCauses:
-    """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
+    """The causes of the current phase of a request. StepCauses reports the request's steps, and RequestNotes its
+    phases."""
 
-    has_several: bool  # whether it has several sequences, and so perhaps several chunks in a step
+    has_several: bool  # whether the request has several sequences, and may have several chunks in a step
     client: ClientWork = field(default_factory=lambda: ClientWork("", None))  # the client that sent it
-    # Whether each step has one token of its only sequence. Then the step's time alone is just added to `alone_ns`.
+    # Whether every step computes one token of the request's only sequence, so that only `alone_ns` has to grow.
     is_plain: bool = field(init=False)
     has_begun: bool = False
-    # Its shares, as `oaiserve.engine.accounts.shares` divides them, since it began:
+    # The request's shares since its beginning, as divided by `oaiserve.engine.accounts.shares`.
     core_ns: float = 0.0
     machine_ns: float = 0.0
-    weight_reads: float = 0.0  # reads of the weights by steps, each divided by the step's rows
+    weight_reads: float = 0.0  # its share of the steps' reads of the weights, by rows
     _since: Parts = NOTHING  # the totals when its phase began
-    _num_preempted: int = 0  # sequences
-    may_have_missed: bool = False  # It was preempted, and may have been left out of steps.
+    _num_preempted: int = 0  # preempted sequences
+    may_have_missed: bool = False  # The request was preempted, and may have missed steps.
     _number: int = -1  # the number of its last step, if it may have missed some
     _at: Parts = NOTHING  # the totals after that step
-    # Of the current phase:
+    # The following numbers are for the current phase.
     alone_ns: float = 0.0  # the expected time of its own tokens alone
     media_ns: int = 0  # time of its own media that were encoded between steps
-    _recomputed: int = 0  # the part of alone_ns for tokens that a preemption had dropped
+    _recomputed: int = 0  # the part of `alone_ns` for tokens that a preemption had dropped
     _of_prompts: int = 0  # expected time of its own prompts together with its neighbours' decodes
-    _rest: Parts = NOTHING  # rest of the step that was under way when it was scheduled
-    _missed: Parts = NOTHING  # steps
+    _rest: Parts = NOTHING  # the rest of the step that was running when the request was scheduled
+    _missed: Parts = NOTHING  # the time of steps that the request missed
 
     def __post_init__(self) -> None:
         self.is_plain = not self.has_several
@@ -77,16 +79,17 @@ class RequestCauses:
     def begin(
         self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool, encoded_ns: int = 0
     ) -> None:
-        """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`, and then
-        images and sounds were encoded for `encoded_ns`.
+        """Begin when the request is scheduled for its first step, at `scheduled_ns`. The previous step ended at
+        `ended_ns`, and then images and sounds were encoded for `encoded_ns`.
 
-        If it was under way at `scheduled_ns`, with or without prompts, its rest was its neighbours' time.
+        If the previous step was still running at `scheduled_ns`, the rest of it is charged to neighbours: to their
+        prompts with `behind_prompts`, else to their decodes.
         """
         self.has_begun = True
         self._since = totals
         rest_ns = ended_ns - scheduled_ns
         if rest_ns <= 0:
-            # The part of the time between the steps that had passed before the request was scheduled.
+            # Part of the time between the two steps passed before the request was scheduled.
             self._rest = Parts(media=-encoded_ns, host=rest_ns + encoded_ns)
         elif behind_prompts:
             self._rest = Parts(prompts=rest_ns)
@@ -94,7 +97,8 @@ class RequestCauses:
             self._rest = Parts(decodes=rest_ns)
 
     def took_part(self, number: int, before: Parts, after: Parts) -> None:
-        """Note a step of a request, unless it is a plain one, by its number and the totals before and after it."""
+        """Note that the request took part in a step, given the step's number and the totals before and after. Plain
+        requests need no such call."""
         if not self.may_have_missed:
             return
         if number - self._number > 1:
@@ -105,15 +109,15 @@ class RequestCauses:
         self.is_plain = not self.may_have_missed and not self.has_several
 
     def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
-        """Add the expected times of the request's tokens in a step: all alone, its prompts with the step's decodes,
-        and those computed again. The last is a part of the first, for tokens that a preemption had dropped."""
+        """Add the expected times of the request's tokens in a step: of all tokens alone, of its prompts together with
+        the step's decodes, and of tokens computed again after a preemption, which are a part of the first."""
         self.alone_ns += alone_ns
         self._of_prompts += of_prompts_ns
         self._recomputed += recomputed_ns
 
     def preempted(self, number: int, totals: Parts) -> None:
-        """Note the preemption of a sequence after `number` steps. Steps without another sequence of the request are
-        missed."""
+        """Note that a sequence was preempted after `number` steps. From then on, steps without any sequence of the
+        request count as missed."""
         self._num_preempted += 1
         self.is_plain = False
         if not self.may_have_missed:
@@ -126,7 +130,7 @@ class RequestCauses:
         self._num_preempted -= 1
 
     def phase_ended(self, totals: Parts) -> dict[Cause, int]:
-        """Return the causes of the ending phase, and begin the next one.
+        """Return the causes of the phase that ends, and begin the next one.
 
         The causes add up to the time from the beginning of the phase to the end of the last step.
         """
@@ -143,8 +147,8 @@ class RequestCauses:
         return causes_ns
 
     def so_far(self, totals: Parts, more_alone_ns: float = 0.0) -> dict[Cause, int]:
-        """Return the causes of the current phase up to the last step, some perhaps below zero. `more_alone_ns` is
-        expected of its tokens in addition. Any thread may ask."""
+        """Return the causes of the current phase up to the last step, some of which may be below zero. `more_alone_ns`
+        is added to the expected time of the request's own tokens. Any thread may call this."""
         alone_ns = int(self.alone_ns + more_alone_ns)
         of_prompts_ns = self._of_prompts
         missed = self._missed
@@ -174,9 +178,9 @@ class RequestCauses:
 
 
 def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
-    """Return the causes without negative and zero times, with the same sum.
+    """Return the causes without negative and zero times, and with the same sum.
 
-    If less time passed than expected, the expected causes shrink, each by its share, and then the measured ones. Raises
+    If less time passed than expected, the expected causes shrink in proportion, and then the measured ones. Raises
     ValueError if the sum is below zero.
     """
     total = sum(parts.values())
@@ -193,7 +197,8 @@ def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
 
 
 def _shrink(shares: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> int:
-    """Take `excess` from the group, from each cause by its share, and return the excess beyond the whole group."""
+    """Take `excess` from the causes of a group in proportion to their times, and return what exceeds the whole
+    group."""
     size = sum(shares.get(cause, 0) for cause in group)
     taken = min(excess, size)
     left = taken

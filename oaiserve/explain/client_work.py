@@ -1,7 +1,9 @@
-"""The work of steps by client, so that an account can say whose work a request waited for. Engine thread only, stdlib.
+"""The work that steps do for each client, so that a request's account can say whose work it waited for. Engine thread
+only, stdlib.
 
-Each step adds its tokens and its time to the sums of their clients. A request keeps these sums when a phase begins.
-Their growth until its end, without the request's own part, divides the time that others have added to the phase.
+Each step adds its tokens and its time to the sums of their clients. A request stores these sums when a phase begins. By
+their growth until the phase ends, without the request's own part, the time that others have added to the phase is
+divided among them.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from typing import NamedTuple, TypeVar
 
 from oaiserve.facts.record import FURTHER_CLIENTS, OthersTime, Whose
 
-MOST_GONE = 64  # clients to remember that have nothing open, because requests may have waited for them
-MOST_NAMED = 8  # clients with a key in the account of a phase; the rest counts as one
+MOST_GONE = 64  # clients without open requests that are remembered, because other requests may have waited for them
+MOST_NAMED = 8  # clients with a key that the account of a phase names; the others count as one
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Work(NamedTuple):
-    """Tokens of prompts and rows of decodes that steps have computed for a client, the time of the steps that went to
-    them, and that of its images and sounds, in nanoseconds."""
+    """The tokens of prompts and the rows of decodes that steps have computed for a client, with their shares of the
+    steps' time, and the time spent on its images and sounds, in nanoseconds."""
 
     prompt_tokens: int = 0
     decodes: int = 0
@@ -43,10 +45,10 @@ _sums_of = attrgetter(*Work._fields)
 
 @dataclass(slots=True, eq=False)
 class ClientWork:
-    """The work for a client so far, and its requests."""
+    """A client's number of requests, and the work done for it so far."""
 
-    client: str  # as in its requests: the name of its key, or its address
-    name: str | None  # name of the client's key, which may be shown
+    client: str  # as in the records of its requests: the name of its key, or its address
+    name: str | None  # name of the client's key, which may be shown to others
     num_opened: int = 0  # requests so far
     num_open: int = 0
     last_step: int = 0  # number of the last step with work for it
@@ -65,7 +67,7 @@ class ClientWork:
 
 
 class WorkBefore(NamedTuple):
-    """The work for each client, and the requests of a request's own client, before a phase of the request."""
+    """The work done for each client before a phase of a request, and the number of requests of its own client then."""
 
     number: int  # number of steps
     work: Mapping[ClientWork, Work]
@@ -74,7 +76,7 @@ class WorkBefore(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """The work of one step by client, and the time of each token of a prompt, and of each row of decodes."""
+    """The work of one step by client, the time per prompt token, and the time per row of decodes."""
 
     prompt_tokens: Mapping[ClientWork | None, int]
     decodes: Mapping[ClientWork | None, int]
@@ -90,26 +92,25 @@ class StepWork(NamedTuple):
 class WorkByClient:
     """The work for all clients with open requests, and for some that had one.
 
-    A step costs an addition for each of its clients. What the work was after a step, or before it, is copied at most
-    once, however many requests end a phase with it. A copy reads only the clients that got something since the one
-    before.
+    A step costs one addition per client in it. The sums after a step, or before it, are copied at most once, however
+    many requests end a phase with that step. A copy reads only the clients whose sums have changed since the last copy.
     """
 
     def __init__(self) -> None:
         self._clients: dict[str, ClientWork] = {}
-        self._gone: dict[ClientWork, None] = {}  # clients without open requests, the longest idle one first
+        self._gone: dict[ClientWork, None] = {}  # clients without open requests, the one idle for longest first
         self.lone: ClientWork | None = None  # the only client with open requests
         self._number = 0  # number of steps so far
         self._last_step = StepWork({}, {}, 0.0, 0.0)
-        # The work for each client as of the last copy, and the clients that got more since then
+        # The work for each client as of the last copy, and the clients whose work has grown since then.
         self._works: dict[ClientWork, Work] = {}
         self._changed: set[ClientWork] = set()
-        # Copies of the work, now and before the last step, once one was needed
+        # Copies of the work, current and before the last step; None until they are needed.
         self._work_now: Mapping[ClientWork, Work] | None = None
         self._work_before_step: Mapping[ClientWork, Work] | None = None
 
     def opened(self, client: str, name: str | None) -> ClientWork:
-        """Count a request of a client, and return its client."""
+        """Count a new request of a client, and return the client's work."""
         found = self._clients.get(client)
         if found is None:
             found = self._clients[client] = ClientWork(client, name)
@@ -145,8 +146,8 @@ class WorkByClient:
     def step_ended(
         self, parts: Iterable[tuple[ClientWork | None, int, int]], prompts_ns: float, decodes_ns: float
     ) -> None:
-        """Add a step: each chunk's client with the tokens of its prompt, and its rows of decodes. The step's time went
-        to all prompts and all decodes in these parts."""
+        """Add a step. For each chunk, `parts` has the client, its number of prompt tokens, and its number of decode
+        rows. The times are those of all prompts and of all decodes in the step."""
         prompt_tokens = Counter[ClientWork | None]()
         decodes = Counter[ClientWork | None]()
         for client, num_prompt_tokens, num_decodes in parts:
@@ -159,7 +160,7 @@ class WorkByClient:
         self._add(StepWork(prompt_tokens, decodes, prompts_ns / num_tokens, decodes_ns / num_rows))
 
     def decodes_ended(self, clients: list[ClientWork | None], decodes_ns: float) -> None:
-        """Add a step whose chunks, each of which is one row of decodes, belong to these clients."""
+        """Add a step in which each chunk is one row of decodes of one of these clients."""
         self._add(StepWork({}, Counter(clients), 0.0, decodes_ns / len(clients)))
 
     def _add(self, step: StepWork) -> None:
@@ -188,7 +189,8 @@ class WorkByClient:
         self._work_now = self._work_before_step = None
 
     def before(self, own: ClientWork, *, in_last_step: bool = False) -> WorkBefore:
-        """Return the work before a phase of this client's request, which begins now, or began with the last step."""
+        """Return the work before a phase of a request of client `own`. The phase begins now, or began with the last
+        step."""
         if self._work_now is None:
             self._works.update((client, client.work) for client in self._changed if client in self._works)
             self._changed.clear()
@@ -206,9 +208,8 @@ class WorkByClient:
     def since(
         self, before: WorkBefore, own: ClientWork, own_tokens: int, own_rows: int, own_media_ns: int = 0
     ) -> dict[ClientWork, Work]:
-        """Return the work for each client since then, without clients that got none. The request itself had
-        `own_tokens` of its client's prompts, `own_rows` of its decodes and that time of its media, which don't count.
-        """
+        """Return the work for each client since `before`, leaving out clients without any. The request's own part
+        doesn't count: `own_tokens` of its prompts, `own_rows` of its decodes, and `own_media_ns` of its media."""
         found = {}
         for client in dict.fromkeys(chain(before.work, self._clients.values())):
             if client.last_step <= before.number:
@@ -236,7 +237,8 @@ def _without(work: Work, tokens: int, rows: int, media_ns: int) -> Work:
 
 def while_waiting(work: Mapping[ClientWork, Work], own: ClientWork, waited_ns: int) -> list[OthersTime]:
     """Return the time of steps that went to each client's work while a request waited, or computed tokens of its own.
-    It is at most the time of the wait, which has only a part of the first and of the last of these steps."""
+    The times are scaled down to at most the time of the wait, which contains the first and the last of these steps only
+    in part."""
     whole_ns = sum(one.total_ns for one in work.values())
     scale = min(1.0, waited_ns / whole_ns) if whole_ns else 0.0
     return _largest_first(
@@ -248,8 +250,8 @@ def while_waiting(work: Mapping[ClientWork, Work], own: ClientWork, waited_ns: i
 def beside(
     work: Mapping[ClientWork, Work], own: ClientWork, prompts_ns: int, decodes_ns: int, media_ns: int
 ) -> list[OthersTime]:
-    """Divide the time that others' prompts, decodes and media have added to a request's phase among their clients, by
-    tokens, by rows, and by time. Each sum is kept, unless there were no such others."""
+    """Divide the time that other requests have added to a phase among their clients: that of prompts by tokens, that of
+    decodes by rows, and that of media by their time. Each sum stays the same, unless there were no such requests."""
     owners = _by_owner(work, own)
     prompts = divided(prompts_ns, {owner: one.prompt_tokens for owner, one in owners.items()})
     decodes = divided(decodes_ns, {owner: one.decodes for owner, one in owners.items()})
@@ -260,7 +262,8 @@ def beside(
 
 
 def divided(amount: int, weights: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Divide an amount by weights into integers that add up to it; into none if all weights are zero."""
+    """Divide an amount in proportion to weights into integers that add up to it. If all weights are zero, there are
+    none."""
     left = amount
     left_weight = sum(weights.values())
     parts = {}

@@ -1,4 +1,4 @@
-"""Runs a command line, where a user's mistake gives one sentence, and knows the formats of config files."""
+"""Runs a command line, reports a user's mistake in one sentence, and reads config files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from cyclopts.config import Json, Toml, Yaml
 from oaiserve.config import OptionError
 from oaiserve.errors import StartupError
 
-# Likeness of a suggested name, and of each word of the unknown name to one of its words, from 0 to 1.
+# Least similarity, from 0 to 1, of a suggested name, and of each word of the unknown name to one of its words.
 LEAST_LIKENESS = 0.7
 LEAST_WORD_LIKENESS = 0.6
-MOST_COMPARED = 5  # names, the nearest first
-# Errors of a path that a user has given, and can correct: no permission, and a name that is too long.
+MOST_COMPARED = 5  # the number of nearest names that are compared
+# Errors of a path that the user has given and can correct: no permission, or too long a name.
 OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """Return all that a config file says, by its own keys. Raises OptionError."""
+    """Return all settings in a config file, under the keys used there. Raises OptionError."""
     if path.suffix not in FILE_FORMATS:
         raise OptionError(f"--config is '{path}', but must end in {', '.join(FILE_FORMATS)}.")
     try:
@@ -76,7 +76,7 @@ def unknown_option(error: UnknownOptionError) -> str:
 
 
 def suggestion(unknown: str, names: Iterable[str]) -> str:
-    """Return the question whether the nearest name was meant; "" if none is near.
+    """Return a sentence that suggests the most similar name; "" if none is similar.
 
     Each word of the unknown name must be like a word of the suggested one: --step-target-seconds isn't a misspelt
     --itl-target-seconds, although most of their letters are the same.

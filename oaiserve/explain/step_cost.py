@@ -1,7 +1,7 @@
 """The cost of a step: its expected duration by its load. Data and arithmetic only: no torch, no clock.
 
-`step_cost_fit.py` learns a cost from steps while the server runs. It gives the durations of steps that did not run: of
-a request alone, of its neighbours, of another load.
+`step_cost_fit.py` learns the cost from steps while the server runs. The cost estimates the durations of steps that did
+not run: of a request alone, of its neighbours, or of another load.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-# Numbers of rows between which the cost is a straight line. Where weights are read, further rows cost little; where
-# they are computed with, as much as the ones before; CUDA graphs and tiles of native code make steps in between.
+# Numbers of rows between which the cost is interpolated linearly. While reading the weights dominates, further rows
+# cost little; when computing dominates, each row costs as much as the ones before; CUDA graphs and tiles of native code
+# cause steps in between.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 
-# How far a cost holds beyond the steps that it was learnt from. Few rows take the time of reading the weights, which
-# all of them share; from many rows on, the time grows with them; and contexts cost something for each token.
+# How far the cost may be extrapolated beyond the steps that it was learnt from. With few rows, a step takes the time of
+# reading the weights, which all rows share; with many, the time grows with their number; and each token of context
+# costs something.
 FEWER = 4
 MORE = 2
 FURTHER = 4
-LITTLE_CONTEXT = 4096  # tokens attended to, which hardly cost anything in a step
+LITTLE_CONTEXT = 4096  # number of attended tokens that hardly cost anything in a step
 
 
 class Load(NamedTuple):
@@ -27,7 +29,7 @@ class Load(NamedTuple):
 
     decodes: int = 0  # tokens of sequences that decode, with their drafts
     decode_context: int = 0  # sum of the tokens that decodes attend to, without those in `cached_context`
-    cached_context: int = 0  # the same for tokens of cached prefixes, which sequences may share
+    cached_context: int = 0  # the same for cached prefixes, which several sequences may share
     prompt_tokens: int = 0  # tokens of prompts, including those computed again
     prompt_context: int = 0  # sum of the tokens that prompt tokens attend to
     draws: int = 0  # rows for which logits of the vocabulary are computed
@@ -39,14 +41,14 @@ class Load(NamedTuple):
         return self.decodes + self.prompt_tokens
 
     def without_prompts(self) -> Load:
-        """Return the load without its prompts, with as many draws as decodes have."""
+        """Return the load without its prompts and their draws."""
         draws = min(self.draws, self.decodes)
         edits = min(self.edits, draws)
         return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
 
 
 class Seen(NamedTuple):
-    """The sizes of the steps that a cost was learnt from. Far beyond them, what it expects is only a guess."""
+    """The sizes of the steps that a cost was learnt from. Far beyond them, the cost is only a guess."""
 
     least_rows: int
     most_rows: int
@@ -82,12 +84,12 @@ class Work(NamedTuple):
 
 def place(rows: int) -> tuple[int, float]:
     """Return the knot below a number of rows, and the position between it and the next one, 0 to 1. Beyond the last
-    knot, the line goes on."""
+    knot, the last line is extended."""
     index = min(max(bisect_right(KNOTS, rows) - 1, 0), len(KNOTS) - 2)
     return index, (rows - KNOTS[index]) / (KNOTS[index + 1] - KNOTS[index])
 
 
-_MANY = 1025  # rows whose place is not looked up
+_MANY = 1025  # numbers of rows below this have a precomputed place
 _PLACES = [place(max(1, rows)) for rows in range(_MANY)]
 
 
@@ -95,22 +97,22 @@ _PLACES = [place(max(1, rows)) for rows in range(_MANY)]
 class StepCost:
     """The cost of steps, in nanoseconds.
 
-    All numbers are at least 0, and from two rows on `rows_ns` does not fall, so more is never cheaper. One row may cost
-    more than two.
+    All numbers are at least 0, and from two rows on `rows_ns` does not fall, so a larger step is never cheaper. Only
+    one row may cost more than two.
     """
 
-    rows_ns: tuple[float, ...]  # time of a step with as many rows as each knot
+    rows_ns: tuple[float, ...]  # duration of a step with as many rows as each knot
     decode_context_ns: float = 0.0  # for each token that a decode attends to
-    cached_context_ns: float = 0.0  # in a cached prefix: data of several sequences is in the CPU's caches
+    cached_context_ns: float = 0.0  # in a cached prefix, which the CPU's caches hold for several sequences
     prompt_context_ns: float = 0.0
     draw_ns: float = 0.0
     edit_ns: float = 0.0
     draft_ns: float = 0.0  # for each token of a draft
-    prompts_ns: float = 0.0  # time of a step with prompts, in addition to its rows
-    seen: Seen | None = None  # None: any step, as of a cost that was not learnt
+    prompts_ns: float = 0.0  # extra time of a step that has prompts, besides the cost of their rows
+    seen: Seen | None = None  # None: the cost was not learnt, and holds for any step
 
     def covers(self, load: Load) -> bool:
-        """Return whether the time of a step is known, and not only guessed from very different ones."""
+        """Return whether the cost was learnt from similar steps, and isn't only a guess."""
         return self.seen is None or self.seen.covers(load)
 
     def times(self, factor: float) -> StepCost:
@@ -137,16 +139,17 @@ class StepCost:
         return int(ns)
 
     def together_ns(self, rows: int) -> float:
-        """Return the learnt time of a step's rows by their number alone: without context, draws, edits and drafts."""
+        """Return the time that a step's number of rows accounts for, without context, draws, edits and drafts."""
         index, way = _PLACES[rows] if rows < _MANY else place(rows)
         rows_ns = self.rows_ns
         return rows_ns[index] + way * (rows_ns[index + 1] - rows_ns[index])
 
     def share_ns(self, part: Load, load: Load) -> float:
-        """Return the share of a part of a step's load in the step. The shares of all parts add up to its expected time.
+        """Return the share of one part of a step's load in the step's time. The shares of all parts add up to the
+        expected time.
 
-        Each part has what it adds. What rows have in common, such as reading the weights, is divided by rows, and the
-        cost of having prompts by their tokens.
+        Each part is charged for what it adds. The time that rows share, such as that for reading the weights, is
+        divided by rows, and the extra time of prompts by prompt tokens.
         """
         rows = load.decodes + load.prompt_tokens
         ns = self.together_ns(rows) * part.num_tokens / rows + self.draw_ns * part.draws + self.edit_ns * part.edits
@@ -158,10 +161,10 @@ class StepCost:
         return ns
 
     def alone_ns(self, work: Work, step_tokens: int) -> int | None:
-        """Return the expected time of a whole request alone, with a limit for the prompt tokens of a step. None: the
-        time of such steps is not known yet.
+        """Return the expected time of a whole request that runs alone, with a limit on the prompt tokens per step.
+        Return None if the time of such steps isn't known yet.
 
-        Its choices decode side by side, without drafts.
+        Its choices decode together, without drafts.
         """
         computed = work.prompt_tokens - work.cached_tokens
         rows = min(computed, step_tokens)
@@ -175,7 +178,7 @@ class StepCost:
         cached = work.cached_tokens / work.num_prompts
         ns += self.prompt_context_ns * work.num_prompts * (prompt * prompt - cached * cached) / 2
         ns += self.draw_ns * min(work.num_choices, work.completion_tokens)
-        if (decodes := work.completion_tokens - work.num_choices) > 0:  # each choice has its first token by then
+        if (decodes := work.completion_tokens - work.num_choices) > 0:  # each choice has its first token already
             rows = max(1, round(decodes / max(1, work.longest_choice_tokens - 1)))
             if not self.covers(Load(rows, rows * round(prompt))):
                 return None
@@ -184,5 +187,5 @@ class StepCost:
         return int(ns + self.edit_ns * work.completion_tokens * work.needs_ids)
 
 
-# While nothing is learnt, steps are divided by rows alone.
+# Until a cost is learnt, steps are divided by rows alone.
 BY_ROWS = StepCost(tuple(map(float, KNOTS)))

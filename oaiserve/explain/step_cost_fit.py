@@ -1,12 +1,12 @@
 """Learns the cost of steps while they run, robustly and in bounded memory. No torch.
 
 It is a least-squares fit of relative errors, in which a second of steps counts as much as any other. Outliers count
-less (Huber's weights). New steps replace old knowledge as in a Kalman filter: a machine becomes faster or slower as a
-whole within seconds, because others share its memory or its power, and one number in relation to the others changes
-more slowly. So a server that has had 64 sequences for an hour still knows the cost of one.
+less (Huber's weights). New steps replace old ones as in a Kalman filter: the speed of the whole machine changes within
+seconds, because other programs share its memory or its power, while the ratios between the costs change more slowly. So
+a server that has run 64 sequences for an hour can still estimate the cost of one.
 
-The engine thread gathers steps, and another thread renews the fit twice a second, or sooner after several surprising
-durations. However short steps are, the fits take a hundredth of their time.
+The engine thread collects steps, and another thread renews the fit twice a second, or sooner after several surprising
+durations. Fits take a hundredth of the steps' time at most, however short the steps are.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from oaiserve.runtime import AT_ONCE, ENDED, Empty, Runtime, When, Worker
 
 Numbers = NDArray[np.float64]
 
-BATCH = 256  # steps that a fit learns from; of more, the first ones count
-FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
-LEAST_NS = 50_000_000  # least time of steps between two fits, however surprising the steps are
+BATCH = 256  # the most steps that a fit learns from; later ones are left out
+FIT_NS = 500_000_000  # duration of the steps between two fits; a fit takes half a millisecond
+LEAST_NS = 50_000_000  # least duration of the steps between two fits, however surprising they are
 LEAST_STEPS = 4
 SURPRISE = 0.1  # An error above this share of the real time is a surprise.
-LEAST_SURPRISING = 0.4  # weight of a step that took longer than expected
-SURPRISES = 4  # this many more than a quarter of the other steps: something is new, and the fit adapts at once
+LEAST_SURPRISING = 0.4  # A step with less weight is not surprising if it took longer than expected.
+SURPRISES = 4  # A fit is made early if surprising steps outnumber a quarter of the others by this many.
 SECOND = 100.0  # weight of a second of steps, relative to the first guess
-# How fast old steps lose weight: the newest steps, of this many seconds in all, count as much as all before them. The
-# speed of the machine changes the costs of all numbers alike, and soon. The cost of one number relative to the others
-# changes more slowly; for it, only steps count that tell something about this number.
+# How fast old steps lose weight: the newest steps, of this total duration, count as much as all older ones. The speed
+# of the machine changes all costs alike and fast. The cost of one number relative to the others changes more slowly;
+# for that, only steps count that have this number.
 SPEED_SECONDS = 1.0
 NUMBER_SECONDS = 3.0
-LEAST_SHARE = 0.01  # costs below this share of a usual step may change as fast as a cost of this share
-HUBER = 0.7  # errors over this multiple of the usual one count less
-LEAST_ERROR = 0.01  # least usual error; no machine is more exact
-# Largest fall of a step's cost from one row to two, as a share of the cost of one. Attention of a single sequence
-# leaves cores idle, so a second row may even save time. Without this slack, the fit would charge the saving to the
-# context.
+LEAST_SHARE = 0.01  # A cost below this share of a typical step may change as fast as a cost of this share.
+HUBER = 0.7  # errors above this multiple of the typical one count less
+LEAST_ERROR = 0.01  # lower limit of the typical error; no machine is more exact
+# Largest fall of a step's cost from one row to two, as a share of the cost of one row. Attention for a single sequence
+# leaves cores idle, so a second row may even save time. If no fall were allowed, the fit would attribute the saving to
+# the context.
 MOST_FALL = 0.5
 log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
-# A first guess: this many of each other number may cost as much as all the rest of a usual step. The numbers are tokens
-# of decodes' contexts and of prompts' contexts, draws, edits, tokens of drafts, and having prompts.
+# The first guess: this many units of each number may cost as much as the rest of a typical step. The numbers are
+# uncached and cached tokens in decodes' contexts, tokens in prompts' contexts, draws, edits, draft tokens, and whether
+# there are prompts.
 _SCALES = (2000.0, 2000.0, 30_000.0, 10.0, 10.0, 10.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
-# Indices of the two lengths of context
+# Indices of the costs of uncached and of cached context.
 _DECODE = len(KNOTS)
 _CACHED = len(KNOTS) + 1
 _SMOOTHNESS = 2.0  # weights of the first guess, which data soon outweighs
@@ -66,7 +67,8 @@ def at_once(function: Callable[[], None]) -> None:
 class FitWorker:
     """Runs fits one after the other, on a worker that starts with the first one.
 
-    Nothing waits for the result of a fit, so an inbox is enough. Passing a fit to an executor takes ten times as long.
+    Nothing waits for the result of a fit, so the worker's inbox is enough. Submitting a fit to an executor would take
+    ten times as long.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -74,7 +76,7 @@ class FitWorker:
         self._is_started = False
 
     def run(self, fit: Callable[[], None]) -> None:
-        """Run a fit when those before it are done. Only one thread may call this, and not after `stop`."""
+        """Run a fit after the previous ones. Only one thread may call this, and not after `stop`."""
         if not self._is_started:
             self._is_started = True
             self._worker.start()
@@ -101,7 +103,7 @@ class StepCostFit:
         """Start with an unknown cost. `run` receives each fit that is due, and may run it on another thread."""
         self.cost: StepCost | None = None  # unknown before the first steps
         self._run = run
-        self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
+        self._rows: list[tuple[Load, int, float]] = []  # steps since the last fit: load, time, weight
         self._surprise = 0.0  # number of surprising steps since the last fit, less a quarter of the others
         self._since_ns = 0  # the duration of the steps since the last fit
         self._is_fitting = False
@@ -113,12 +115,11 @@ class StepCostFit:
         self._numbers = np.zeros(_NUM)
 
     def observe(self, load: Load, ns: int, weight: float = 1.0, error: float | None = 0.0) -> None:
-        """Learn from a step. `weight` is less than 1 for a step whose time may have been too long.
+        """Learn from a step. `weight` is less than 1 if something may have prolonged the step.
 
-        `error` is the expected time, by the cost so far, less the real time, as a share of the real time. None: nothing
-        was expected.
+        `error` is the expected time minus the actual time, as a share of the actual time; None if no time was expected.
         """
-        # No lack of a core lets a step take less than expected.
+        # A lack of cores can't explain a step that took less time than expected, so that is always surprising.
         if self.cost is None or error is None or error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
             self._surprise += 1.0
         elif self._surprise:
@@ -139,7 +140,7 @@ class StepCostFit:
     def _fit(self, rows: list[tuple[Load, int, float]]) -> None:
         try:
             self.cost = self._fitted(rows)
-        except Exception:  # only the knowledge from these steps is lost
+        except Exception:  # only what these steps showed is lost
             log.exception("The cost of steps could not be learnt from %d steps", len(rows))
         finally:
             self._is_fitting = False
@@ -166,8 +167,8 @@ class StepCostFit:
         return replace(StepCost(tuple(rows_ns.tolist()), *rest.tolist()), seen=seen)
 
     def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
-        """Return how much of the normal equations still counts after more steps: the matrix (numbers, numbers) and the
-        right side (numbers,). `loads` is (steps, numbers), and `times` are in ns."""
+        """Return the part of the normal equations that still counts after these steps: the matrix (numbers, numbers)
+        and the right side (numbers,). `loads` is (steps, numbers), and `times` are in ns."""
         changes = np.maximum(self._numbers, LEAST_SHARE * self._unit_ns) / NUMBER_SECONDS
         changed = np.diag((times @ (loads > 0)) * changes**2)
         changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2
@@ -177,8 +178,8 @@ class StepCostFit:
         return (known + known.T) / 2, solution[:, _NUM]
 
     def _solve(self) -> Numbers:
-        """Return the best fit among the allowed numbers: not below 0, not less for more rows from two on, and no more
-        for cached tokens than for other ones."""
+        """Return the best fit with allowed numbers: none is below 0, from two rows on more rows don't cost less, and
+        cached tokens cost no more than other ones."""
         scale = self._unit_ns**-2
         equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
         equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved after any observations
@@ -204,7 +205,8 @@ def _seen(loads: list[Load], before: Seen | None) -> Seen:
 
 
 def features(loads: list[Load]) -> Numbers:
-    """Return the amount of each number of a StepCost in each step. The two knots around its rows have a share each."""
+    """Return how much of each number of a StepCost each step has. A step's rows are divided between the two knots
+    around them."""
     columns = np.array(loads, np.float64)
     table = np.zeros((len(loads), _NUM))
     steps = np.arange(len(loads))
@@ -220,12 +222,12 @@ def features(loads: list[Load]) -> Numbers:
 
 
 def _guess() -> Numbers:
-    """Return the equations of the guess before any step: two rows cost as much as one, the line over rows is straight
-    from there on, a cached token costs as much as another one, and all else costs nothing."""
+    """Return the equations of the initial guess: two rows cost as much as one, the cost of further rows is a straight
+    line, a cached token costs as much as another one, and everything else costs nothing."""
     equations = np.eye(_NUM) * 1e-9
 
     def small(strength: float, parts: dict[int, float]) -> None:
-        """Add the equation for a small sum of these numbers, each with its factor."""
+        """Add an equation that keeps a weighted sum of these numbers small."""
         vector = np.zeros(_NUM)
         vector[list(parts)] = list(parts.values())
         equations[:] += strength * np.outer(vector, vector)
@@ -243,9 +245,10 @@ def _guess() -> Numbers:
 
 
 def _rises() -> Numbers:
-    """Return the matrix from rises to numbers.
+    """Return the matrix that turns rises into numbers.
 
-    The rises are the first knot's cost, its growth from knot to knot, and the extra cost of uncached tokens."""
+    The rises are the first knot's cost, its growth from knot to knot, and the extra cost of uncached tokens.
+    """
     matrix = np.eye(_NUM)
     matrix[_DECODE, _CACHED] = 1
     matrix[: len(KNOTS), : len(KNOTS)] = np.tril(np.ones((len(KNOTS), len(KNOTS))))
@@ -257,6 +260,6 @@ _RISES = _rises()
 
 
 def _median(numbers: Numbers) -> float:
-    """Return the median. The first call of numpy's imports its masked arrays, for which a server's steps would wait."""
+    """Return the median. numpy's own function imports masked arrays at the first call, which would delay a step."""
     ordered = np.sort(numbers)
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

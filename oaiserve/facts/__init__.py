@@ -1,1 +1,1 @@
-"""The record of a request, the engine's numbers, and what a metric is: plain data that all rooms read."""
+"""The record of a request, the engine's numbers, and the definition of a metric: plain data that all packages read."""

@@ -1,4 +1,4 @@
-"""`EngineNumbers` is the table of the engine's numbers: the engine thread counts in one object, and publishes copies of
+"""`EngineNumbers` is the table of the engine's numbers: the engine thread counts in one object and publishes copies of
 it.
 
 Sequences are choices: a request has `prompts * n` of them. Stdlib only.
@@ -17,16 +17,16 @@ from oaiserve.facts.step_record import HostPart
 
 
 class LoadTotals(NamedTuple):
-    """The current load since its beginning, and the sums up to then. Two of these give the mean between them.
+    """The current load, the time since which it holds, and the sums of past loads up to then. Two of these give the
+    mean load between them.
 
-    A momentary number varies so much that many routers that look at it would only follow chance. A mean over time does
-    not.
+    A momentary number fluctuates so much that routers that look at it would follow chance. A mean over time does not.
     """
 
     at_ns: int = 0
     num_open: int = 0  # requests that have been submitted and have not ended
     uncomputed_tokens: int = 0  # uncomputed tokens of their prompts
-    # Products outgrow the 64 bits of an integer in a message.
+    # These are floats because the products exceed a 64-bit integer in a message.
     open_ns: float = 0.0  # requests times nanoseconds
     uncomputed_token_ns: float = 0.0  # tokens times nanoseconds
 
@@ -41,8 +41,7 @@ class LoadTotals(NamedTuple):
         )
 
     def mean_since(self, before: LoadTotals) -> tuple[float, float]:
-        """Return the mean numbers of open requests and of uncomputed tokens between two totals, of which this is the
-        later one."""
+        """Return the mean number of open requests and of uncomputed tokens since an earlier total."""
         passed_ns = max(1, self.at_ns - before.at_ns)
         open_ns = self.open_ns - before.open_ns
         return open_ns / passed_ns, (self.uncomputed_token_ns - before.uncomputed_token_ns) / passed_ns
@@ -50,9 +49,9 @@ class LoadTotals(NamedTuple):
 
 @dataclass(slots=True)
 class EngineNumbers:
-    """The engine's numbers after a step. A copy that was published is never changed."""
+    """The engine's numbers after a step. A published copy never changes."""
 
-    # Current numbers, which are written when they are published.
+    # Current numbers, written just before a copy is published.
     num_running: int = fact("Sequences in the running batch.", metric="oaiserve_requests_running")
     num_waiting: int = fact("Sequences in the queue.", metric="oaiserve_requests_waiting")
     num_deferred: int = fact("Those of them that wait for a prefix that is being computed or read.")
@@ -74,15 +73,15 @@ class EngineNumbers:
     )
     by_adapter: Mapping[int, tuple[int, int]] = field(
         default_factory=dict
-    )  # sequences that run and wait, if an adapter has one
+    )  # running and waiting sequences by adapter, if any has an adapter
     adapters: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
-    )  # the same by name; written by Engine.snapshot
+    )  # the same by the adapter's name; written by Engine.snapshot
     blocks_used: int = 0
     blocks_cached: int = 0  # blocks that the prefix cache can find
     blocks_reusable: int = 0  # free blocks that the prefix cache can find
     blocks_total: int = 0
-    # Since when the engine thread has been idle; `host_ns` doesn't include this time yet.
+    # When the engine thread became idle; `host_ns` doesn't include this time yet.
     idle_since_ns: int | None = None
     load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
 
@@ -183,7 +182,7 @@ class EngineNumbers:
         metric="oaiserve_nobody_core_seconds_total",
     )
     nobody_machine_ns: int = fact("Engine time without work.", metric="oaiserve_nobody_machine_seconds_total")
-    kv_byte_ns: float = fact(  # 2 GiB for 5 s are more than 63 bits.
+    kv_byte_ns: float = fact(  # a float, because 2 GiB for 5 s exceed 63 bits
         "Bytes of the KV cache in use, times seconds.", 0.0, metric="oaiserve_meter_kv_byte_seconds_total"
     )
     idle_with_work_ns: int = fact(
@@ -192,7 +191,8 @@ class EngineNumbers:
     )
 
     def copy(self) -> EngineNumbers:
-        """Return a copy, in a fifth of the time of `dataclasses.replace`: the engine thread makes one for each step."""
+        """Return a copy. This is five times as fast as `dataclasses.replace`, and the engine thread makes a copy per
+        step."""
         return EngineNumbers(*_values(self))
 
     @property
@@ -202,13 +202,13 @@ class EngineNumbers:
 
 
 class ReplicaState(NamedTuple):
-    """One of several engines behind one front."""
+    """The state of one of several engines that share a front process."""
 
     name: str
     is_up: bool
     num_restarts: int
     numbers: EngineNumbers
-    choices: Mapping[str, int]  # requests that it was chosen for, by the reason
+    choices: Mapping[str, int]  # requests for which the router chose it, by the reason
 
 
 _names = [one.name for one in fields(EngineNumbers)]
@@ -218,13 +218,13 @@ _at_rest = EngineNumbers()
 
 
 def added(numbers: Iterable[EngineNumbers]) -> EngineNumbers:
-    """Return the numbers of several engines together, except for their `load` and since when they are idle."""
+    """Return the total of several engines' numbers, without their `load` and `idle_since_ns`."""
     together = EngineNumbers(*map(_added, zip(*map(_values, numbers), strict=True)))
     return replace(together, load=LoadTotals(), idle_since_ns=None)
 
 
 def sums_of(numbers: EngineNumbers) -> EngineNumbers:
-    """Return the sums of an engine that has ended, without its current numbers."""
+    """Return the sums of an engine that has ended, with its current numbers set to zero."""
     return replace(numbers, **{name: getattr(_at_rest, name) for name in _CURRENT})
 
 

@@ -1,8 +1,8 @@
 """`Fact` is a row of the table of facts: the meaning of a number or a word, and its name in each place that shows it.
 
-The table is in the records themselves. A field of `RequestRecord`, `EngineAccount` and `EngineNumbers` is declared with
-its row. The rows generate the JSON of /debug, log lines, spans and metrics. Reading and writing a field takes no longer
-than in any other dataclass. This module needs only the standard library.
+The table is part of the records: the fields of `RequestRecord`, `EngineAccount` and `EngineNumbers` are declared with
+their rows. The rows generate the JSON of /debug, log lines, spans and metrics. Reading and writing a field takes no
+longer than in any other dataclass. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """The row of one field. An empty name means that the place does not show it.
+    """The row of one field. If the name for a place is empty, that place does not show the field.
 
     A time is in nanoseconds, and its field ends in `_ns`. Metrics show it in seconds, log lines in milliseconds.
     """
@@ -26,7 +26,7 @@ class Fact:
     span: str = ""  # the attribute of the span of the request's operation
     server_span: str = ""  # the attribute of the span of the whole request
     metric: str = ""  # name in /metrics
-    # Fields of the same record. As long as one has no value, the log line or the span omits this one.
+    # Names of fields of the same record. While such a field has no value, the log line or the span omits this fact.
     log_when: str = ""
     span_when: str = ""
 
@@ -46,10 +46,10 @@ def fact(
     span_when: str = "",
     when: str = "",
 ) -> Any:
-    """Declare a field of a dataclass with its row. `json` and `log` are True if the name is that of the field.
+    """Declare a field of a dataclass with its row. `json` and `log` are a name, or True for the field's own.
 
-    `when` is both `log_when` and `span_when`, and `spans` both `span` and `server_span`. `new` makes a mutable default.
-    A field whose default is `...` is required.
+    `when` sets both `log_when` and `span_when`, and `spans` sets both `span` and `server_span`. `new` makes a mutable
+    default. A field whose default is `...` is required.
     """
     row = {"meaning": meaning, "json": json, "log": log, "metric": metric}
     row |= {"span": span or spans, "server_span": server_span or spans}
@@ -62,12 +62,12 @@ def fact(
 
 
 def facts_within(kind: type) -> Any:
-    """Declare a field with a record of this kind, whose facts belong to the record around it."""
+    """Declare a field that contains a record of this kind, whose facts count as facts of the outer record."""
     return field(default_factory=kind, metadata={"kind": kind})
 
 
 def facts_of(record: type) -> tuple[Fact, ...]:
-    """Return the rows of a record's fields. The names of facts within another field are paths, such as "media.num"."""
+    """Return the rows of a record's fields. Facts of an inner record are named by their path, such as "media.num"."""
     rows: list[Fact] = []
     for one in fields(record):
         if "kind" in one.metadata:

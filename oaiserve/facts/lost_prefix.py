@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Eviction(NamedTuple):
-    """When a cached block was evicted, and for which request."""
+    """The time when a cached block was evicted, and the request that needed its place."""
 
     at_ns: int
     request_id: str  # the engine's id of the request; "" for blocks that were read from disk
 
 
 class LostPrefix(NamedTuple):
-    """The part of a prompt that an earlier one had computed, right after its cached part."""
+    """The tokens right after a prompt's cached part that an earlier prompt had computed, too."""
 
     num_tokens: int
-    eviction: Eviction | None  # eviction of its first missing block; None: only the state at its end is missing
+    eviction: Eviction | None  # eviction of its first missing block; None if only the state at its end is missing

@@ -1,4 +1,4 @@
-"""The part of a request's account about its images and sounds. Stdlib only."""
+"""The part of a request's account that concerns images and sounds. Stdlib only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.facts.fact import fact
 
 
 def _media(name: str, meaning: str) -> Any:
-    """Declare a fact that is omitted if the request has no images and sounds."""
+    """Declare a fact that is omitted if the request has no images or sounds."""
     return fact(meaning, json=f"media.{name}", log=f"media_{name}", span=f"oaiserve.media.{name}", when="num")
 
 
@@ -26,7 +26,7 @@ class MediaAccount:
         log="media_encode_ms",
         log_when="num",
     )
-    core_ns: int = 0  # CPU time of the encoding
+    core_ns: int = 0  # CPU time spent on encoding
 
     @property
     def num(self) -> int:
@@ -37,7 +37,7 @@ class MediaAccount:
         return self.image_tokens + self.audio_tokens
 
     def note(self, kind: str, num_tokens: int) -> None:
-        """Note an image or a sound, which takes `num_tokens` of a prompt."""
+        """Count an image or a sound that takes `num_tokens` of a prompt."""
         if kind == "image":
             self.num_images += 1
             self.image_tokens += num_tokens

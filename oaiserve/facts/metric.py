@@ -1,4 +1,4 @@
-"""What a metric is: its name, type, help text, unit, labels and buckets."""
+"""The definition of a metric: its name, type, help text, unit, labels and buckets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Metric:
     unit: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    # It shows the series of another metric, or this number of the engine. Without either, it has its own series.
+    # The metric whose series this one shows, or the field of the engine's numbers. None: it has series of its own.
     of: Metric | str | None = None
-    where: tuple[tuple[str, str], ...] = ()  # the values that labels of the series must have
+    where: tuple[tuple[str, str], ...] = ()  # label values that select which series are shown
 
 
 def unit_of(name: str) -> str:
@@ -30,7 +30,7 @@ def unit_of(name: str) -> str:
 
 
 def metric(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
-    """Return a counter, an info or a gauge, depending on the end of the name."""
+    """Return a counter, an info or a gauge, depending on how the name ends."""
     kind = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
     return Metric(name, kind, help, unit_of(name), tuple(labels.split()), of=of)
 

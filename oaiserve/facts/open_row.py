@@ -1,5 +1,5 @@
-"""`OpenRow` describes an open request for `/debug/requests` and the live page: its phases and its progress. It has no
-text of prompts or answers."""
+"""`OpenRow` describes an open request for `/debug/requests` and the live page: its phases and its progress. It contains
+no text of prompts or answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from oaiserve.facts.record import Cause, Origin, OthersTime
 from oaiserve.facts.times import Phase, RequestTimes
 
-MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
+MOST_SHOWN = 20  # the newest open requests in a list, of those in the engine and of those outside it each
 
 
 class OthersSoFar(msgspec.Struct):
-    """The time of a phase that went to requests of one client, for the server's operator. Its name is None without a
+    """The part of a phase that was spent on requests of one client, as the operator sees it. `client` is None without a
     key."""
 
     whose: str
@@ -26,10 +26,10 @@ class OthersSoFar(msgspec.Struct):
 
 
 class PhaseSoFar(msgspec.Struct):
-    """A phase of an open request. `start_ns` counts from its receipt. The last phase has not ended.
+    """A phase of an open request. `start_ns` counts from when the request was received. The last phase has not ended.
 
-    In `prefill` and `decode`, `causes_ns` are those up to the last step, the largest first. `others` are those whose
-    requests the phase, or the queue, went to, the largest first.
+    `causes_ns` are the causes of `prefill` and `decode` up to the last step. `others` are the clients whose requests
+    the time was spent on, in the queue as well. Both are sorted, the largest first.
     """
 
     name: str
@@ -42,9 +42,9 @@ class PhaseSoFar(msgspec.Struct):
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
-    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. In `queue`, it `waits_for` a
-    reason. `prompt_left_ns` is the time until the first token, and `answer_left_ns` the time until the last one if the
-    answer becomes as long as it may. Both are by the pace of the phase so far; None while there is none.
+    `computed_prompt_tokens` include the `cached_tokens`. `waits_for` is the reason why it is still in `queue`.
+    `prompt_left_ns` is the estimated time until the first token, and `answer_left_ns` that until the last one if the
+    answer becomes as long as it may. Both extrapolate the phase's pace so far, and are None while that is unknown.
     """
 
     request_id: str
@@ -63,7 +63,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
     waits_for: str | None = None
     prompt_left_ns: int | None = None
     answer_left_ns: int | None = None
-    replica: str | None = None  # the one of --replicas that has the request
+    replica: str | None = None  # the replica of --replicas that has the request
 
     @classmethod
     def of(
@@ -83,11 +83,12 @@ class OpenRow(msgspec.Struct, kw_only=True):
         causes_ns: Mapping[str, Mapping[Cause, int]] = MappingProxyType({}),
         others_ns: Mapping[str, Sequence[OthersTime]] = MappingProxyType({}),
     ) -> OpenRow:
-        """Return the current row. Other threads may still write into `times`, in which `received` is set.
+        """Return the current row. Other threads may still write into `times`, but `received` is already set.
 
-        `epoch_offset_ns` is the wall clock minus the monotonic clock. `most_tokens` is the limit of its answer, 0 where
-        there is none, and `num_continued_tokens` of the answer came from another server. `causes_ns` and `others_ns`
-        are by phase."""
+        `epoch_offset_ns` is the wall clock minus the monotonic clock. `most_tokens` is the limit of the answer's
+        length, or 0 for none, and `num_continued_tokens` is how many tokens of the answer came from another server.
+        `causes_ns` and `others_ns` are keyed by phase.
+        """
         phases = times.so_far(clock_ns)
         received_ns = phases[0].start_ns
         return cls(
@@ -127,7 +128,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
 
 
 def _left_ns(phase: Phase, name: str, done: int, all_of_it: int) -> int | None:
-    """Return the time until the end of a phase that has done a part of its tokens, or None if that isn't known."""
+    """Return the remaining time of a phase that has done a part of its tokens, or None if it can't be estimated."""
     if phase.name != name or done <= 0 or all_of_it < done:
         return None
     return phase.duration_ns * (all_of_it - done) // done

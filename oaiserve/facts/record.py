@@ -20,13 +20,13 @@ from oaiserve.facts.turn import Turn
 
 if TYPE_CHECKING:
     Integers = array[int]
-else:  # msgspec reads the types of an account that comes from an engine process, and knows no generic array.
+else:  # msgspec reads these types to decode an account from an engine process, and doesn't support a generic array.
     Integers = array
 
-# A request keeps only its first events, because it may have a thousand prefill chunks or be preempted all the time.
+# A request keeps only its first events, because it may have a thousand prefill chunks, or be preempted over and over.
 MOST_EVENTS = 64
-# Operations whose answers are vectors or scores, or the text of whole pieces of speech. The engine generates no tokens
-# one by one for them, so nothing about tokens is measured.
+# Operations whose answers are vectors, scores, or the text of a whole recording. The engine doesn't generate these
+# token by token, so no times of tokens are measured.
 POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank", "transcription", "translation"})
 
 
@@ -40,24 +40,24 @@ class Outcome(StrEnum):
 
 
 class ToolCallOutcome(StrEnum):
-    """The outcomes for text in an answer that looks like a tool call."""
+    """What became of text in an answer that looks like a tool call."""
 
     CALLED = "called"  # the client got a call whose arguments are a JSON object
-    UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
-    LEFT_OUT = "left_out"  # not a call, but a tool that only OpenAI hosts: the model did not see it
+    UNPARSED = "unparsed"  # it could not be parsed, or named no tool of the request, so it stayed text
+    LEFT_OUT = "left_out"  # not a call: a tool that only OpenAI hosts was left out, so the model did not see it
 
 
 class DeadlineOutcome(StrEnum):
     """The ways in which a request with a deadline can end, unless its client leaves."""
 
     MET = "met"  # the whole answer was written in time, and so was its first token
-    MISSED = "missed"  # too late, failed, or refused
+    MISSED = "missed"  # it was too late, failed or was rejected
 
 
 class WaitReason(StrEnum):
-    """The reasons why a tokenized request was not yet in a step."""
+    """The reasons why a tokenized request had to wait before its first step."""
 
-    STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests between two steps
+    STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests only between steps
     BATCH_FULL = "batch_full"  # --max-running sequences were running
     TOKEN_BUDGET = "token_budget"  # other sequences used up the step (--max-step-tokens, prefill limits)
     NO_BLOCKS = "no_blocks"  # the KV cache had no room for it
@@ -66,11 +66,11 @@ class WaitReason(StrEnum):
     PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
     PREFIX_RESTORED = "prefix_restored"  # its prefix was restored from the host memory of --kv-offload
     FOREGROUND = "foreground"  # background work, while other requests needed the whole machine
-    NOT_KNOWN = "not_known"  # The engine process that knew the reasons has ended.
+    NOT_KNOWN = "not_known"  # the engine process that knew the reasons has ended
 
 
 class ReadAgain(StrEnum):
-    """The reasons why tokens of a prompt were computed that an earlier prompt had computed, too."""
+    """The reasons why tokens of a prompt were computed although an earlier prompt had computed them."""
 
     MODEL = "model"  # The earlier prompt was for another model or adapter.
     SALT = "salt"  # The earlier prompt has another cache_salt or API key, and so another part of the cache.
@@ -79,21 +79,21 @@ class ReadAgain(StrEnum):
     OPTIONS = "options"  # A variable of the chat template changed, such as that for thinking.
     MESSAGE = "message"  # An earlier message changed, was removed or added.
     IMAGE = "image"  # An image or a sound changed.
-    TEXT = "text"  # All parts are equal, but the template writes them otherwise.
-    EVICTED = "evicted"  # Its blocks were cached, and other requests took their places.
-    STATE = "state"  # Its blocks are cached, but the layers of this model keep no state at their end.
-    OTHER_REPLICA = "other_replica"  # Another replica has them, and the router chose this one.
-    NOT_YET = "not_yet"  # The earlier prompt was being computed, or less than a block is in common.
-    OFF = "off"  # There is no prefix cache, or the request reads none (prompt_logprobs).
+    TEXT = "text"  # All parts are equal, but the template renders them differently.
+    EVICTED = "evicted"  # Its blocks were cached, but were evicted for other requests.
+    STATE = "state"  # Its blocks are cached, but the state of the model's recurrent layers at their end is not.
+    OTHER_REPLICA = "other_replica"  # Another replica has them cached, but the router chose this one.
+    NOT_YET = "not_yet"  # The earlier prompt was still being computed, or less than a block is in common.
+    OFF = "off"  # There is no prefix cache, or the request can't use it (prompt_logprobs).
 
 
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next eight were measured.
-    `engine_restart` may be of `tokenize_wait`, too, `model_load` is of the phase `receive`, where a server has several
-    models, and `refusal_delay` of the last phase. The phase `first_byte` before an engine of another kind has some of
-    them as estimates, and `inside_engine`.
+    The first three are estimated from the learnt cost of steps (`oaiserve.explain.step_cost`), and the next eight are
+    measured. Some occur in other phases: `engine_restart` also in `tokenize_wait`, `model_load` in `receive` if a
+    server has several models, and `refusal_delay` in the last phase. If a gateway passes a request to another kind of
+    engine, the phase `first_byte` has estimates of some causes, and `inside_engine`.
     """
 
     ALONE = "alone"  # time that its own tokens would have taken without other requests
@@ -101,17 +101,17 @@ class Cause(StrEnum):
     NEIGHBOUR_PROMPTS = "neighbour_prompts"  # time that other requests' prompts added
     PREEMPTION = "preemption"  # The request was preempted: it waited, or its tokens were computed again.
     NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
-    OWN_MEDIA = "own_media"  # its own images and sounds, of later prompts, were encoded between its steps
+    OWN_MEDIA = "own_media"  # its own images and sounds, for later prompts, were encoded between its steps
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # time between steps, and after the last one
-    MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
-    STANDSTILL = "standstill"  # The process was stopped as a whole, or its machine was.
-    ENGINE_RESTART = "engine_restart"  # Its engine process had ended, and another one was started.
+    MACHINE = "machine"  # The engine was ready to run, but other programs had the machine.
+    STANDSTILL = "standstill"  # The whole process or machine was stopped.
+    ENGINE_RESTART = "engine_restart"  # Its engine process ended, and a new one was started.
     NOT_KNOWN_YET = "not_known_yet"  # steps of a kind that the server had not measured yet
     UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected.
     MODEL_LOAD = "model_load"  # The model had to be loaded first.
-    INSIDE_ENGINE = "inside_engine"  # An engine of another kind took this time, and the gateway can't see what for.
-    REFUSAL_DELAY = "refusal_delay"  # The refusal was delayed, because the client had many refused requests.
+    INSIDE_ENGINE = "inside_engine"  # Another kind of engine took this time, and the gateway can't see why.
+    REFUSAL_DELAY = "refusal_delay"  # The rejection was delayed, because many requests of the client had been rejected.
 
 
 OF_NEIGHBOURS = (Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_MEDIA)
@@ -124,18 +124,20 @@ class Whose(StrEnum):
     OTHER_CLIENT = "other_client"
 
 
-# Listed among the users of the machine, along with processes
+# Listed among the programs that used the machine.
 SLOW_CLOCK = "a lower clock frequency of the cores"
 
 
-# Stands for the clients with a key that have no row or series of their own, in accounts, lists and metrics.
+# Stands, in accounts, lists and metrics, for all clients with a key that have no row or series of their own.
 FURTHER_CLIENTS = "other"
 
 
 class OthersTime(NamedTuple):
-    """The part of a request's phase that went to requests of one client, by what was computed for them.
+    """The part of a request's phase that was spent on requests of one client, by what was computed for them.
 
-    `client` is the name of its API key, or FURTHER_CLIENTS for all beyond the first few. None: those without a key."""
+    `client` is the name of the API key, FURTHER_CLIENTS for all clients after the first few, or None for clients
+    without a key.
+    """
 
     whose: Whose
     client: str | None
@@ -149,22 +151,23 @@ class OthersTime(NamedTuple):
 
 
 class AccessRefusal(StrEnum):
-    """The reasons to refuse a request before it reaches a route. Such a request makes no record."""
+    """The reasons to reject a request before it reaches a route. Such a request leaves no record."""
 
     MISSING_KEY = "missing_key"
     UNKNOWN_KEY = "unknown_key"
-    ROLE = "role"  # Its key's role lacks the right.
+    ROLE = "role"  # Its key's role doesn't allow it.
     HOST = "host"  # It addresses the server by a name that is not allowed.
     ORIGIN = "origin"  # It comes from another site's web page.
 
 
 class EventKind(StrEnum):
-    """The kinds of events of a request in the engine. The comments name the details of each kind."""
+    """The kinds of events of a request in the engine. The comments list the details of each kind."""
 
     GRAMMAR_COMPILED = "grammar_compiled"  # compile_ns, cache (hit or miss), kind
     MEDIA_ENCODED = "media_encoded"  # encode_ns, cached (media), tokens
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
-    # tokens (to compute again), evicted_ns (since then) and evicted_for (which request), unless a state is missing
+    # tokens (to compute again), evicted_ns (time since then) and evicted_for (which request); the last two are absent
+    # if only a state is missing
     PREFIX_CACHE_LOST = "prefix_cache_lost"
     PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
     FIRST_TOKEN = "first_token"  # batch
@@ -174,11 +177,11 @@ class EventKind(StrEnum):
 
 
 class RequestEvent(NamedTuple):
-    """An event of a request. `choice` is the index of the sequence, and `kind` determines which details there are."""
+    """An event of a request. `choice` is the index of the sequence, and `kind` determines which `details` exist."""
 
     kind: EventKind
     at_ns: int
-    choice: int | None  # None: it concerns all choices
+    choice: int | None  # None if it concerns all choices
     details: Mapping[str, int | str]
 
 
@@ -205,11 +208,11 @@ class EngineAccount:
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     client_requests: int = 1  # open requests of its client when it began to wait, itself included
-    # The times between two tokens of a choice in the engine, of all choices; 0 if both are from one step.
+    # The times between tokens of a choice in the engine, over all choices; 0 for two tokens from the same step.
     inter_token_ns: Integers = field(default_factory=lambda: array("q"))
-    # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
+    # The token ids of each prompt, which must only be hashed, never stored. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
-    # Makes attributes with texts for the request's span, if the operator lets spans have them. Nothing else calls it.
+    # Makes the span attributes with text, and is called only if the operator allows such attributes.
     span_texts: Callable[[], Mapping[str, str]] | None = None
     cache_salt: str = ""
     num_restored_tokens: int = fact(
@@ -256,25 +259,27 @@ class EngineAccount:
         span="oaiserve.replica",
         when="replica",
     )
-    # These describe the steps from its first to its last, including other requests' sequences.
+    # These numbers describe the steps from its first to its last, including the sequences of other requests.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
-    # Time of these steps. The rest passed between steps, or in the step that was running when it was scheduled.
+    # Time of these steps. The remaining time passed between steps, or in the step that was running when it was
+    # scheduled.
     model_ns: int = 0
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
     # Parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
-    # Who used the machine's cores for how long while it was busy elsewhere, the longest first, as far as that is known
+    # The programs that used the machine's cores while the engine had to wait for them, as far as known, the longest
+    # first.
     machine_users_ns: dict[str, int] = field(default_factory=dict)
-    # By phase (`queue`, `prefill`, `decode`): whose requests a part of it went to, the largest part first. In `prefill`
-    # and `decode`, that is what neighbours added, as in the causes, or others' part of the steps while it is not known
-    # what these take. Empty with --no-explain.
+    # For each phase (`queue`, `prefill`, `decode`), the time that was spent on other requests, by client, the largest
+    # part first. In `prefill` and `decode`, it is the time that neighbours added, as in the causes, or their part of
+    # the steps while the cost of steps is unknown. Empty with --no-explain.
     others_ns: dict[str, list[OthersTime]] = field(default_factory=dict)
     num_prefill_steps: int = 0  # steps up to the first token
-    # Its shares of what the server used. Together with the time that belongs to no request, the shares of all requests
-    # add up to the meters. None with --no-explain.
+    # Its shares of what the server used. The shares of all requests, and the time that belongs to no request, add up to
+    # the server's meters. None with --no-explain.
     core_ns: int | None = _cost(
         "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
     )
@@ -365,7 +370,7 @@ class EngineAccount:
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
-        """The causes of each phase that has some."""
+        """The causes of each phase that has any."""
         known = {}
         if self.engine_restart_ns and Cause.ENGINE_RESTART not in self.decode_causes_ns:
             known["tokenize_wait"] = {Cause.ENGINE_RESTART: self.engine_restart_ns}
@@ -375,17 +380,17 @@ class EngineAccount:
 
     @property
     def knows_others(self) -> bool:
-        """Whether the requests are known for which it waited, if any."""
+        """Whether it is known which other requests it waited for."""
         return self.machine_ns is not None
 
     def said_of(self, phase: str) -> Sequence[str]:
-        """Return the text that the operator sees for a phase instead of its causes."""
+        """Return sentences that the operator sees for a phase instead of its causes."""
         return ()
 
     @property
     def other_clients_ns(self) -> dict[str, int]:
-        """The time in all phases that went to requests of other clients, by name, the largest first. Those without a
-        name have an empty one."""
+        """The time in all phases that was spent on requests of other clients, by name, the largest first. Clients
+        without a name share the name ""."""
         sums: dict[str, int] = {}
         for others in (one for phase in self.others_ns.values() for one in phase):
             if others.whose is Whose.OTHER_CLIENT:
@@ -395,13 +400,13 @@ class EngineAccount:
 
     @property
     def client_waited_ns(self) -> dict[str, int]:
-        """The part of its client's time that went to other clients, by name: requests that wait at the same time for
-        the same steps share it."""
+        """The part of its client's waiting time that was spent on other clients, by name. Requests of the client that
+        wait for the same steps share that time, so that it counts once."""
         return {client: ns // self.client_requests for client, ns in self.other_clients_ns.items()}
 
     @property
     def whose_ns(self) -> dict[str, dict[Whose, int]]:
-        """The time in each phase that went to others' requests, by whose they were."""
+        """The time in each phase that was spent on others' requests, by whose they were."""
         sums: dict[str, dict[Whose, int]] = {}
         for phase, found in self.others_ns.items():
             sums[phase] = {}
@@ -411,7 +416,7 @@ class EngineAccount:
 
     @property
     def steps(self) -> range:
-        """The numbers of the steps from the first to the last one; none if it was in no step."""
+        """The numbers of the steps from its first to its last; empty if it was in no step."""
         first = self.first_step or 0
         return range(first, first if self.first_step is None else first + self.num_steps)
 
@@ -419,7 +424,7 @@ class EngineAccount:
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
     def note_loop(self, period_tokens: int, num_tokens: int) -> None:
-        """Note the loop in which a choice ends: its last tokens repeat `period_tokens`."""
+        """Note that a choice ended in a loop: its last `num_tokens` repeat the same `period_tokens` tokens."""
         self.num_loops += 1
         if num_tokens > self.loop_tokens:
             self.loop_tokens = num_tokens
@@ -556,7 +561,7 @@ class RequestRecord:
         log_when="reasoning_tokens",
         span="gen_ai.usage.reasoning.output_tokens",
     )
-    finish_reasons: tuple[str, ...] = ()  # the engine's: stop, length or repetition, for each choice that ended
+    finish_reasons: tuple[str, ...] = ()  # the engine's stop, length or repetition, for each choice that ended
     answer_reasons: tuple[str, ...] = fact(
         "The reason why each choice ended, as the answer states it.",
         (),
@@ -605,37 +610,38 @@ class RequestRecord:
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )
-    # The view of a stream's client: the tokens of each event, and the times between two events of a choice.
+    # What the client of a stream sees: the tokens of each event, and the times between two events of a choice.
     event_tokens: Integers = field(default_factory=lambda: array("q"))
     event_gaps_ns: Integers = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property
     def read_again_ns(self) -> int:
-        """Return the part of the phase `prefill` that went to the tokens that were read again: their share of all
-        computed ones."""
+        """Return the part of the phase `prefill` that was spent on tokens that were read again, by their share of all
+        computed tokens."""
         num_computed = self.prompt_tokens - self.cached_tokens
         prefill_ns = sum(phase.duration_ns for phase in self.times.phases() if phase.name == "prefill")
         return prefill_ns * self.read_again_tokens // max(1, num_computed)
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens of the answer without those that another server generated before it broke off."""
+        """Return the number of tokens in the answer, without those that another server had generated before its stream
+        broke off."""
         return self.completion_tokens - self.account.num_continued_tokens
 
     @property
     def tokens_per_choice(self) -> int:
-        """Return the mean number of generated tokens per choice, by which TPOT divides because choices run side by
-        side."""
+        """Return the mean number of generated tokens per choice. TPOT divides by it, because choices are generated
+        concurrently."""
         return self.generated_tokens // max(1, self.account.num_choices)
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
-        """Return the causes of the phases `prefill` and `decode`, if they were reached, of a `receive` that waited for
-        the model, and of a phase that ended with a delayed refusal. They add up to the phase, the largest first.
+        """Return the causes of each phase that has any: `prefill` and `decode`, a `receive` that waited for the model,
+        and a phase that ended with a delayed rejection. They add up to the phase, and the largest comes first.
 
-        The time between the last step and the end of a request that ended early belongs to the host. A request that
-        ended before its first step did has no causes, and with --no-explain no request has any.
+        If a request ended early, the time after its last step counts as `host`. A request that ended before its first
+        step had ended has no causes, and with --no-explain, no request has any.
         """
         if self.model_load_ns:
             known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}}

@@ -14,11 +14,11 @@ class StepKind(StrEnum):
 
 
 class HostPart(StrEnum):
-    """The parts of the engine thread's time, in the order of a step. At any time the thread is in exactly one part."""
+    """The parts of the engine thread's time, in the order of a step. The thread is always in exactly one of them."""
 
     IDLE = "idle"  # it has nothing to compute, and waits for a command
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
-    ENCODE = "encode"  # it lets a part of an image or a sound be encoded
+    ENCODE = "encode"  # it has a part of an image or a sound encoded
     SCHEDULE = "schedule"  # it chooses what the next step computes
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
     MASKS = "masks"  # It computes the tokens that grammars allow next; on a GPU, during the step.
@@ -33,8 +33,8 @@ class StepRecord:
 
     kind: StepKind
     started_ns: int
-    duration_ns: int  # time of the model, with sampling
-    idle_ns: int  # time before the step while there was work: host work, and waits for a core
+    duration_ns: int  # time of the model, including sampling
+    idle_ns: int  # time before the step in which there was work to do: work on the host, and waits for a core
     num_sequences: int
     num_tokens: int  # computed tokens
     host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # host time since the previous step's results

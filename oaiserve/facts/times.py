@@ -38,19 +38,20 @@ STAMPS = (
     "responded",
 )
 PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond")
-# Phases of a request without images and sounds.
+# The same for a request without images and sounds.
 TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
-# The same of a request that a gateway passes to a foreign engine, which it sees only from outside.
+# The same for a request that a gateway passes to a foreign engine, which the gateway sees only from outside.
 PASSED_STAMPS = ("received", "submitted", "connecting", "sent", "first_byte", "last_token", "responded")
 PASSED_PHASES = ("receive", "wait", "connect", "first_byte", "stream", "respond")
-ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # an order that is right for both
+ALL_PHASES = tuple(dict.fromkeys((*PHASES[:-1], *PASSED_PHASES[1:])))  # in an order that suits both kinds
 
 
 def duration(ns: float) -> str:
     """Return a time for people, with three significant digits: 0.4 µs, 24.3 ms, 1.31 s or 16.7 min.
 
-    Logs, explanations and the terminal show it so, and the pages with the same function in show.js."""
+    Logs, explanations and the terminal use this format. Pages use the same function in show.js.
+    """
     if not ns:
         return "0"
     for unit, size in (("µs", 1e3), ("ms", 1e6), ("s", 1e9), ("min", 60e9)):
@@ -64,8 +65,8 @@ EpochOffset = Callable[[], int]
 
 
 class WallClock:
-    """Measures the wall clock minus the monotonic clock. It changes when the wall clock is set, and when the machine
-    was asleep. Smaller changes are delays between two readings, and don't count."""
+    """Measures the wall clock minus the monotonic clock. The difference changes when the wall clock is set, or after
+    the machine was asleep. Smaller changes are only delays between the two readings, and are ignored."""
 
     LEAST_STEP_NS = 10_000_000
 
@@ -82,7 +83,7 @@ class WallClock:
 
 
 class Phase(NamedTuple):
-    """The time between two neighbouring stamps of a request."""
+    """The time between two consecutive stamps of a request."""
 
     name: str
     start_ns: int
@@ -129,7 +130,8 @@ class RequestTimes:
         return [Phase(*row) for row in zip(phases, starts, [*starts[1:], self.responded], strict=False)]
 
     def stamps_and_phases(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of its stamps in order, and the phase that begins at each of them except the last."""
+        """Return the names of the request's stamps in order, and the phase that begins at each of them except the
+        last."""
         return (STAMPS, PHASES) if self.has_media else (TEXT_STAMPS, TEXT_PHASES)
 
     def so_far(self, clock_ns: Callable[[], int]) -> list[Phase]:
@@ -137,7 +139,7 @@ class RequestTimes:
         return replace(self).ended(clock_ns).phases()
 
     def ended(self, clock_ns: Callable[[], int]) -> RequestTimes:
-        """Return a copy whose `responded` is now."""
+        """Return a copy in which `responded` is now."""
         return replace(self, responded=clock_ns())
 
     @property

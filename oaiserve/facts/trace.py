@@ -44,7 +44,7 @@ class TraceContext:
         return cls(getrandbits(128) or 1, span_id)
 
     def traceparent(self, span_id: int, *, is_sampled: bool) -> str:
-        """Return the header for a request to another server, whose parent is this span."""
+        """Return the header for a request to another server, with this span as its parent."""
         return f"00-{self.trace_id:032x}-{span_id:016x}-{is_sampled:02x}"
 
     @property
@@ -58,12 +58,12 @@ class TraceContext:
 
 @dataclass(slots=True)
 class Attempt:
-    """A gateway's attempt to get an answer from a server."""
+    """An attempt of a gateway to get an answer from a server."""
 
     started_ns: int
     attributes: dict[str, str | int]
     ended_ns: int | None = None
-    error: str = ""  # why there is no whole answer
+    error: str = ""  # why the answer is missing or incomplete
     span_id: int = field(default_factory=lambda: getrandbits(64) or 1)
 
     def end(self, now_ns: int, error: str = "") -> None:

@@ -1,6 +1,6 @@
-"""Explains what a prompt reused of earlier ones, what of it was read again, and why.
+"""Explains how much of a prompt was reused from earlier prompts, how much was computed again, and why.
 
-`outline` has the parts of a prompt as hashes, and finds the first one that changed. `prefix_hashes` finds how many
-tokens two prompts have in common. `recent_prompts` finds the prompt to compare with, and gives the explanation.
+`outline` represents the parts of a prompt as hashes, and finds the first part that changed. `prefix_hashes` counts the
+tokens that two prompts have in common. `recent_prompts` finds the prompt to compare with, and explains the difference.
 Nothing here stores text: only hashes and lengths.
 """

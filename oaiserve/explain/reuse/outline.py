@@ -10,7 +10,8 @@ from typing import NamedTuple
 from oaiserve.facts.record import ReadAgain
 
 DIGEST_BYTES = 8
-# A system message or a tool of nearly the same size was edited, as by a clock in it, and not replaced.
+# A system message or a tool whose size changed by no more than this share was edited (it may contain a clock), not
+# replaced.
 EDITED = 0.1
 OPENING = "opening"
 ASSISTANT = "assistant"
@@ -32,26 +33,26 @@ class Change(NamedTuple):
     """The first part in which a prompt differs from an earlier one."""
 
     reason: ReadAgain
-    place: int | None = None  # place of a tool, message or image
-    option: str = ""  # the name of the variable of the template, or OPENING
+    place: int | None = None  # index of a tool, message or image
+    option: str = ""  # the name of a variable of the template, or OPENING
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
     """The parts of a prompt."""
 
-    model: str = ""  # the model, or the adapter
-    salt: Part | None = None  # Prompts with different salts share no cache.
+    model: str = ""  # the model's or the adapter's name
+    salt: Part | None = None  # prompts with different salts share no cached blocks
     tools: tuple[Part, ...] = ()
-    system: tuple[Part, ...] = ()  # messages before the first one of another role
+    system: tuple[Part, ...] = ()  # the messages before the first one with another role
     options: Mapping[str, Part] = field(default_factory=dict)  # other variables of the template, by name
-    messages: tuple[Part, ...] = ()  # all others, or the text of a prompt without messages
+    messages: tuple[Part, ...] = ()  # all other messages, or the text of a prompt without messages
     images: tuple[Part, ...] = ()  # images and sounds
     opening: Part | None = None  # text after the template's generation prompt
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Return the parts by which prompts of one conversation are known, the latest first."""
+        """Return the parts by which prompts of the same conversation are recognized, the latest first."""
         return (*reversed(self.messages), *self.system, *self.tools)
 
     @property
@@ -63,9 +64,9 @@ class Outline:
         return (*self.tools, *self.system, *self.messages, *self.images)
 
     def share_kept(self, later: Outline, change: Change) -> float:
-        """Return which share of its text from a change on is in a later prompt, too. A change without a place is at the
-        beginning, and a changed image at the first message, because any message may have images. A system message or
-        a tool that was edited counts as if it were the same."""
+        """Return the share of the text after a change that is also in a later prompt. A change without a place counts
+        from the beginning, and a changed image from the first message, because any message may have images. An edited
+        system message or tool counts as unchanged."""
         parts = self._in_order
         after = later._in_order
         if change.reason is ReadAgain.IMAGE:
@@ -80,18 +81,19 @@ class Outline:
         return sum(part.size for part in rest if part in known) / max(1, sum(part.size for part in rest))
 
     def continues(self, before: Outline) -> bool:
-        """Return whether this prompt goes on from an earlier one with an answer, or repeats one that has an answer."""
+        """Return whether this prompt continues an earlier one after an answer, or repeats one that contains an
+        answer."""
         number = len(before.messages)
         if not number or self.messages[:number] != before.messages:
             return False
         return any(message.role == ASSISTANT for message in self.messages[number : number + 1] or self.messages)
 
     def has_other_images(self, before: Outline) -> bool:
-        """Return whether an image or a sound differs from the earlier one in its place."""
+        """Return whether an image or a sound differs from the one at the same index of the earlier prompt."""
         return _first_difference(before.images, self.images) < min(len(before.images), len(self.images))
 
     def change_since(self, before: Outline) -> Change | None:
-        """Return the first change since an earlier prompt; None if this one only goes on from it."""
+        """Return the first change since an earlier prompt; None if this prompt only continues it."""
         if self.model != before.model:
             return Change(ReadAgain.MODEL)
         if self.salt != before.salt:
@@ -116,7 +118,7 @@ class Outline:
 
 
 def _first_difference(before: tuple[Part, ...], now: tuple[Part, ...]) -> int:
-    """Return the place of the first part that differs; the length of the shorter one if there is none."""
+    """Return the index of the first difference, or the length of the shorter tuple if there is none."""
     for place, (old, new) in enumerate(zip(before, now, strict=False)):
         if old != new:
             return place

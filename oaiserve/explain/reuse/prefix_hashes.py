@@ -1,7 +1,8 @@
-"""Hashes of the prefixes of a prompt's tokens: two prompts have as many tokens in common as equal hashes.
+"""Hashes of the prefixes of a prompt's tokens: two prompts have as many tokens in common as they have equal hashes.
 
-The hash of a prefix is a sum of one random number for each token and position, drawn by a key of this process. So the
-tokens can't be read from it without that key, and a prompt of 8,000 tokens is hashed in well under a millisecond.
+The hash of a prefix is the sum of one pseudorandom number for each token and position, which depends on a secret key of
+this process. So nobody can recover the tokens without that key, and a prompt of 8,000 tokens is hashed in well under a
+millisecond.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PrefixHashes = np.ndarray  # uint32 [number of tokens]; entry i is the hash of t
 
 def prefix_hashes(token_ids: Sequence[int]) -> PrefixHashes:
     """Return the hash of each prefix of the tokens, uint32 [number of tokens]."""
-    # NumPy takes three times as long to read a list. Ids that no token has may be negative.
+    # NumPy takes three times as long to read a list. The id may be negative where there is no real token.
     numbers = np.frombuffer(array("q", token_ids), np.uint64)
     mixed = np.arange(1, len(numbers) + 1, dtype=np.uint64)
     mixed *= _MIX

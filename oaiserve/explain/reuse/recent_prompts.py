@@ -1,4 +1,4 @@
-"""`RecentPrompts` finds the earlier prompt to compare a prompt with, and explains what was read again.
+"""`RecentPrompts` finds the earlier prompt to compare a prompt with, and explains which tokens were computed again.
 
 The event loop calls it once for each prompt, after its tokens are computed. Prompts of different clients are never
 compared: an explanation must not reveal what others sent.
@@ -24,9 +24,9 @@ Key = TypeVar("Key")
 MAX_PROMPTS = 1024
 MAX_TOKENS = 2**22  # tokens of all prompts, 4 bytes each
 MAX_PARTS = 2**17  # parts of all prompts, about 200 bytes each
-MAX_PART_KEYS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
-FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
-# With these reasons, only the beginning that both prompts have in common is read again, and nothing after it.
+MAX_PART_KEYS = 64  # parts by which a prompt looks for others: the latest messages, then system messages and tools
+FIRST_CHECKPOINT = 16  # Prompts are found by the hashes of their first 16, 32, 64, ... tokens.
+# With these reasons, only tokens of the common beginning were read again, and none after it.
 _WITHOUT_CHANGE = (ReadAgain.EVICTED, ReadAgain.STATE, ReadAgain.NOT_YET, ReadAgain.OFF)
 
 
@@ -37,23 +37,24 @@ class ReadPrompt:
     request_id: str
     response_id: str  # the id of its answer in the API
     client: str
-    run: AgentRun  # If it names none, `RecentPrompts` finds it.
+    run: AgentRun  # If it is unnamed, `RecentPrompts` sets it.
     scheduled_ns: int  # when its first tokens entered a step
     at_ns: int  # when it was read
     outline: Outline
     hashes: PrefixHashes
     num_cached: int
     reads_cache: bool = True  # False with prompt_logprobs, which need the logits of every token
-    held_elsewhere: float = 0.0  # share at its beginning that another replica has, by the estimate of the router
+    held_elsewhere: float = 0.0  # share of the prompt's beginning that another replica has, as the router estimates
 
     @cached_property
     def part_keys(self) -> list[tuple[str, Part]]:
-        """The parts by which a prompt of the same client finds this one."""
+        """The keys by which later prompts of the same client find this one through a common part."""
         return [(self.client, part) for part in islice(self.outline.parts, MAX_PART_KEYS)]
 
     @cached_property
     def checkpoint_keys(self) -> list[tuple[str, int, int]]:
-        """The hashes of the first 16, 32, 64, ... tokens, with the client and these numbers."""
+        """The keys by which later prompts find this one: the client, a length of 16, 32, 64, ... tokens, and the
+        prefix's hash."""
         found = []
         length = FIRST_CHECKPOINT
         while length <= len(self.hashes):
@@ -67,13 +68,13 @@ class Reuse:
     """The tokens that a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to all of its tokens."""
 
     num_cached: int
-    num_read_again: int  # After a change, this is estimated from the sizes of the parts that came again.
+    num_read_again: int  # After a change, this is estimated from the sizes of the unchanged parts.
     num_new: int
-    change: Change | None = None  # why it didn't reuse all of the earlier prompt; None: it did
-    num_missed: int = 0  # tokens that would have been cached if it had
-    compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
-    age_ns: int = 0  # time since the compared request
-    num_common: int = 0  # tokens at the beginning that both have in common
+    change: Change | None = None  # why it didn't reuse the whole earlier prompt; None if it did
+    num_missed: int = 0  # tokens that would have been cached if it had reused the earlier prompt
+    compared_with: str = ""  # id of the earlier request; "": no similar prompt was found
+    age_ns: int = 0  # time since the earlier prompt was read
+    num_common: int = 0  # length of the common prefix in tokens
     lost: LostPrefix | None = None
     at_ns: int = 0  # when its prompt was read
 
@@ -101,7 +102,7 @@ class RecentPrompts:
         return len(self._prompts)
 
     def find(self, client: str, response_id: str) -> ReadPrompt | None:
-        """Return the prompt of a client that had this answer, or None if it has been forgotten."""
+        """Return the client's prompt with this answer, or None if it has been forgotten."""
         prompt = self._prompts.get(response_id)
         return prompt if prompt is not None and prompt.client == client else None
 
@@ -109,7 +110,8 @@ class RecentPrompts:
         """Return the earlier prompt that explains this one best: the one of the `named` answer, else the last one of
         the same run, else the one with the most parts in common, else the one with the longest common text.
 
-        The first prompt of a run is only compared by its text: another run with a message like its own says nothing.
+        The first prompt of a named run is only compared by its text, because having a message in common with another
+        run means little.
         """
         if named:
             return self.find(prompt.client, named)
@@ -132,8 +134,8 @@ class RecentPrompts:
         return None
 
     def explain(self, prompt: ReadPrompt, named: str = "", lost: LostPrefix | None = None) -> Reuse:
-        """Return the reuse of this prompt, compared with that of the `named` answer if there is one, and remember the
-        prompt."""
+        """Compare this prompt with that of the `named` answer, or else with the best match, remember it, and return its
+        reuse."""
         prompt.run = self._whole_run(prompt)
         earlier = self.before(prompt, named)
         reuse = self._compared(prompt, earlier, lost)
@@ -143,7 +145,8 @@ class RecentPrompts:
         return reuse
 
     def _whole_run(self, prompt: ReadPrompt) -> AgentRun:
-        """Return its run. A subagent of a subagent may name only the latter, which is no run but an agent of one."""
+        """Return the prompt's run. A nested subagent may name only its parent agent, so the parent's run is looked
+        up."""
         starter = self._by_agent.get((prompt.client, prompt.run.id)) if prompt.run.agent else None
         return prompt.run if starter is None else AgentRun(self._prompts[starter].run.id, prompt.run.agent)
 
@@ -154,7 +157,7 @@ class RecentPrompts:
         return AgentRun(prompt.response_id)
 
     def num_written(self, prompt: ReadPrompt) -> int:
-        """Return how many of its tokens are cached now and were not before: those of full blocks."""
+        """Return how many of the prompt's tokens are cached now and were not before. Only full blocks are cached."""
         num_full = len(prompt.hashes) // self._block_size * self._block_size
         return max(0, num_full - prompt.num_cached) if self._has_cache else 0
 
@@ -167,14 +170,15 @@ class RecentPrompts:
         if earlier is not None:
             common = num_common(earlier.hashes, prompt.hashes)
             if prompt.outline.has_other_images(earlier.outline):
-                # The tokens in an image's place are the same for each image. What is cached is known to be the same.
+                # All images have the same placeholder tokens, so tokens in common prove nothing. Cached tokens are
+                # known to be equal.
                 common = min(common, num_cached)
             num_missed = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
             why = self._why(prompt, earlier, common, num_missed, lost)
             num_again = 0 if why is None else self._num_again(prompt, earlier, why, common)
         num_elsewhere = int(prompt.held_elsewhere * num_tokens) - num_cached
         if num_elsewhere > max(self._block_size, common - num_cached):
-            # The last prompt here doesn't matter, because another replica has read a later one.
+            # The comparison on this replica doesn't matter, because another replica has read a later prompt.
             why = Change(ReadAgain.OTHER_REPLICA)
             num_again = num_elsewhere
         return Reuse(
@@ -191,21 +195,21 @@ class RecentPrompts:
         )
 
     def _num_again(self, prompt: ReadPrompt, earlier: ReadPrompt, why: Change, common: int) -> int:
-        """Return how many tokens were read again, given the number that both have in common. After a change, these are
-        the tokens of the earlier prompt's parts that came again."""
+        """Return how many tokens were read again, given the length of the common prefix. After a change, the tokens of
+        unchanged later parts count, too."""
         num_again = max(0, common - prompt.num_cached)
         if why.reason not in _WITHOUT_CHANGE:
             num_after = len(earlier.hashes) - max(common, prompt.num_cached)
             num_again += round(num_after * earlier.outline.share_kept(prompt.outline, why))
         num_again = min(num_again, len(prompt.hashes) - prompt.num_cached)
-        # The last token and those of a block that is not full are always read.
+        # The last token and those of a partial block are always computed.
         return num_again if num_again > self._block_size else 0
 
     def _why(
         self, prompt: ReadPrompt, earlier: ReadPrompt, common: int, num_missed: int, lost: LostPrefix | None
     ) -> Change | None:
-        """Return why a prompt didn't reuse all of an earlier one. If most of what it missed is in common with that,
-        the change after it is not the reason."""
+        """Return why a prompt didn't reuse all of an earlier one. If most of the missed tokens are in the common
+        prefix, a change after it is not the reason."""
         if num_missed <= self._block_size:
             return None
         change = prompt.outline.change_since(earlier.outline)
@@ -216,13 +220,13 @@ class RecentPrompts:
         if common - prompt.num_cached > num_missed // 2:
             if lost is not None:
                 return Change(_reason_of(lost))
-            # Evictions of long ago are forgotten, but a prompt that was read has been cached.
+            # Old evictions are no longer on record, but a prompt that had been read before must have been cached.
             return Change(ReadAgain.NOT_YET if prompt.scheduled_ns < earlier.at_ns else ReadAgain.EVICTED)
         return Change(ReadAgain.TEXT) if change is None else change
 
     def _remember(self, prompt: ReadPrompt) -> None:
         key = prompt.response_id
-        if key in self._prompts:  # A gateway has asked again, and its ids are the same.
+        if key in self._prompts:  # A gateway has retried the request with the same ids.
             self._forget(key)
         self._prompts[key] = prompt
         self._num_tokens += len(prompt.hashes)

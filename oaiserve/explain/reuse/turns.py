@@ -1,4 +1,5 @@
-"""Makes the `Turn` of a request from its first prompt: its place in a run of an agent, and what the prompt has."""
+"""Makes the `Turn` of a request from its first prompt: the agent's run that it belongs to, and the prompt's digests and
+sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from oaiserve.explain.reuse.outline import ASSISTANT, DIGEST_BYTES, Outline
 from oaiserve.facts.turn import AgentRun, Turn, TurnPrompt
 
 TOOL_ROLES = ("tool", "function")
-MAX_BEFORE = 4  # answers before which another replica may have had the turn
+MAX_BEFORE = 4  # number of latest answers by which a replica with an earlier turn can be found
 # Parts of a prompt by the roles of their messages. Any other role counts as "other".
 _PARTS = {"system": "system", "developer": "system", "user": "user", ASSISTANT: "answers"} | dict.fromkeys(
     TOOL_ROLES, "tool_results"
@@ -20,7 +21,8 @@ _PARTS = {"system": "system", "developer": "system", "user": "user", ASSISTANT: 
 def turn_of(
     outline: Outline, run: AgentRun, key_name: str, *, is_named: bool, written_tokens: int, user_agent: str = ""
 ) -> Turn:
-    """Return the turn of a prompt. Its ids are hashes, in which the name of the API key separates clients."""
+    """Return the turn of a prompt. Its ids are hashes that include the API key's name, so that clients can't share
+    ids."""
     return Turn(
         f"run_{_id_of(key_name, run.id)}",
         is_named,
