@@ -50,7 +50,7 @@ GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # options of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
-_RAISED = (Exception, SystemExit, GeneratorExit)  # errors of a plug-in; a KeyboardInterrupt comes from the user
+_RAISED = (Exception, SystemExit, GeneratorExit)  # a plug-in's errors; a KeyboardInterrupt comes from the user
 # Folders of oaiserve/plugins, any of which may be missing.
 OURS = (
     "batches",

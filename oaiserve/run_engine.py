@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
         if server is None:
             os._exit(1)
         server.front_ended()
-        THREADS.later("front-ended", MOST_GOODBYE_SECONDS, lambda: os._exit(1))  # A step that hangs must not keep it.
+        THREADS.later("front-ended", MOST_GOODBYE_SECONDS, lambda: os._exit(1))  # A hanging step must not stop this.
 
     link.start(received, closed)
     start = inbox.get()

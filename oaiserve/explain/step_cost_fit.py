@@ -215,7 +215,7 @@ def features(loads: list[Load]) -> Numbers:
     way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
     table[steps, index] = 1 - way
     table[steps, index + 1] = way
-    columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
+    columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in StepCost's order; the last becomes whether there are prompts
     columns[:, -1] = columns[:, -1] > 0
     table[:, len(KNOTS) :] = columns / _SCALES
     return table

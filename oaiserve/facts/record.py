@@ -81,7 +81,7 @@ class ReadAgain(StrEnum):
     IMAGE = "image"  # An image or a sound changed.
     TEXT = "text"  # All parts are equal, but the template renders them differently.
     EVICTED = "evicted"  # Its blocks were cached, but were evicted for other requests.
-    STATE = "state"  # Its blocks are cached, but the state of the model's recurrent layers at their end is not.
+    STATE = "state"  # Its blocks are cached, but not the state that the model's layers need after them.
     OTHER_REPLICA = "other_replica"  # Another replica has them cached, but the router chose this one.
     NOT_YET = "not_yet"  # The earlier prompt was still being computed, or less than a block is in common.
     OFF = "off"  # There is no prefix cache, or the request can't use it (prompt_logprobs).

@@ -38,4 +38,4 @@ class StepRecord:
     num_sequences: int
     num_tokens: int  # computed tokens
     host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # host time since the previous step's results
-    cost_error: float | None = None  # error of its expected time, as a share of its own; None: no time was expected
+    cost_error: float | None = None  # error of the expected time, as a share of the actual; None: no time was expected

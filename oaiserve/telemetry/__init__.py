@@ -3,10 +3,10 @@
 `app` builds one `Telemetry` and passes `record`, `render`, `recent`, `clients` and `samples` to the routes. This
 package knows neither HTTP nor the engine.
 
-Numbers on their way out have four names. A *metric* is declared with its type, help text and labels (names.py,
-vllm_names.py). A *series* counts for it (series.py, request_series.py). The *page* of /metrics shows all metrics, with
-the numbers that others maintain (metrics.py, page.py). A *sample* is what changed within a second, for the live page
-(samples.py). What JSON, log lines and spans show of a record are its facts (record_facts.py).
+Four terms describe how numbers are exported. A *metric* is declared with its type, help text and labels (names.py,
+vllm_names.py). A *series* holds its counts (series.py, request_series.py). The *page* of /metrics shows all metrics,
+including numbers that other components maintain (metrics.py, page.py). A *sample* holds the changes within a second,
+for the live page (samples.py). JSON, log lines and spans show the facts of a record (record_facts.py).
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ def make_tracing(
     if (kind := exporter_kind(environ)) is None:
         return None
     try:
-        # A late import: OpenTelemetry's SDK would take a tenth of a second of each start. It reads variables, too.
+        # Imported late, because OpenTelemetry's SDK would add a tenth of a second to each start. The import also reads
+        # variables.
         from oaiserve.telemetry import tracing
 
         return tracing.Tracing(tracing.exporter(kind), resource=resource(version, service), version=version, **settings)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such provider of credentials.
+    except (ValueError, RuntimeError) as error:  # RuntimeError: the named credential provider does not exist
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
 
 
@@ -64,16 +65,16 @@ def check_tracing() -> None:
         epoch_offset_ns=epoch_offset_ns, version="", count_spans=lambda result, number: None, runtime=THREADS
     )
     if tracing is not None:
-        tracing.close(timeout_seconds=1)  # It has no spans to export.
+        tracing.close(timeout_seconds=1)  # There are no spans to export.
 
 
 class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
-    `log_limit` is the limit on the log, whose summaries are written and whose numbers are on /metrics. `recording`
-    makes a recording of the requests, with their times from the wall clock. `observers` are the plug-ins that get each
-    record, by name. `environ` is for tests: the OpenTelemetry SDK reads most of its variables from the process itself.
-    Raises StartupError for an invalid or unsupported OTEL_* variable.
+    `log_limit` is the log's limit, whose summaries are written from here, and whose counts are on /metrics. `recording`
+    is called with the offset of the wall clock, and returns a recording of the requests. `observers` are functions of
+    plug-ins, by the plug-in's name, that get each record. `environ` is for tests: the OpenTelemetry SDK reads most of
+    its variables from the process itself. Raises StartupError for an invalid or unsupported OTEL_* variable.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Telemetry:
         if self._tracing is not None:
             consumers["tracing"] = self._tracing.record
             for result in ("ended", "exported", "failed", "dropped"):
-                self._metrics.count(names.SPANS, result, 0)  # PromQL's `rate` then sees the first increment.
+                self._metrics.count(names.SPANS, result, 0)  # PromQL's `rate` then sees the first increment
         for name, observe in (observers or {}).items():
             consumers[f"plugin {name}"] = observe
         count_error = partial(self._metrics.count, names.TELEMETRY_ERRORS)
@@ -135,11 +136,12 @@ class Telemetry:
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
         if self._recording is None:
-            record.account.prompts = []  # Many records may be waiting.
+            record.account.prompts = []  # drops the token ids early, because many records may be waiting
         self._recorder.record(record)
 
     def wait_for_queued(self, timeout_seconds: float) -> None:
-        """Wait until the records that are queued now are in `recent` and in metrics, or the timeout comes."""
+        """Wait until all records that are in the queue now have reached `recent` and the metrics, or until the
+        timeout."""
         self._recorder.wait_for_queued(timeout_seconds)
 
     @property
@@ -156,7 +158,8 @@ class Telemetry:
             self._log_limit.tell()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Process the queued records and make the last exports within the timeout. Return False if data may be lost."""
+        """Process the queued records and make the last exports within the timeout. Return False if some data may be
+        lost."""
         deadline_ns = self._clock_ns() + int(timeout_seconds * 1e9)
 
         def remaining_seconds() -> float:

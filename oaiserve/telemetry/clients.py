@@ -1,7 +1,5 @@
-"""`Clients` adds up what each client's ended requests got, waited for, and made others wait for, in the last hour.
-
-It knows no HTTP. The telemetry thread writes, and any thread may read.
-"""
+"""`Clients` sums up, over the last hour, what each client's ended requests used, how long they waited for other
+clients, and how long others waited for them. It knows no HTTP. The telemetry thread writes, and any thread may read."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from oaiserve.facts.record import FURTHER_CLIENTS, Outcome, RequestRecord
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 WINDOW_SECONDS = 3600  # the longest window
-PIECE_SECONDS = 10  # A window is a number of such pieces, and the one under way.
+PIECE_SECONDS = 10  # A window consists of whole pieces of this length, and the current one.
 MOST_CLIENTS = 50  # clients with a separate row in each piece; the others share one
 
 
 class ClientRow(msgspec.Struct):
     """A client's requests that ended in a window. `client` is the name of its API key, empty without one.
 
-    `waited_ns` is how long the client waited for requests of others, in the queue and in steps, and `delayed_ns` how
-    long others waited for its requests. Requests of one client that wait at the same time count once: six of them would
-    otherwise blame another client's single request. `rejected` counts requests that ended with a 4xx or a 503, such as
-    those beyond a limit. `requests` leaves them out, so a limit can be compared with it. A cost is None if no account
-    has one, as in front of foreign engines.
+    `waited_ns` is how long the client waited for requests of others, in the queue and in steps, and `delayed_ns` is how
+    long others waited for its requests. Requests of one client that wait at the same time share that time, so that it
+    counts once: otherwise, six waiting requests would charge another client's single request six times. `rejected`
+    counts requests that ended with a 4xx or a 503, such as those above a limit. `requests` leaves these out, so that it
+    can be compared with a limit. A cost is None if no account has one, as in a gateway for foreign engines.
     """
 
     client: str
@@ -51,14 +49,14 @@ Rows = dict[str, ClientRow]
 
 
 class ClientList(msgspec.Struct):
-    """The clients of the last `seconds`: the one that made others wait the longest comes first."""
+    """The clients of the last `seconds`. Those that made others wait the longest come first."""
 
     seconds: int
     clients: list[ClientRow]
 
 
 class Clients:
-    """The rows of the last pieces of time, each with the number of its piece."""
+    """The rows of the last hour, in pieces of ten seconds, each with the number of its piece."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -89,7 +87,7 @@ class Clients:
                 _row(rows, client).delayed_ns += ns
 
     def last(self, seconds: int) -> ClientList:
-        """Return the clients of the last `seconds`, at most WINDOW_SECONDS, to the next whole piece."""
+        """Return the clients of the last `seconds`, rounded up to a whole piece, and at most WINDOW_SECONDS."""
         first = self._piece_now() - -(-min(seconds, WINDOW_SECONDS) // PIECE_SECONDS)
         with self._lock:
             rows = [row for piece, found in self._pieces for row in found.values() if piece > first]
@@ -114,8 +112,8 @@ def _row(rows: Rows, client: str) -> ClientRow:
 
 
 def summed(rows: Iterable[ClientRow]) -> list[ClientRow]:
-    """Return a row for each client with the sums of its rows: who made others wait the longest comes first, then who
-    used the most."""
+    """Return one row per client with the sums of its rows. Clients that made others wait the longest come first, then
+    those that used the most."""
     sums: Rows = {}
     for row in rows:
         sums.setdefault(row.client, ClientRow(row.client)).add(row)

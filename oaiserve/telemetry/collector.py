@@ -1,6 +1,6 @@
-"""An exporter to a collector that counts the spans of an accepted batch that the collector rejected nevertheless.
+"""An exporter that reads how many spans of an accepted batch the collector rejected nevertheless.
 
-OTLP calls that a partial success. The SDK's exporter doesn't read it.
+OTLP calls this a partial success. The SDK's exporter ignores it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 
-MOST_ANSWER_BYTES = 64 * 2**10  # limit of a collector's answer; OTLP's has a number and a sentence
+MOST_ANSWER_BYTES = 64 * 2**10  # limit of a collector's answer; OTLP's is a number and a sentence
 _READ_BYTES = 4096
 
 
@@ -27,13 +27,13 @@ class CollectorExporter(OTLPSpanExporter):
     logger_name = OTLPSpanExporter.__module__
 
     def __init__(self, endpoint: str | None = None, timeout: float | None = None) -> None:
-        self.rejected = (0, "")  # spans of the last batch, and the collector's reason
+        self.rejected = (0, "")  # the rejected spans of the last batch, and the collector's reason
         session = Session()
         session.headers["accept-encoding"] = "identity"
         session.hooks["response"].append(self._read)
         for scheme in ("http://", "https://"):
             session.mount(scheme, _BoundedAdapter())
-        # A provider of credentials makes a session of its own, whose answers are not read.
+        # A credential provider brings its own session, whose answers are not read.
         has_provider = any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ)
         super().__init__(endpoint, timeout=timeout, session=None if has_provider else session)
 
@@ -44,13 +44,13 @@ class CollectorExporter(OTLPSpanExporter):
     def _read(self, response: Response, **_: object) -> None:
         try:
             partial = ExportTraceServiceResponse.FromString(response.content).partial_success
-        except DecodeError:  # Some backends answer with JSON or a word, which says nothing of spans.
+        except DecodeError:  # Some backends answer with JSON or a single word, without a number of spans.
             return
         self.rejected = (partial.rejected_spans, partial.error_message)
 
 
 class _BoundedAdapter(HTTPAdapter):
-    """Reads at most MOST_ANSWER_BYTES of an answer, and takes a longer one as empty: its status says enough."""
+    """Reads at most MOST_ANSWER_BYTES of an answer. A longer answer counts as empty, because its status is enough."""
 
     def send(self, request: PreparedRequest, stream: bool = False, *more: Any, **keywords: Any) -> Response:
         response = super().send(request, True, *more, **keywords)
@@ -61,6 +61,6 @@ class _BoundedAdapter(HTTPAdapter):
                 content.clear()
                 response.close()  # This closes the connection, too.
                 break
-        response._content = bytes(content)  # requests does this itself without `stream`
+        response._content = bytes(content)  # with stream=False, requests does this itself
         response._content_consumed = True
         return response

@@ -1,6 +1,6 @@
 """Explains a request's time in sentences: its longest phases, and the causes of each.
 
-The causes are in its account. The named neighbours are among the recent requests.
+The causes come from the request's account. Neighbours are named if they are among the recent requests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from oaiserve.facts.times import duration
 from oaiserve.telemetry.loop_explanation import looped
 from oaiserve.telemetry.reuse_explanation import read_again, restored
 
-LEAST_PHASE = 0.1  # share of the duration from which a phase gets a sentence
-LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
+LEAST_PHASE = 0.1  # A phase gets a sentence from this share of the duration on.
+LEAST_CAUSE = 0.01  # A cause is named from this share of the phase on.
 _SAID = {
     Cause.PREEMPTION: "it was preempted and waited, or was computed again",
     Cause.NEIGHBOUR_MEDIA: "images and sounds of other requests were encoded",
@@ -35,7 +35,7 @@ _WAITED_FOR = {
 
 
 class PhaseNeighbour(NamedTuple):
-    """Another request in the steps of a phase, with its expected times in them."""
+    """Another request that was in steps of the phase, with the expected times of its own tokens in them."""
 
     record: RequestRecord
     prompt_ns: float  # estimated time of its own prompt
@@ -43,8 +43,8 @@ class PhaseNeighbour(NamedTuple):
 
 
 def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator[str]:
-    """Yield sentences on what was read again and restored, on an answer in a loop, and one for each phase of a tenth of
-    the request's time or more, the longest first."""
+    """Yield sentences on the tokens that were read again or restored, on an answer that ended in a loop, and on each
+    phase that took at least a tenth of the request's time, the longest first."""
     yield from filter(None, (read_again(record), restored(record), looped(record)))
     duration_ns = max(1, record.times.duration_ns)
     causes_ns = record.causes_ns
@@ -64,7 +64,7 @@ def sentences(record: RequestRecord, ended: Sequence[RequestRecord]) -> Iterator
         elif phase.name == "receive" and record.model_load_ns:
             parts = [f"for {duration(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
-            own_ns = min(phase.duration_ns, record.account.media.encode_ns)  # Those of later prompts come later.
+            own_ns = min(phase.duration_ns, record.account.media.encode_ns)  # media of later prompts are encoded later
             parts = [f"its own images and sounds took {duration(own_ns)} of that"]
         elif phase is in_order[-1] and record.refusal_delay_ns:
             delay = duration(record.refusal_delay_ns)
@@ -86,7 +86,8 @@ def _causes(
     others: list[OthersTime],
     users_ns: Mapping[str, int],
 ) -> Iterator[str]:
-    """Yield the causes in words, the largest first. What the phase would have taken alone is never left out."""
+    """Yield the causes in words, the largest first. The time that the phase would have taken alone is never left
+    out."""
     least_ns = LEAST_CAUSE * phase_ns
     parts = {Cause.MACHINE: _users(users_ns, is_largest=next(iter(causes_ns), None) is Cause.MACHINE)}
     if Cause.ALONE not in causes_ns:
@@ -114,7 +115,7 @@ def _causes(
 
 
 def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -> str:
-    """Return the neighbours in words, and the one that added the most."""
+    """Return words for the neighbours, and for the one that added the most."""
     kinds = [f"{duration(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
         return f"other requests that have not ended ({' and '.join(kinds)})"
@@ -141,21 +142,22 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
 
 
 def _users(users_ns: Mapping[str, int], *, is_largest: bool) -> str:
-    """Return who used the machine's cores most, while it was busy elsewhere, which was perhaps the largest cause."""
+    """Return words for the programs that used the machine's cores most. `is_largest` means that MACHINE is the largest
+    cause."""
     if not users_ns:
         return " (with what is not known: it took too short a time, or the system does not tell)" if is_largest else ""
     return f" (most of all with {' and '.join([*users_ns][:2])})"
 
 
 def _part_of(others: list[OthersTime]) -> str:
-    """Return words for the largest part of a time that went to one client."""
+    """Return words for the largest part of a time that was spent on one client."""
     if not others:
         return ""
     return f": {duration(others[0].total_ns)} of it for {_whose(others[0])}"
 
 
 def _whose(others: OthersTime) -> str:
-    """Return words for the largest part of a client's requests, and the client."""
+    """Return words for a client and for what its requests needed most: prompts, decodes or media."""
     kind = max(_KINDS, key=lambda kind: getattr(others, kind))
     if others.whose is Whose.SAME_CLIENT:
         return f"{_KINDS[kind]} of other requests of the same client"

@@ -1,4 +1,4 @@
-"""`LogLimit` limits repeated log messages that clients can cause, and counts the rest. Stdlib only."""
+"""`LogLimit` limits repeated log messages that clients can cause, and counts those left out. Stdlib only."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class _Window:
 
 
 class LogLimit:
-    """Lets a handler write the first messages of each kind per minute, from the level warning on, and counts the rest.
+    """Lets a handler write only the first messages of each kind per minute, and counts the rest. Applies from level
+    WARNING on.
 
-    Messages are of one kind if logger, level, text without arguments, and the place of the exception are the same.
-    `tell` writes how many were omitted. The lines of requests are not limited, because each is a separate account. Any
-    thread may call any method.
+    Two messages are of the same kind if they have the same logger, level, text before formatting, and place of the
+    exception. `tell` writes how many were left out. The lines of requests are not limited, because each is about
+    another request. Any thread may call any method.
     """
 
     MOST = 5
     WINDOW_NS = 60_000_000_000
-    MOST_KINDS = 500  # above this number, a logger's messages of one level share a kind
+    MOST_KINDS = 500  # above this number of kinds, all messages of a logger and level count as one kind
 
     def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int]) -> None:
         self._handler = handler
@@ -43,12 +44,13 @@ class LogLimit:
         handler.addFilter(self._filter)
 
     def counts(self) -> dict[tuple[str, ...], int]:
-        """Return the number of messages so far by level and by result, which is "written" or "left_out"."""
+        """Return the number of messages so far, by level and result, which is "written" or "left_out"."""
         with self._lock:
             return dict(self._counts)
 
     def tell(self, *, at_once: bool = False) -> None:
-        """Write the number of messages left out in each past minute, or so far. Call it about once a second."""
+        """Write how many messages were left out in each minute that has passed, or, with `at_once`, so far. Call this
+        about once a second."""
         with self._lock:
             since_ns = self._clock_ns() - self.WINDOW_NS
             over = [kind for kind, window in self._windows.items() if at_once or window.start_ns <= since_ns]
@@ -71,7 +73,7 @@ class LogLimit:
         return is_written
 
     def _is_early(self, record: logging.LogRecord) -> bool:
-        """Return whether the message is among the first of its kind, and count it."""
+        """Count the message, and return whether it is among the first of its kind."""
         kind: Hashable = (record.name, record.levelno, str(record.msg), _place(record))
         if kind not in self._windows and len(self._windows) >= self.MOST_KINDS:
             kind = (record.name, record.levelno)

@@ -1,6 +1,6 @@
-"""The forms of a log line for people: `ConsoleFormatter`, complete, and `ShortFormatter`, for a terminal. Stdlib only.
+"""Formatters of log lines for people: `ConsoleFormatter` is complete, `ShortFormatter` is for a terminal. Stdlib only.
 
-Both escape what a client could have sent. A request's short line is made from the fields of its JSON line.
+Both escape text that a client could have sent. The short line of a request is made from the fields of its JSON line.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oaiserve.telemetry.log_limit import REQUESTS
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-_LEAST_PHASE = 0.1  # A phase other than prefill and decode is shown if it took this share of the duration.
-_ID_CHARACTERS = 12  # characters of a request id that doesn't fit as a whole
+_LEAST_PHASE = 0.1  # Phases other than prefill and decode are shown from this share of the duration on.
+_ID_CHARACTERS = 12  # length to which a request id is cut if it doesn't fit
 _LEVELS: dict[int, tuple[str, tuple[Style, ...]]] = {
     logging.WARNING: ("warning: ", ("yellow",)),
     logging.ERROR: ("error: ", ("red",)),
@@ -33,8 +33,8 @@ def escaped(text: str) -> str:
 
 
 class _TextFormatter(logging.Formatter):
-    """A message may quote a client, so it is escaped and stays one line. The lines of a traceback begin with two
-    spaces."""
+    """Escapes messages, which may quote a client, and keeps each on one line. The lines of a traceback are indented by
+    two spaces."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = escaped(record.message).replace("\n", "\\n")
@@ -85,7 +85,7 @@ class ShortFormatter(_TextFormatter):
         return f"{clock} {of_model}{self._screen.painted(word + message, *styles)}"
 
     def _request(self, fields: Mapping[str, Any]) -> str:
-        """Return the line of a request after its time, no wider than the terminal if possible."""
+        """Return the line of a request without its time of day, no wider than the terminal if possible."""
         status, styles = _status(fields)
         operation = str(fields["operation"]).removeprefix("text_")
         if self._model:
@@ -116,7 +116,7 @@ class ShortFormatter(_TextFormatter):
         return "  ".join([*parts, *filter(None, [linked])])
 
     def _fitting(self, width: int, extra: list[str], request_id: str, url: str | None) -> tuple[str, list[str]]:
-        """Return the label of the request, and the extra parts, that fit after `width` columns. A label may be ""."""
+        """Return the request's label and the extra parts that still fit after `width` columns. The label may be ""."""
         columns = self._screen.columns()
         labels = [url, request_id] if url else [request_id]
         if columns is None:
@@ -134,7 +134,7 @@ class ShortFormatter(_TextFormatter):
 
 
 def _status(fields: Mapping[str, Any]) -> tuple[str, tuple[Style, ...]]:
-    """Return how a request ended: its status, or its outcome if the status doesn't show it."""
+    """Return the status of a request, or its outcome if the status doesn't show how it ended."""
     outcome = fields["outcome"]
     status = fields["status"]
     if outcome == "finished":

@@ -1,4 +1,4 @@
-"""The logging of the whole process, for people or as JSON, with one line for each ended request.
+"""Logging for the whole process, in formats for people or as JSON, with one line for each ended request.
 
 This module uses only the standard library's logging. It never logs the text of a prompt or of an answer. Repeated
 messages that clients can cause are limited (`log_limit`).
@@ -33,7 +33,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName",
 class JSONFormatter(logging.Formatter):
     """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`.
 
-    The line of a request has the address of its page, from `address_of`.
+    The line of a request contains the address of its page, which `address_of` returns.
     """
 
     def __init__(self, model: str | None = None, address_of: Callable[[str], str | None] | None = None) -> None:
@@ -60,10 +60,10 @@ class JSONFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines above the progress bars that are on the same terminal.
+    """Writes lines above the progress bars on the same terminal.
 
-    A pipe or terminal that nobody reads makes a write wait, and with it the event loop. So one line waits for STALL_MS,
-    and from then on lines are left out until they can be written again.
+    A write to a pipe or terminal that nobody reads blocks, and the event loop with it. So only the first such line
+    waits, for STALL_MS, and later lines are left out until the stream can be written to again.
     """
 
     STALL_MS = 1000
@@ -99,7 +99,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def resolved(form: LogFormat, stream: TextIO | None = None) -> LogFormat:
-    """Return the meaning of `auto`: `short` on a terminal, else `json`."""
+    """Return the format that `auto` stands for: `short` on a terminal, else `json`."""
     if form != "auto":
         return form
     if (stream or sys.stderr).isatty():
@@ -133,12 +133,12 @@ def configure(
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
         uvicorn_logger.propagate = True
-    # The server's own lines report its start and its end, as uvicorn's would.
+    # The server logs its start and its end itself, so uvicorn need not.
     least = logging.getLevelNamesMapping()[level.upper()]
     is_hidden = form == "json" or (form == "short" and not handler.stream.isatty())
     logging.getLogger("oaiserve.checkpoints.progress").setLevel(logging.ERROR if is_hidden else least)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
-    # The line of `log_request` has more than uvicorn's access line, and is written after the answer has ended.
+    # `log_request` writes more than uvicorn's access line, and only after the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True
     # This logger would quote a client's malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)

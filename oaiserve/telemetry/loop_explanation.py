@@ -1,4 +1,4 @@
-"""Says in sentences that an answer ended in a loop, and what helps."""
+"""Explains in sentences that an answer ended in a loop, and what helps against it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ USUAL_PENALTY = 1.1  # Several publishers of small models recommend it.
 
 
 def looped(record: RequestRecord) -> str | None:
-    """Return the sentences on the loop of an answer, or None if it has none."""
+    """Return sentences on the loop at an answer's end, or None if there is none."""
     account = record.account
     if not account.num_loops:
         return None

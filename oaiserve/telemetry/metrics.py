@@ -1,8 +1,8 @@
-"""`Metrics` holds all content of /metrics: series of requests and steps, the engine's numbers, and its own cost.
+"""`Metrics` holds everything on /metrics: series of requests and steps, the engine's numbers, and its own cost.
 
 One lock guards the series. The telemetry thread takes it once per record. A page is rendered under the lock, so that
-all its numbers are of one moment. Neither the event loop nor the engine thread ever takes the lock: their additions
-wait in a queue.
+all its numbers are from the same moment. Neither the event loop nor the engine thread ever takes the lock: the amounts
+that they add wait in a queue.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Numbers = Mapping[LabelValues, Number]
 
 @dataclass(frozen=True)
 class Measured:
-    """The server that telemetry measures: its names, its engine, and the numbers that other components maintain."""
+    """What telemetry needs from the server: its names, its engine, and the numbers that other components maintain."""
 
     model: str  # the served name
     version: str
     snapshot: Callable[[], EngineNumbers]
     take_steps: Callable[[], list[StepRecord]] = list  # the engine's steps since the last call
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
-    # These are read for each page.
+    # Numbers that other components maintain, read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
     # Returns the newest open requests by id, newest first, or only the one with a given id. The other argument is the
     # wall clock minus the monotonic clock.
@@ -64,7 +64,7 @@ class Measured:
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
     targets: Targets = field(default_factory=Targets)  # objectives by which requests are judged
     series: type[RequestSeries] = RequestSeries
-    shows: Callable[[Metric], bool] = lambda metric: True  # Other metrics are not on the page.
+    shows: Callable[[Metric], bool] = lambda metric: True  # whether the page contains a metric
 
 
 class Metrics:
@@ -109,14 +109,13 @@ class Metrics:
         self._page = Page(families, registry, runtime.clock_ns)
         self._lock = Lock()
         self._num_pages = 0  # pages whose rendering has begun
-        # The latest page in each format, with clients or without their names, and its number
+        # The latest page in each format, with or without the names of clients, and the number of that page.
         self._pages: dict[tuple[Form, bool], tuple[int, bytes]] = {}
-        # Amounts from threads that must not wait for the lock, such as the event loop, and the series to add them to.
+        # Amounts to add to a series, from threads that must not wait for the lock, such as the event loop.
         self._pending: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
     def _family(self, metric: Metric) -> Family:
-        """Return the family of a metric, from a number that is maintained elsewhere, from a number of the engine, or
-        from a series."""
+        """Return the family of a metric. Its numbers come from another component, from the engine, or from a series."""
         if metric in self._elsewhere:
             return CallbackFamily(metric, self._elsewhere[metric])
         if isinstance(metric.of, str):
@@ -134,7 +133,8 @@ class Metrics:
         return CallbackFamily(metric, dict)
 
     def observe(self, record: RequestRecord) -> None:
-        """Add an ended request to the series, after the engine's steps so far, which include the request's."""
+        """Add an ended request to the series, after the engine's steps so far, which include the steps of the
+        request."""
         with self._lock:
             self._apply_pending()
             self._series.observe(record)
@@ -153,8 +153,8 @@ class Metrics:
         self._pending.append((self._series.counters[metric], (label,), number))
 
     def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
-        """Add a metric to the page. `read` returns its numbers for each page, in a worker thread. If it raises, the
-        page goes without them, and the log says so once."""
+        """Add a metric to the page. `read` is called for each page, in a worker thread, and returns its numbers. If it
+        raises, the page omits them, and the first such error is logged."""
         has_failed = False
 
         def numbers() -> Numbers:
@@ -179,17 +179,17 @@ class Metrics:
         return lambda value: self._pending.append((series, (), round(value * NS_PER_SECOND)))
 
     def render(self, accept: str | None, names_clients: bool = True) -> tuple[bytes, str]:
-        """Return the page for /metrics, with all observations before the call, and its content type. Unless it
-        `names_clients`, it has their sums.
+        """Return the page for /metrics, which includes all observations before the call, and its content type. Without
+        `names_clients`, it has sums over the clients instead.
 
-        Callers that arrive while a page is rendered share the next one. It may take milliseconds: call it in a worker
-        thread.
+        Callers that arrive while a page is being rendered share the next one. Call this in a worker thread, because it
+        may take milliseconds.
         """
         form = negotiate(accept)
         num_before = self._num_pages
         with self._lock:
             number, page = self._pages.get((form, names_clients), (0, b""))
-            if number <= num_before:  # The stored page was begun before this call.
+            if number <= num_before:  # the rendering of the stored page began before this call
                 started_ns = self._clock_ns()
                 self._num_pages += 1
                 self._read()
@@ -211,7 +211,8 @@ class Metrics:
 
 
 def _info(metric: Metric, values: Mapping[str, str]) -> Callable[[], Numbers]:
-    """Return the read of one sample, whose labels carry the information; a label without a value is empty."""
+    """Return a function that returns one sample, whose labels carry the information. A label without a value is
+    empty."""
     labels = tuple(values.get(label, "") for label in metric.labels)
     return lambda: {labels: 1}
 
@@ -235,7 +236,7 @@ def _waiting(model: str, now: EngineNumbers) -> Numbers:
 
 
 def _accepted_by_position(model: str, now: EngineNumbers) -> Numbers:
-    """Return how many drafts came true up to each position."""
+    """Return how many draft tokens were accepted at each position."""
     numbers = list(accumulate(reversed(now.drafts_by_accepted[1:])))
     return {
         (model, vllm_names.ENGINE_INDEX, str(position)): number for position, number in enumerate(reversed(numbers))
@@ -249,7 +250,7 @@ def _blocks(now: EngineNumbers) -> Numbers:
 
 
 def _lora_requests(model: str, now: EngineNumbers, unix_ns: int) -> Numbers:
-    """Return one sample, whose labels name the running and the waiting adapters; none if no adapter is loaded."""
+    """Return one sample, whose labels list the running and the waiting adapters; no sample if no adapter is loaded."""
     if not now.adapters:
         return {}
     running, waiting = (

@@ -14,8 +14,8 @@ SERVICE_NAME = "oaiserve"
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
-# 50 us to 30 min: a phase may be a hash lookup, or a long answer on a slow machine. The thresholds of alerts must be
-# among these values.
+# 50 us to 30 min: a phase may be a hash lookup, or a long answer on a slow machine. Thresholds of alerts must be
+# bucket boundaries.
 PHASE_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
@@ -178,7 +178,7 @@ PHASE_CAUSE_SECONDS = metric(
     "phase receive in which the model was loaded has the causes model_load and host.",
     "phase cause",
 )
-# Who waited for whom. `client` is the name of the API key, empty without one.
+# The time that clients waited for each other. `client` is the name of the API key, or "" without one.
 CLIENT_WAITED_SECONDS = metric(
     "oaiserve_client_waited_seconds_total",
     "Time of a client that went to requests of others, in the queue and in steps. Its ended requests share it.",
@@ -190,7 +190,7 @@ CLIENT_DELAYED_SECONDS = metric(
     "client",
 )
 
-# The cost of ended requests. `client` is the name of the API key, empty without one.
+# The cost of ended requests. `client` is the name of the API key, or "" without one.
 COST_CORE_SECONDS = metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
 COST_MACHINE_SECONDS = metric(
     "oaiserve_cost_machine_seconds_total", "Engine time that ended requests account for.", "client"
@@ -215,7 +215,8 @@ GRAMMAR_COMPILE_SECONDS = histogram(
     "cache",
 )
 
-# Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which include every step.
+# Metrics of the engine. They are read from its numbers at each scrape, except for the histograms, which count every
+# step.
 ENGINE = {
     row.name: metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
 }  # keyed by the field of EngineNumbers
@@ -349,7 +350,7 @@ METRICS: tuple[Metric, ...] = (
     *(found for found in tuple(globals().values()) if isinstance(found, Metric)),
     *ENGINE.values(),
 )
-# These metrics have no names of oaiserve's own; they are exported only under vLLM's names.
+# These metrics are exported only under vLLM's names.
 COMPUTED_TOKENS = histogram("", (), "Prompt tokens that were not cached, per ended request.", _REQUEST, "tokens")
 PROMPT_SOURCES = Metric("", "counter", "Prompt tokens, computed or cached.", "", ("source", "model"))
 HTTP_REQUESTS = Metric("", "counter", "Ended requests by route.", "", ("handler", "method", "status"))
@@ -369,7 +370,7 @@ NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolC
 ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
-# Attributes of the operation's span: the engine's steps from the first to the last one of the request.
+# Attributes of the operation's span that describe the engine's steps, from the first to the last step of the request.
 STEPS = (  # in the order of the fields of `Steps`
     "oaiserve.steps.first",
     "oaiserve.steps.count",
@@ -383,15 +384,16 @@ STEPS = (  # in the order of the fields of `Steps`
 MEDIA_ENCODE_NS = "oaiserve.media.encode_ns"
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}
 
-# Attributes of the spans of the phases `prefill` and `decode`: their parts, by cause; only those that are not 0.
+# Attributes of the spans of the phases `prefill` and `decode`: their parts that are not 0, by cause.
 CAUSES_NS = {cause: f"oaiserve.cause.{cause}_ns" for cause in Cause}
 
-# Attributes of these three spans: the time that went to others' requests, by whose they were, and the client with the
-# most of it, by the name of its API key.
+# Attributes of these three spans: the time spent on others' requests, by whose they were, and the API key's name of the
+# client with the largest part.
 OTHERS_NS = {whose: f"oaiserve.others.{whose}_ns" for whose in Whose}
 OTHERS_MOST_CLIENT = "oaiserve.others.most_client"
 
-# Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
+# Attributes of events: the choice, the details from the engine, and for a prefill chunk its number and the number of
+# chunks.
 EVENT_PREFIX = "oaiserve.event."
 
 URL_PATH = "url.path"
@@ -401,8 +403,8 @@ HTTP_RESPONSE_STATUS = "http.response.status_code"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
-# The schemas of spans, by OpenTelemetry's registry for GenAI, and of the resource. The names are those of its first
-# release, v0.1.0. We know no schema of that version, so the URL is that of the last schema that we know.
+# The schema of the spans, from OpenTelemetry's registry for GenAI, and that of the resource. The attributes' names are
+# from the registry's first release, v0.1.0. That release has no known schema URL, so this is the latest known one.
 GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # The schema of GenAI builds on this one.
 
@@ -414,7 +416,7 @@ GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 
-# Parameters that are floats by the conventions, even if a client sent an integer.
+# Parameters that the conventions define as floats, even if a client sent an integer.
 FLOATS = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty"})
 # The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
@@ -452,7 +454,7 @@ def _gen_ai(
     return Metric(name, "histogram", help, "seconds", (*_GEN_AI_LABELS, *more), buckets, of=of, where=where)
 
 
-# The metrics of a GenAI server by the conventions, with their boundaries.
+# The conventions' metrics for a GenAI server, with their boundaries.
 GEN_AI_REQUEST_DURATION = _gen_ai(
     "gen_ai_server_request_duration_seconds",
     DURATION_SECONDS,

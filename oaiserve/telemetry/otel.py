@@ -1,7 +1,7 @@
-"""OpenTelemetry's variables that choose the exporter of traces.
+"""Reads and checks OpenTelemetry's variables for the export of traces.
 
 The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates. For
-most invalid values they would only log a warning, and some would cost every span.
+most invalid values, they would only log a warning, and some values would lose every span.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
 
-# Those that OpenTelemetry's specification names. Platforms may set them for all programs.
+# The propagators in OpenTelemetry's specification. Platforms may set them for all programs.
 _PROPAGATORS = {"tracecontext", "baggage", "b3", "b3multi", "jaeger", "ottrace", "xray"}
 _HEADER = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 _COMPRESSIONS = ("none", "gzip", "deflate")
 
 
 def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | None:
-    """Return the kind of exporter from the variables, or None if there is no export. Raises StartupError for an
+    """Return the kind of exporter that the variables select, or None for no export. Raises StartupError for an
     unsupported exporter."""
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
@@ -56,8 +56,8 @@ def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | No
 
 
 def trim(environ: MutableMapping[str, str]) -> None:
-    """Remove blanks and line ends around the values of OpenTelemetry's variables, such as that of the last line of a
-    file. The SDK trims few of them, and spans would be lost, or a sampler replaced by the default."""
+    """Strip whitespace from the values of OpenTelemetry's variables, such as the line end of a value that comes from a
+    file. The SDK strips few of them, so spans would be lost, or a sampler replaced by the default."""
     for name, value in list(environ.items()):
         if name.startswith("OTEL_") and value != value.strip():
             environ[name] = value.strip()
@@ -73,12 +73,13 @@ def _is_url(endpoint: str) -> bool:
 
 
 def _is_header(pair: str) -> bool:
-    """Return whether the SDK reads a header, and can send it. It drops others with a warning that quotes them."""
+    """Return whether the SDK can parse and send this header. It drops any other header with a warning that quotes
+    it."""
     return _HEADER.fullmatch(pair.strip()) is not None and unquote(pair).strip().isprintable()
 
 
 def _check_spans(environ: Mapping[str, str]) -> None:
-    """Raise StartupError for values that the SDK would ignore, or that this server can't follow."""
+    """Raise StartupError for values that the SDK would ignore, or that this server doesn't support."""
     variable, text = _value(environ, "OTEL_PROPAGATORS")
     given = {name.strip().lower() for name in text.split(",") if name.strip()}
     if text and ("tracecontext" not in given or not given <= _PROPAGATORS):
@@ -92,7 +93,7 @@ def _check_spans(environ: Mapping[str, str]) -> None:
 
 
 def _check_otlp(environ: Mapping[str, str]) -> None:
-    """Raise StartupError for a value that the exporter would replace by its default, or could never export with."""
+    """Raise StartupError for values that the exporter would replace by its default, or that make every export fail."""
 
     def value_of(name: str) -> tuple[str, str]:
         return _value(environ, f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}")
@@ -122,7 +123,7 @@ def _check_otlp(environ: Mapping[str, str]) -> None:
 
 
 def positive_integer(environ: Mapping[str, str], variable: str, default: int) -> int:
-    """Return the value of a variable. Raises StartupError for an invalid one."""
+    """Return the value of a variable that must be a positive integer. Raises StartupError if it is not."""
     text = environ.get(variable, "").strip()
     if not text:
         return default
@@ -132,7 +133,7 @@ def positive_integer(environ: Mapping[str, str], variable: str, default: int) ->
 
 
 def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
-    """Return the OpenTelemetry resource of this process, for exported data.
+    """Return the OpenTelemetry resource that describes this process in exported data.
 
     OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the defaults.
     """
@@ -143,6 +144,6 @@ def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
 
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
-    """Return name and value of the first variable with a value. An empty value counts as none."""
+    """Return the name and the value of the first variable that is set. An empty value counts as unset."""
     values = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(values, (variables[0], ""))

@@ -1,7 +1,7 @@
 """Renders the page for /metrics in Prometheus' text format or in OpenMetrics 1.
 
-A scrape comes every few seconds, or twenty times a second from a router, and most numbers have not changed since the
-previous one. So each histogram keeps its rendered lines. This module is not thread-safe.
+A page is requested every few seconds, or twenty times a second by a router, and most numbers have not changed since the
+previous request. So the rendered lines of each histogram are cached. This module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 
 def negotiate(accept: str | None) -> Form:
-    """Return the first of our formats that the Accept header lists, or the classic text format."""
+    """Return the first supported format in the Accept header, or the classic text format."""
     for media_range in (accept or "").split(","):
         kind, *params = (part.strip() for part in media_range.split(";"))
         version = next((param for param in params if param.startswith("version=")), "version=1.0.0")
@@ -47,13 +47,13 @@ def negotiate(accept: str | None) -> Form:
     return Form.TEXT
 
 
-# Results of the client library's own collectors are kept this long, because collecting is a third of the cost of most
-# pages.
+# Results of the client library's own collectors are cached this long, because collecting them takes a third of the time
+# of most pages.
 REGISTRY_SECONDS = 1.0
 
 
 class Page:
-    """Renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
+    """Renders the given families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Page:
         self._blocks: list[_Histograms | _Numbers] = [_block(family) for family in families]
         self._registry = registry
         self._collected_ns: int | None = None
-        # They are collected together, so that no counter goes back between formats.
+        # Both formats share these results, so that a counter never seems to decrease from one format to the other.
         self._blocks_of_registry: list[_Numbers] = []
 
     def add(self, family: Family) -> None:
         self._blocks.append(_block(family))
 
     def render(self, form: Form, *, names_clients: bool = True) -> bytes:
-        """Return the page. Unless it `names_clients`, their series are summed up as those without a name."""
+        """Return the page. Without `names_clients`, the series of all clients are added up under an empty name."""
         now_ns = self._clock_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
@@ -114,7 +114,7 @@ class _Numbers:
 
 
 def _without_names(points: Mapping[LabelValues, Number], place: int) -> Mapping[LabelValues, Number]:
-    """Return the sums of points that differ only in the label at this place, which is empty then."""
+    """Return the sums of points that differ only in the label at this index, which is empty in the result."""
     sums: dict[LabelValues, Number] = {}
     for values, value in points.items():
         unnamed = (*values[:place], "", *values[place + 1 :])
@@ -177,7 +177,7 @@ class _Histogram:
 def _headers(metric: Metric) -> dict[Form, bytes]:
     """Return the HELP and TYPE lines of a metric in each format, and the UNIT line, which only OpenMetrics has.
 
-    In OpenMetrics the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
+    In OpenMetrics, the suffixes `_total` and `_info` belong to the names of the samples, not to that of the family.
     """
     help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     kind = "gauge" if metric.type == "info" else metric.type

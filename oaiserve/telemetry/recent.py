@@ -1,4 +1,4 @@
-"""A ring buffer of the last request records, which /debug/requests and the live page read. It knows no HTTP."""
+"""A ring buffer of the latest request records, for /debug/requests and the live page. It knows no HTTP."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from oaiserve.telemetry.record_facts import TokenGaps, json_of, mean_event_token
 from oaiserve.telemetry.targets import Targets
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
-_WORD = re.compile(r"[\w.-]*[\w-]", re.ASCII)  # a word or a request id, without the full stop after it, as in linked.js
+_WORD = re.compile(r"[\w.-]*[\w-]", re.ASCII)  # a word or a request id, without a full stop at its end, as in linked.js
 NOT_SERVED = (Outcome.REJECTED, Outcome.FAILED)
-# The facts of a record in a list's row, by their names there.
+# Maps the names in a row of a list to the fields of a record.
 _IN_ROWS = {
     **{name: name for name in ("request_id", "operation", "outcome", "error_type", "model", "client", "stream")},
     **{name: name for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},
@@ -42,7 +42,8 @@ def no_open_requests(epoch_offset_ns: int, engine_id: str | None) -> dict[str, O
 
 
 class _Kept(NamedTuple):
-    # Without its events, its token gaps and its turn, which may be long, and the prompts, which are private
+    # The record without its event times, token gaps and turn, which may be large, and without prompts, which are
+    # private.
     record: RequestRecord
     gaps: TokenGaps | None
     mean_event_tokens: float | None
@@ -51,7 +52,7 @@ class _Kept(NamedTuple):
 
 
 class RecentRequests:
-    """The last `size` records, as entries ready for JSON, and the open requests. The telemetry thread writes the
+    """The last `size` records as entries ready for JSON, and the open requests. The telemetry thread writes the
     records, and any thread may read them."""
 
     def __init__(
@@ -79,7 +80,7 @@ class RecentRequests:
     def get(self, request_id: str) -> Entry | None:
         """Return the newest request with this id, with the explanation of its time, its events, and its neighbours.
 
-        The id may also be that of its trace, which exemplars have.
+        The id may also be its trace id, which exemplars contain.
         """
         ring = self._newest_first()
         for item in ring:
@@ -105,11 +106,11 @@ class RecentRequests:
         limit: int | None = None,
         rows: bool = False,
     ) -> Entries:
-        """Return the matching requests, newest first: as rows for a list, or whole.
+        """Return the matching requests, newest first, either as whole entries or as `rows` for a list.
 
         With `failed`, return only those that failed or were rejected; with `slow_ms`, those that took at least as long;
-        with an empty `client`, those without a key. With `slowest`, return those that reached this phase, the longest
-        in it first.
+        with an empty `client`, those without a key. With `slowest`, return those that reached this phase, those that
+        spent the longest time in it first.
         """
 
         def matches(record: RequestRecord) -> bool:
@@ -131,7 +132,7 @@ class RecentRequests:
         return [self._row(item) if rows else self._entry(item) for item in items[:limit]]
 
     def open(self, engine_id: str | None = None) -> dict[str, OpenRow]:
-        """Return the newest open requests by the engine's ids, newest first, or only that with this id."""
+        """Return the newest open requests, newest first, keyed by the engine's id, or only the one with this id."""
         return self._open_requests(self._epoch_offset_ns(), engine_id)
 
     def _newest_first(self) -> tuple[_Kept, ...]:
@@ -205,7 +206,7 @@ def _others(others: OthersTime) -> Entry:
 
 
 def _named(text: str, own: RequestRecord, records: Iterable[RequestRecord]) -> list[str]:
-    """Return the ids of other requests that a text names, whether they have ended or not."""
+    """Return the ids of other requests, ended or open, that a text mentions."""
     ids = {record.request_id for record in records} | {str(own.reuse.get("evicted_for", ""))}
     return sorted((ids - {own.request_id}).intersection(_WORD.findall(text)))
 
@@ -226,7 +227,7 @@ def _events(record: RequestRecord) -> Entry:
 
 
 def _neighbours(own: RequestRecord, ring: Iterable[RequestRecord]) -> Entry:
-    """Return the requests in the ring with steps in common with `own`, most common steps first."""
+    """Return the requests in the ring that shared steps with `own`, those with the most common steps first."""
     shared = [(num_shared(own.account.steps, other.account.steps), other) for other in ring if other is not own]
     neighbours = sorted((pair for pair in shared if pair[0]), key=itemgetter(0), reverse=True)
     named = [

@@ -1,5 +1,5 @@
-"""Shows facts of a record, through their rows, and summaries, in the JSON of /debug, log lines and attributes of
-spans."""
+"""Shows the facts of a record, according to their rows, and summaries, in the JSON of /debug, in log lines and in span
+attributes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from oaiserve.facts.fact import Fact, facts_of
 from oaiserve.facts.record import OF_NEIGHBOURS, Cause, EngineAccount, RequestRecord
 from oaiserve.telemetry.names import ROUTING_PREFIX
 
-MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
-# The path of a field from the record, the name that is shown, and the path of its condition.
+MOST_SORTED = 8192  # most gaps that one call sorts, which holds the GIL for about a millisecond
+# A field's path from the record, the name under which it is shown, and the path of the field that it depends on.
 _Row = tuple[str, str, str]
 
 
 class _Place:
-    """The rows that one place shows, grouped by the field without whose value they are omitted.
+    """The rows that one place shows, grouped by the field that they depend on: without its value, they are omitted.
 
-    The fields of a group are read by one call into C, since a log line has more than twenty.
+    The fields of a group are read by one call of an attrgetter, which is fast, because a log line has more than twenty.
     """
 
     def __init__(self, rows: Iterable[_Row]) -> None:
@@ -68,7 +68,7 @@ _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that
 
 
 def json_of(record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of a request for JSON. A missing grammar, medium or loop is None."""
+    """Return the facts of a request for JSON. If it has no grammar, media or loop, that key is None."""
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar
@@ -100,7 +100,7 @@ def _attributes(place: _Place, record: object) -> dict[str, Any]:
 
 
 def in_ms(duration_ns: int) -> float:
-    """Return a time in milliseconds, to the microsecond."""
+    """Return a time in milliseconds, rounded to the microsecond."""
     return round(duration_ns / 1e6, 3)
 
 
@@ -118,9 +118,9 @@ _SUMMED = (Cause.ALONE, *OF_NEIGHBOURS, Cause.MACHINE)
 
 
 def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
-    """Return the name of a phase and its time. If its causes are known, three sums follow: its time alone, that plus
-    its neighbours', and that plus the machine's delays. If these leave a rest, its largest cause follows, which may be
-    `not_known_yet`."""
+    """Return the name of a phase and its time. If its causes are known, three cumulative times follow: alone, with the
+    time that neighbours added, and with the machine's delays. If there are other causes, the largest of them comes
+    last, which may be `not_known_yet`."""
     if not causes_ns:
         return [name, duration_ns]
     alone_ns = causes_ns.get(Cause.ALONE, 0)
@@ -132,7 +132,7 @@ def phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> li
 
 
 class Steps(NamedTuple):
-    """The engine's steps from the first to the last one of a request, with the sequences of other requests included."""
+    """The engine's steps from the first to the last step of a request, including the sequences of other requests."""
 
     first: int
     number: int

@@ -2,11 +2,11 @@
 
 It does not know what the consumers do. A consumer that raises is logged and counted, and does not stop the others.
 
-The thread has a low priority, but not by a nice value: while it holds the GIL, all other threads wait for it, and a
-niced thread that the system takes off its core keeps the GIL. On two cores, next to two busy processes, a thread that
-worked for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of
-10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and rests briefly after each record.
-The delay is then 2 to 10 ms, at any load.
+The thread has a low priority, but not through a nice value: while it holds the GIL, all other threads wait for it, and
+a niced thread that loses its core still holds the GIL. On two cores, next to two busy processes, a thread that worked
+for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of 10 and
+19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and pauses briefly after each record. The delay
+is then 2 to 10 ms, at any load.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Consumer = Callable[[RequestRecord], None]
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 0.03  # the first record of a batch waits for others: requests often end in the same step
+BATCH_SECONDS = 0.03  # how long a batch waits after its first record, because requests often end in the same step
 TICK_SECONDS = 1.0  # the longest time between two calls of `tick`
-YIELD_NS = 200_000  # the rest after a record
+YIELD_NS = 200_000  # pause after each record
 YIELD_MAX_QUEUED = 1000  # With this many queued records, the thread takes no pauses.
 
 _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line a minute, not one per request
@@ -36,9 +36,9 @@ _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line 
 class Recorder:
     """A queue of records, and the worker for the consumers.
 
-    The worker also calls `tick`: after each batch of records, and at least once a second.
-    `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped:
-    `max_queued` records are waiting, or the recorder is closed.
+    The worker also calls `tick`: after each batch of records, and at least once a second. `count_error(name)` is called
+    when consumer `name` or the "tick" raises, and with "queue" when a record is dropped, because `max_queued` records
+    are waiting or the recorder is closed.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Recorder:
         self._tick_ns = int(tick_seconds * 1e9)
         self._runtime = runtime
         self._clock_ns = runtime.clock_ns
-        # An item in the worker's inbox only wakes it up. Only the first record of a batch does that, and no record does
-        # during a rest. A future in the queue is done in its turn.
+        # An item in the worker's inbox only wakes it up. Only the first record of a batch posts one, and none is posted
+        # during a pause. A future in the queue is resolved when its turn comes.
         self._queue: deque[RequestRecord | Future[None]] = deque()
         self._waits_for_first = False
-        self._batch_at_ns: int | None = None  # deadline of the first record of the current batch
+        self._batch_at_ns: int | None = None  # when the current batch is passed on; None if it has no record yet
         self._tick_at_ns = 0
         self._is_closed = False
         self._logged_ns: dict[str, int] = {}
@@ -81,7 +81,7 @@ class Recorder:
             self._count_error("queue")
 
     def wait_for_queued(self, timeout_seconds: float) -> None:
-        """Wait until the records that are queued now have been passed on, or the timeout comes."""
+        """Wait until all records that are in the queue now have been passed on, or until the timeout."""
         passed: Future[None] = self._runtime.future()
         self._queue.append(passed)
         self._wake()
@@ -104,7 +104,7 @@ class Recorder:
         self._tick_at_ns = self._clock_ns() + self._tick_ns
 
     def _turn(self) -> When:
-        """Pass on the next record of the batch. After its last one, or if it is time, call `tick`."""
+        """Pass on the next record of the batch. After the last one, or when a tick is due, call `tick`."""
         self._worker.clear()
         self._waits_for_first = False
         now_ns = self._clock_ns()
@@ -114,21 +114,21 @@ class Recorder:
             if now_ns < self._batch_at_ns and not self._is_closed:
                 return self._batch_at_ns
             return self._pass_on(self._queue.popleft())
-        is_closed = self._is_closed  # read before the tick, after which a closed recorder ends
+        is_closed = self._is_closed  # read before the tick, so that closing during a tick leads to another
         if self._batch_at_ns is not None or is_closed or now_ns >= self._tick_at_ns:
             self._batch_at_ns = None
             self._call("tick", self._tick, "at the end of a batch")
             self._plan_tick()
         if is_closed and not self._queue:
             return ENDED
-        # This is set before the last look at the queue. So the worker sees a record now, or is woken up for it.
+        # This is set before the queue is checked once more, so a record is either seen now, or wakes the worker up.
         self._waits_for_first = True
         if self._queue:
             return AT_ONCE
         return self._tick_at_ns
 
     def _pass_on(self, item: RequestRecord | Future[None]) -> When:
-        """Pass an item on, and return when the next one may follow."""
+        """Pass an item on, and return the time at which the next one may follow."""
         if isinstance(item, Future):
             item.set_result(None)
             return AT_ONCE
@@ -141,7 +141,7 @@ class Recorder:
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.
 
-        A refusal of the system, such as a full disk, is not a bug, so its traceback would only hide the reason.
+        An error of the operating system, such as a full disk, is not a bug, so it is logged without a traceback.
         """
         try:
             function()

@@ -1,9 +1,11 @@
-"""Records ended requests in a file for replays of the load: arrivals, lengths and common prefixes, no text.
+"""Records ended requests in a file from which the load can be replayed: arrivals, lengths and common prefixes, but no
+text.
 
 The format is that of `oaiserve.wire.recordings`: a line for each prompt of a request, with the fields of the load
-test's `--requests`, and now and then the cost of steps. A prompt's tokens are hashed 64 at a time, each time with all
-before them, so two prompts with a common prefix have the same hashes. The salt of the hashes is random and is never
-written, so a prompt cannot be guessed and looked up."""
+test's `--requests`, and now and then the cost of steps. Each block of 64 tokens is hashed together with all tokens
+before it, so two prompts with a common prefix begin with the same hashes. The salt of the hashes is random and is never
+written, so nobody can guess a prompt and look up its hash.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ from oaiserve.wire.recordings import BLOCK_TOKENS, HASH_BYTES, head
 
 logger = logging.getLogger(__name__)
 
-COST_EVERY = 50  # requests after which the cost of steps is written again, so that a growing file can be read
-MOST_BYTES = 64 * 2**20  # bytes of a file; the one before it is kept, too
+COST_EVERY = 50  # number of requests after which the cost of steps is written again, so that a growing file can be read
+MOST_BYTES = 64 * 2**20  # size at which a new file is begun; only the previous file is kept
 
 
 class Recording:
@@ -58,10 +60,10 @@ class Recording:
         self._cost: Mapping[str, Any] | None = None  # the cost that was written last
         self._num_since_cost = 0  # requests since the cost was written
         self._num_missing = 0  # requests lost since the last one that was written
-        self._file: int | None = None  # None while no new file can be begun
+        self._file: int | None = None  # None if no file could be opened
         try:
             if path.is_file() and path.stat().st_size:
-                self._rotate()  # An earlier server's recording has hashes with another salt.
+                self._rotate()  # An earlier server has hashed with another salt.
             self._open()
         except OSError as error:
             raise StartupError(
@@ -71,7 +73,7 @@ class Recording:
     def add(self, record: RequestRecord) -> None:
         """Add the prompts of a request, unless it was for vectors or scores.
 
-        Raises OSError, with the file's name, if the disk has no space for it. The next request is tried again.
+        Raises OSError, with the file's name, if the disk has no space for it. Later requests are still tried.
         """
         if record.operation in POOLING_OPERATIONS:
             return
@@ -117,7 +119,7 @@ class Recording:
     def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
         account = record.account
         times = record.times
-        # Empty if the request was refused before its prompts were tokenized.
+        # Empty if the request was rejected before its prompts were tokenized.
         prompts: Sequence[list[int] | None] = account.prompts or [None]
         received_ns = times.phases()[0].start_ns
         num_choices = max(1, account.num_choices // len(prompts))
@@ -150,7 +152,7 @@ class Recording:
         ]
 
     def _blocks(self, salt: bytes, token_ids: Sequence[int]) -> str:
-        """Return the hashes of the whole blocks of a prompt, in hexadecimal digits, one after the other."""
+        """Return the hashes of a prompt's whole blocks, as concatenated hexadecimal digits."""
         last = self._hash(salt)
         hashes = []
         for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -162,7 +164,8 @@ class Recording:
         return blake2b(content, digest_size=HASH_BYTES, key=self._salt).digest()
 
     def _open(self) -> None:
-        """Begin a file, with its first line. Without disk space for that, the file is closed again, and is empty."""
+        """Begin a file with its first line. If the disk has no space for the line, the file is closed again and stays
+        empty."""
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         self._cost = None
         try:
@@ -183,17 +186,17 @@ class Recording:
             is_whole = os.write(self._file, content) == len(content)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
-        if not is_whole:  # Half a line would spoil the next one.
+        if not is_whole:  # Half a line would corrupt the next one.
             os.ftruncate(self._file, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def draft_runs(account: EngineAccount) -> list[int]:
-    """Return the lengths of alternating runs of an answer's tokens: tokens that came alone in a step, and tokens that
-    came together, from drafts or because they were forced.
+    """Return the lengths of the runs in an answer, alternating between tokens that a step generated alone, and tokens
+    that came together, because drafts were accepted or a grammar forced them.
 
-    The first token counts as one that came alone. The list is empty for requests with several choices, whose tokens
-    cannot be attributed, and for those without drafts.
+    The first token counts as generated alone. The list is empty for requests with several choices, whose tokens can't
+    be attributed, and for those without accepted drafts.
     """
     if not account.num_accepted_tokens or account.num_choices != 1:
         return []
@@ -201,7 +204,7 @@ def draft_runs(account: EngineAccount) -> list[int]:
     several = False
     gaps_ns = account.inter_token_ns
     for index, gap_ns in enumerate(gaps_ns):
-        # After the first token of a step, which has a gap before it, the others come at the same time.
+        # Only the first token of a step has a gap before it; the others come at the same time.
         in_several = gap_ns == 0 or (index + 1 < len(gaps_ns) and gaps_ns[index + 1] == 0)
         if in_several != several:
             runs.append(0)

@@ -1,4 +1,4 @@
-"""`RequestSeries` has the series of ended requests and of steps, and adds each record to them.
+"""`RequestSeries` holds the series of ended requests and of steps, and adds each record to them.
 
 Every label has few values: an unknown value from a client becomes "other". This module is not thread-safe.
 """
@@ -51,43 +51,43 @@ from oaiserve.telemetry.targets import LEAST_NS, Targets
 OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length", "repetition"})
 ABORT = "abort"
-OTHER = FURTHER_CLIENTS  # one word for all that has no series of its own
+OTHER = FURTHER_CLIENTS  # stands for everything that has no series of its own
 LOCAL_COMPUTE = "local_compute"  # vLLM's words for the sources of prompt tokens
 LOCAL_CACHE_HIT = "local_cache_hit"
-MOST_NAMES = 512  # names of adapters, and of clients, that have series of their own
+MOST_NAMES = 512  # the most adapters, and the most clients, that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
-PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a token may cost very few units
-# Outcome, status and class of the error of the requests that the objectives count, whatever their operation.
+PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a token may cost a tiny part of a unit
+# Outcome, status and error class of the requests that the service level objectives count, for any operation.
 _IN_OBJECTIVES = (
     (Outcome.FINISHED, "200", ""),
     (Outcome.FAILED, "200", InternalError.__name__),  # error within a stream
-    (Outcome.FAILED, "200", Unavailable.__name__),  # in a stream; in all streams at once if a GPU has no memory left
+    (Outcome.FAILED, "200", Unavailable.__name__),  # in a stream; in all streams at once if a GPU runs out of memory
     (Outcome.FAILED, "500", InternalError.__name__),
     (Outcome.REJECTED, "429", Overloaded.__name__),
     (Outcome.REJECTED, "503", Unavailable.__name__),
 )
-# The same for answers that cannot be stored, by the only operation that stores them.
+# The same for answers that could not be stored. Only one operation stores answers.
 _OF_STORE = (
     (Outcome.FAILED, "200", StoreFailed.__name__),
     (Outcome.REJECTED, "503", StoreFailed.__name__),
 )
-# The errors with which a request to the engine may be rejected.
+# The errors with which requests to the engine may be rejected.
 _REFUSALS = (
     *(AdapterUnloaded, BodyTooLarge, ContextLengthExceeded, DeadlineMissed, Forbidden, InvalidRequest, ModelNotFound),
     *(NotFound, Overloaded, RateLimited, RequestTimeout, StoreFailed, ThreadUnsupported, TimeLimitExceeded),
     *(Unavailable, UnsupportedMedia),
 )
-# Labels of a series that only another metric shows.
+# Labels that a metric doesn't show itself, but that another metric of the same series shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
-# Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
-# The second millisecond is for times that are rounded down.
+# Prometheus stores exemplar times in milliseconds, and warns of a second exemplar with the same bucket and time. Two
+# milliseconds are enough even if times are rounded down.
 EXEMPLAR_SPACING_NS = 2_000_000
 
 
 class RequestSeries:
-    """The series of all metrics, by metric, apart from numbers that are maintained elsewhere. The series of `model`,
-    the served name, exist from the start, and those of adapters once they were used."""
+    """All series, keyed by metric, except for numbers that other components maintain. The series of `model`, the served
+    name, exist from the start, and those of an adapter once it is used."""
 
     def __init__(self, model: str, epoch_offset_ns: EpochOffset, targets: Targets | None = None) -> None:
         self._model = model
@@ -118,7 +118,7 @@ class RequestSeries:
         self.begin_at_zero()
 
     def begin_at_zero(self) -> None:
-        """Make series that start at 0, so that PromQL's `rate` sees their first increment."""
+        """Create series with the value 0, so that PromQL's `rate` sees their first increment."""
         model = self._model
         for operation in sorted(OPERATIONS):
             self.count(names.PROMPT_TOKENS, (operation, model), 0)
@@ -156,19 +156,19 @@ class RequestSeries:
         return (*metric.labels, *_MORE_LABELS.get(metric, ()))
 
     def shown(self, metric: Metric, series: Metric) -> Metric:
-        """Return a metric as the page shows it, which shows this series."""
+        """Return the metric that the page shows for this series."""
         return metric
 
     def count(self, metric: Metric, labels: LabelValues, amount: int = 1) -> None:
-        """Add to a counter: nanoseconds, if its unit is seconds."""
+        """Add an amount to a counter, in nanoseconds if its unit is seconds."""
         self.counters[metric].add(labels, amount)
 
     def add(self, metric: Metric, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
-        """Add a value to a histogram: nanoseconds, if its unit is seconds."""
+        """Add a value to a histogram, in nanoseconds if its unit is seconds."""
         self.distributions[metric].add(labels, value, origin)
 
     def add_all(self, metric: Metric, labels: LabelValues, values: array[int], origin: Origin | None) -> None:
-        """Add many values to a histogram: nanoseconds, if its unit is seconds."""
+        """Add many values to a histogram, in nanoseconds if its unit is seconds."""
         self.distributions[metric].add_all(labels, values, origin)
 
     def observe(self, record: RequestRecord) -> None:
@@ -299,7 +299,8 @@ class RequestSeries:
             self.count(names.CLIENT_DELAYED_SECONDS, (_bounded(self._clients, name),), ns)
 
     def _origin(self, record: RequestRecord, ended_ns: int) -> Origin | None:
-        """Return the origin of the record's exemplars, or None if another record has left exemplars just before."""
+        """Return the origin for the record's exemplars, or None if another record has left exemplars within
+        EXEMPLAR_SPACING_NS."""
         if ended_ns - self._exemplars_ns < EXEMPLAR_SPACING_NS:
             return None
         self._exemplars_ns = ended_ns
@@ -314,7 +315,7 @@ class RequestSeries:
 
 
 def _per_unit(metric: Metric) -> int:
-    """Return the number of counted integers in a unit of the metric."""
+    """Return how many counted integers make one unit of the metric."""
     fine = {"joules": PER_FINE_UNIT, "price": PER_FINE_UNIT}
     return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO, **fine}.get(metric.unit, 1)
 
@@ -324,7 +325,8 @@ def _snake_case(name: str) -> str:
 
 
 def _bounded(known: set[str], name: str) -> str:
-    """Return a name, or "other". Adapters and clients come and go, so not all of them can have series."""
+    """Return the name, or "other" above the limit: adapters and clients come and go, so not all of them can have
+    series."""
     if name not in known:
         if len(known) >= MOST_NAMES:
             return OTHER

@@ -1,4 +1,4 @@
-"""Explains in sentences which part of a prompt was read again or restored, why, what that took, and what helps."""
+"""Explains in sentences which part of a prompt was read again or restored, why, how long that took, and what helps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from oaiserve.facts.record import ReadAgain, RequestRecord, WaitReason
 from oaiserve.facts.times import duration
 
-LEAST_SHARE = 0.1  # share of the prompt tokens from which there is a sentence
+LEAST_SHARE = 0.1  # There is a sentence from this share of the prompt tokens on.
 
 _CHANGED = {
     ReadAgain.MODEL: "the model or adapter differs from the one {before}",
@@ -48,7 +48,7 @@ def read_again(record: RequestRecord) -> str | None:
 
 
 def restored(record: RequestRecord) -> str | None:
-    """Return the sentence on tokens that came back from below the prefix cache, or None if there are none."""
+    """Return the sentence on tokens that were restored from host memory or disk, or None if there are none."""
     account = record.account
     if not account.num_restored_tokens:
         return None

@@ -20,7 +20,7 @@ from oaiserve.telemetry.request_series import RequestSeries
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 MOST_SAMPLES = 300
-MOST_CLIENTS = 20  # clients whose costs are shown: those that cost most
+MOST_CLIENTS = 20  # the most clients whose costs are shown, by cost
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
 
@@ -35,9 +35,10 @@ Totals = Mapping[Any, int]
 
 
 class LiveSamples:
-    """A ring of samples ready for JSON. The telemetry thread writes it under the lock of the series; any may read.
+    """A ring of samples ready for JSON. The telemetry thread writes it under the lock of the series; any thread may
+    read it.
 
-    Numbers of requests and tokens are increases since the sample before; histograms are pairs of a bucket's index and
+    Numbers of requests and tokens are increases since the previous sample; histograms are pairs of a bucket's index and
     its increase.
     """
 
@@ -54,15 +55,16 @@ class LiveSamples:
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
-        """Return the boundaries of each distribution's buckets. One more bucket has the values above all of them."""
+        """Return the boundaries of each distribution's buckets. One further bucket holds the values above all of
+        them."""
         return {
             name: [bound / distribution.per_unit for bound in distribution.boundaries]
             for name, distribution in self._distributions.items()
         }
 
     def costs(self) -> list[tuple[str, int, int, int, float]]:
-        """Return each client's name, its time of the engine and of cores, its time alone in ns, and its price, as of
-        the last sample."""
+        """Return, as of the last sample, each client's name, its engine time, CPU time and time alone, in ns, and its
+        price."""
         return self._last_costs
 
     def add(self, snapshot: Callable[[], EngineNumbers]) -> None:
@@ -99,8 +101,8 @@ class LiveSamples:
         )
 
     def after(self, number: int) -> list[Sample]:
-        """Return the kept samples whose number is greater than `number`, oldest first: all of them if the newest has a
-        smaller number, as after a restart of the server."""
+        """Return the samples with a higher number than `number`, oldest first. If the newest has a lower number, as
+        after a restart of the server, return all."""
         samples = self.ring.copy()
         least = number if samples and samples[-1]["number"] >= number else 0
         return [sample for sample in samples if sample["number"] > least]
@@ -135,8 +137,8 @@ class LiveSamples:
         ]
 
     def _buckets(self, name: str) -> Totals:
-        """Return the number of values in each bucket. Only finished requests count, because the others say little about
-        durations."""
+        """Return the number of values in each bucket. Only finished requests count, because the durations of others
+        mean little."""
         counts = [
             child.counts
             for labels, child in self._distributions[name].children.items()

@@ -26,12 +26,12 @@ Number = int | float
 NS_PER_SECOND = 1_000_000_000
 NO_CONSTANTS: Mapping[str, str] = MappingProxyType({})
 
-# A single call into C, which holds the GIL, puts at most this many values into buckets: a fraction of a millisecond.
+# The most values that one call into C, which holds the GIL, puts into buckets. It takes a fraction of a millisecond.
 _VALUES_PER_CALL = 4096
 
 
 class Origin(NamedTuple):
-    """The span of a value, for exemplars."""
+    """The span that a value comes from, for exemplars."""
 
     trace_id: int
     span_id: int
@@ -44,7 +44,8 @@ class Exemplar(NamedTuple):
 
 
 class Counter:
-    """An exact sum for each combination of label values. `per_unit` make one unit of the metric: 10**9 for ns."""
+    """An exact sum for each combination of label values. `per_unit` of it are one unit of the metric: 10**9 for
+    nanoseconds."""
 
     def __init__(self, *labels: str, per_unit: int = 1) -> None:
         self.labels = labels
@@ -61,8 +62,8 @@ class DistributionChild:
     __slots__ = ("counts", "exemplars", "num", "total")
 
     def __init__(self, num_buckets: int) -> None:
-        self.counts = [0] * num_buckets  # not cumulative; the last bucket has the values above all boundaries
-        self.exemplars: dict[int, Exemplar] = {}  # keyed by bucket: the latest exemplar
+        self.counts = [0] * num_buckets  # not cumulative; the last bucket holds the values above all boundaries
+        self.exemplars: dict[int, Exemplar] = {}  # the latest exemplar of each bucket, keyed by its index
         self.num = 0
         self.total: Number = 0
 
@@ -70,7 +71,7 @@ class DistributionChild:
 class Distribution:
     """A distribution keeps bucket counts and the sum of its values for each combination of label values.
 
-    Its boundaries are all those of the metrics in `shown_as`, as integers: `per_unit` of them make one unit.
+    Its boundaries are the union of those of the metrics in `shown_as`, as integers, of which `per_unit` are one unit.
     """
 
     def __init__(self, *labels: str, shown_as: Iterable[Metric], per_unit: int = 1) -> None:
@@ -78,12 +79,12 @@ class Distribution:
         self.per_unit = per_unit
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
         num_buckets = len(self.boundaries) + 1
-        # It only grows.
+        # Children are only added, never removed.
         self.children: dict[LabelValues, DistributionChild] = defaultdict(lambda: DistributionChild(num_buckets))
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
         child = self.children[labels]
-        bucket = bisect_left(self.boundaries, value)  # `le`: the bucket includes its boundary
+        bucket = bisect_left(self.boundaries, value)  # a bucket includes its upper boundary, as `le` means
         child.counts[bucket] += 1
         child.num += 1
         child.total += value
@@ -109,15 +110,17 @@ class Distribution:
 def labelling(
     metric: Metric, labels: tuple[str, ...], constants: Mapping[str, str]
 ) -> Callable[[LabelValues], LabelValues | None]:
-    """Return the map from labels of a series to those of a metric, or to None if the metric does not show them.
+    """Return a function that maps label values of a series to those of a metric, or to None if the metric doesn't show
+    them.
 
-    A label of the metric that the series does not have, under the same name or that of `names.RENAMED`, is one of the
-    `constants`. The metric adds up over labels of the series that it does not have, and over `names.RENAMED_VALUES`.
+    A label of the metric that the series lacks, also under the name in `names.RENAMED`, has its value from `constants`.
+    Values that differ only in labels that the metric lacks, or that `names.RENAMED_VALUES` maps to the same value, are
+    added up.
     """
     where = [(labels.index(label), value) for label, value in metric.where]
     names = [RENAMED.get(label, label) for label in metric.labels]
-    # For each label of the metric: its position in the labels of the series, or -1 and a constant; and other names of
-    # its values.
+    # For each label of the metric, its position in the labels of the series, or -1 and a constant, and its renamed
+    # values.
     parts: list[tuple[int, str, Mapping[str, str]]] = []
     for label, name in zip(metric.labels, names, strict=True):
         if name in labels:
@@ -137,7 +140,7 @@ def labelling(
 
 
 class CounterFamily:
-    """A counter family shows a `Counter` series. `constants` are those of `labelling`."""
+    """A counter family shows a `Counter` series. For `constants`, see `labelling`."""
 
     def __init__(self, metric: Metric, series: Counter, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
         self.metric = metric
@@ -156,7 +159,7 @@ class CounterFamily:
 
 
 class CallbackFamily:
-    """A family of numbers from elsewhere, by a call of `read` for every page."""
+    """A family of numbers that other components maintain. `read` returns them for each page."""
 
     def __init__(self, metric: Metric, read: Callable[[], Mapping[LabelValues, Number]]) -> None:
         self.metric = metric
@@ -164,7 +167,7 @@ class CallbackFamily:
 
 
 class HistogramChild(NamedTuple):
-    """One histogram of a family, which is the sum of one or more children of the series."""
+    """One histogram of a family. It adds up one or more children of the series."""
 
     labels: LabelValues
     parts: list[DistributionChild]
@@ -177,7 +180,7 @@ class HistogramChild(NamedTuple):
 class HistogramFamily:
     """A histogram family shows a `Distribution` series, whose boundaries must include the buckets of `metric`.
 
-    `constants` are those of `labelling`.
+    For `constants`, see `labelling`.
     """
 
     def __init__(self, metric: Metric, series: Distribution, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
@@ -185,14 +188,14 @@ class HistogramFamily:
         self.per_unit = series.per_unit
         self._series = series
         self._shown = labelling(metric, series.labels, constants)
-        self._num_seen = 0  # children of the series that are in `_children`, or that this family does not show
+        self._num_seen = 0  # children of the series that were already added to `_children`, or found not to be shown
         self._children: dict[LabelValues, HistogramChild] = {}
         # For each bucket of the metric, the last bucket of the series within it.
         self._ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]
         self._ends.append(len(series.boundaries))
 
     def children(self) -> Iterable[HistogramChild]:
-        """Return the histograms of the family in the order in which they first had a value."""
+        """Return the histograms of the family, in the order of their first values."""
         series_children = self._series.children
         if len(series_children) > self._num_seen:
             for values, part in islice(series_children.items(), self._num_seen, None):
@@ -203,7 +206,8 @@ class HistogramFamily:
         return self._children.values()
 
     def cumulative(self, child: HistogramChild) -> list[int]:
-        """Return the number of values at or below each bucket boundary of the metric, and last that of all values."""
+        """Return the number of values at or below each bucket boundary of the metric, and finally the number of all
+        values."""
         counts = [part.counts for part in child.parts]
         added = counts[0] if len(counts) == 1 else map(sum, zip(*counts, strict=True))
         sums = list(accumulate(added))

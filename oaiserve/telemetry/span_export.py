@@ -1,10 +1,11 @@
 """`SpanExport` queues spans and exports them to the collector in batches, on a separate thread.
 
-A collector that is down, slow or full costs only spans, which are counted, and a trace is exported whole or not at all.
-The warnings of the SDK's exporters, one for each attempt to send, stay out of the log.
+A collector that is down, slow or full costs only spans, which are counted, and the spans of a request are exported
+together or not at all. The warnings of the SDK's exporters, one for each attempt to send, stay out of the log.
 
 The SDK's BatchSpanProcessor has the same purpose, but queues and drops single spans, so a full queue leaves parts of
-traces. Its metrics count what was handed to the exporter, whatever became of it, and its shutdown may take 30 s.
+traces. Its metrics count the spans that the exporter got, whether or not they were sent, and its shutdown may take 30
+s.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
 
-# After this long without a lost span, a recovery is logged: a collector that accepts every other batch gets one line.
+# A recovery is logged only after this long without a lost span, so a collector that accepts every other batch causes
+# one line.
 RECOVERY_NS = 10_000_000_000
 
 CountSpans = Callable[[str, int], None]
 
 
 class BatchLimits(NamedTuple):
-    """The limits of the queue and of a batch, in spans. The spans of one request stay together even beyond these."""
+    """The limits of the queue and of a batch, in spans. The spans of one request stay together even if they exceed
+    these."""
 
     queue_size: int = 2048
     batch_size: int = 512
-    delay_seconds: float = 5.0  # the time that a batch waits to become full
+    delay_seconds: float = 5.0  # how long a batch waits to become full
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> BatchLimits:
@@ -60,9 +63,8 @@ class SpanExport:
     """A bounded queue of spans and the worker that exports them.
 
     `count_spans(result, number)` is called twice for each span: with "ended", and then with "exported", "failed" (the
-    collector did not accept it) or "dropped" (the queue was full, the time of `close` too short, or the span ended
-    after it), by both threads.
-    One line is logged when spans begin to be lost, and one when no span was lost for RECOVERY_NS.
+    collector did not accept it) or "dropped" (the queue was full, `close` ran out of time, or the span ended after it).
+    Both threads call it. One line is logged when spans begin to be lost, and one when no span was lost for RECOVERY_NS.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class SpanExport:
         runtime: Runtime,
     ) -> None:
         self._exporter = exporter
-        self._first_warning = ""  # first warning of the exporter in the last export
+        self._first_warning = ""  # the exporter's first warning in the last export
         # A CollectorExporter logs under the name of the SDK's exporter.
         self._exporters_logger = logging.getLogger(getattr(exporter, "logger_name", type(exporter).__module__))
         self._exporters_logger.addFilter(self._filter)
@@ -82,20 +84,21 @@ class SpanExport:
         self._limits = limits or BatchLimits.from_environment()
         self._delay_ns = int(self._limits.delay_seconds * 1e9)
         self._clock_ns = runtime.clock_ns
-        self._lock = Lock()  # guards all that follows
+        self._lock = Lock()  # guards all attributes below
         self._queue: deque[Sequence[ReadableSpan]] = deque()  # the spans of one request each, the oldest first
         self._num_queued = 0  # spans in the queue
-        self._num_lost = 0  # spans lost since the warning; 0 if there is none to recover from
+        self._num_lost = 0  # spans lost since the warning; 0 after a recovery
         self._lost_ns = 0  # when a span was last lost
         self._due_ns = 0  # when the next batch is sent even if it isn't full
-        self._waits = False  # The worker has found nothing to do.
+        self._waits = False  # the worker found nothing to do
         self._is_closing = False
-        self._is_closed = False  # The worker takes no more spans from the queue.
+        self._is_closed = False  # the worker takes no more spans from the queue
         self._worker: Worker[None] = runtime.worker("span-export", self._turn, self._plan)
         self._worker.start()
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
-        """Queue the spans of one request without blocking. If the queue is full, those of the oldest are dropped."""
+        """Queue the spans of one request without blocking. If the queue is full, the oldest requests' spans are
+        dropped."""
         self._count_spans("ended", len(spans))
         num_dropped = 0
         why = "they end faster than the collector accepts them"
@@ -114,7 +117,7 @@ class SpanExport:
             self._lose("dropped", num_dropped, why)
 
     def close(self, timeout_seconds: float) -> bool:
-        """Export the queued spans, the last ones. If the timeout comes first, drop the rest and return False."""
+        """Export the spans that are still queued. If the timeout comes first, drop the rest and return False."""
         with self._lock:
             self._is_closing = True
             self._wake()
@@ -131,7 +134,7 @@ class SpanExport:
                 timeout_seconds,
                 num_left,
             )
-        self._exporter.shutdown()  # This also interrupts its wait before a retry.
+        self._exporter.shutdown()  # this also interrupts a wait before a retry
         if has_ended:
             self._exporters_logger.removeFilter(self._filter)
         return has_ended
@@ -178,7 +181,7 @@ class SpanExport:
         except Exception as error:  # an exporter may raise anything, and the thread must survive it
             return len(batch), repr(error)
         if is_exported:
-            # Only a CollectorExporter reads what the collector rejects.
+            # Only a CollectorExporter knows how many spans the collector rejected.
             num_rejected, reason = getattr(self._exporter, "rejected", (0, ""))
             return min(num_rejected, len(batch)), reason or "the collector rejects some of them"
         return len(batch), self._first_warning.rstrip(".") or "the exporter gave no reason"

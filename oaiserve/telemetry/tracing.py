@@ -1,7 +1,7 @@
 """`Tracing` makes OpenTelemetry spans from the records of ended requests, and exports them.
 
-The standard OTEL_* variables turn it on. Without them, nothing in this module runs. It does not propagate trace
-context: the ids and the parent span are in the record.
+The standard OTEL_* variables turn it on. Without them, nothing in this module runs. It doesn't propagate trace context,
+because the record contains the ids and the parent span.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from oaiserve.telemetry.span_export import CountSpans, SpanExport
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET = otel.Status(otel.StatusCode.UNSET)
 _ERROR = otel.Status(otel.StatusCode.ERROR)
-MAX_RUNS = 1024  # agents' runs whose next span gets a link to the one before
+MAX_RUNS = 1024  # most agents' runs for which the last span is remembered, so that the next one can link to it
 _CHUNK = EventKind.PREFILL_CHUNK
 _JSON_KINDS = ("json_object", "json_schema")  # kinds of grammars
 _SAMPLERS = tuple(
@@ -47,26 +47,27 @@ _SAMPLERS = tuple(
 def exporter(kind: Literal["otlp", "console"]) -> SpanExporter:
     if kind == "console":
         return ConsoleSpanExporter()
-    # A late import, because it loads an HTTP client that is not needed otherwise.
+    # Imported late, because it loads an HTTP client that is not needed otherwise.
     from oaiserve.telemetry.collector import CollectorExporter
 
     return CollectorExporter()
 
 
 class TraceSampling:
-    """Decides which traces are exported. The default `sampler` is that of OTEL_TRACES_SAMPLER.
+    """Decides which traces are exported. The default `sampler` is the one that OTEL_TRACES_SAMPLER names.
 
     Any thread may call this. Raises ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(self, resource: Resource, sampler: Sampler | None = None) -> None:
         _check_sampler_variables()
-        # The provider only supplies the sampler that the environment names. Its tracer would take five times as long.
+        # The provider is only used to get the sampler that the environment names. Its tracer would be five times
+        # slower.
         self.sampler = TracerProvider(sampler, resource, shutdown_on_exit=False).sampler
 
     def is_sampled(self, trace: TraceContext) -> bool:
-        """Return whether the spans of this request will be exported. The decision is the same as for its record, since
-        the samplers of OTEL_TRACES_SAMPLER look only at the trace and at the client's flag."""
+        """Return whether the spans of this request will be exported. `record` will make the same decision, because the
+        samplers of OTEL_TRACES_SAMPLER consider only the trace and the client's flag."""
         decision = self.decide(trace, _client_span(trace), "", {}).decision
         return decision is Decision.RECORD_AND_SAMPLE
 
@@ -81,10 +82,10 @@ class TraceSampling:
 
 
 class Tracing:
-    """Only one thread calls `record`.
+    """Makes spans and exports them. Only one thread may call `record`.
 
-    `epoch_offset_ns` is read once per request, so that its spans differ from its stamps by one constant. Raises
-    ValueError if an OTEL_* variable has an invalid value.
+    `epoch_offset_ns` is read once per request, so that all its spans are shifted by the same amount. Raises ValueError
+    if an OTEL_* variable has an invalid value.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class Tracing:
         runtime: Runtime,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
-        self._offset_ns = 0  # The offset of the request whose spans are made.
+        self._offset_ns = 0  # the wall clock offset for the current request
         self._resource = resource
         self._scope = InstrumentationScope(names.SERVICE_NAME, version, names.GEN_AI_SCHEMA)
         self._limits = SpanLimits()
         self._sampling = TraceSampling(self._resource, sampler)
-        self._turns: OrderedDict[tuple[str, str], otel.SpanContext] = OrderedDict()  # the last ones of runs and agents
+        self._turns: OrderedDict[tuple[str, str], otel.SpanContext] = OrderedDict()  # the last span by run and agent
         self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans, runtime=runtime)
 
@@ -115,7 +116,7 @@ class Tracing:
         trace = record.trace
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
-        # Routes that generate have no parameters in their paths.
+        # The paths of these routes have no parameters.
         http = server_attributes(record) | {names.URL_PATH: record.http_route}
         sampling = self._sampling.decide(trace, parent, name, http)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
@@ -152,7 +153,7 @@ class Tracing:
         self._export.put([*spans, inner_span, server_span])
 
     def _links_to_turn_before(self, record: RequestRecord, span: otel.SpanContext) -> tuple[otel.Link, ...]:
-        """Return a link to the span of the agent's turn before this one, if there is one, and remember this one."""
+        """Return a link to the span of the agent's previous turn, if it is known, and remember this one."""
         if (turn := record.turn) is None:
             return ()
         before = self._turns.pop((turn.run, turn.agent), None)
@@ -256,7 +257,7 @@ def _check_sampler_variables() -> None:
 def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
     """Return the index of the phase at `at_ns`.
 
-    At the boundary of two phases it is the earlier one, except that the beginning of prefill belongs to prefill.
+    The boundary of two phases belongs to the earlier one, except that the beginning of prefill belongs to prefill.
     """
     for index, phase in enumerate(phases):
         if at_ns <= phase.end_ns:
@@ -284,7 +285,7 @@ def _phase_attributes(
 
 
 def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:
-    """Apply the SDK's limits to attributes. Its own bounded dict is slow, so it is used only where a limit applies."""
+    """Apply the SDK's limits to attributes. The SDK's bounded dict is slow, so it is only used if a limit applies."""
     if longest is None and _is_within(len(attributes), most):
         return attributes
     return BoundedAttributes(most, attributes, max_value_len=longest)

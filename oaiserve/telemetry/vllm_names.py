@@ -1,7 +1,7 @@
-"""The metrics under vLLM's names, for vLLM's dashboards, autoscalers and routers.
+"""Metrics with vLLM's names, for dashboards, autoscalers and routers that are made for vLLM.
 
-They show the series of `names`, and the engine's numbers, under other names. Only those in `names.FOR_VLLM` are
-measured for their own sake. They are on /metrics only.
+They show the series of `names`, and the engine's numbers, under other names. Only those in `names.FOR_VLLM` have series
+of their own. All are on /metrics only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from oaiserve.telemetry import names
 from oaiserve.telemetry.names import ENGINE, FINISHED
 
 ENGINE_INDEX = "0"  # index of the only engine
-MOST_ADAPTERS = 256  # maximum adapters in a step: as many as can be loaded
+MOST_ADAPTERS = 256  # the most adapters in a step, which is as many as can be loaded
 
 _TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _INTER_TOKEN_BUCKETS = (*names.GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -31,7 +31,7 @@ def _metric(
     buckets: tuple[float, ...] = (),
     where: tuple[tuple[str, str], ...] = (),
 ) -> Metric:
-    """Return a metric that shows another one or, by its field, a number of the engine."""
+    """Return a metric that shows another metric or, given its field, a number of the engine."""
     if isinstance(of, Metric):
         kind = of.type
     elif name.endswith("_total"):
@@ -40,7 +40,7 @@ def _metric(
         kind = "gauge"
     shown = ENGINE.get(of, of) if isinstance(of, str) else of
     help = help or f"Same as {shown.name if isinstance(shown, Metric) else shown}."
-    # A histogram whose name ends like a counter's is not a sum of tokens.
+    # The name of such a histogram ends like a counter's, but it is not a sum, and has no unit.
     if kind == "histogram" and name.endswith("_total"):
         unit = ""
     else:
@@ -136,7 +136,7 @@ REQUEST_LONGEST_CHOICE_TOKENS = _finished("request_max_num_generation_tokens", n
 REQUEST_CHOICES = _finished("request_params_n", names.REQUEST_CHOICES, _CHOICE_BUCKETS)
 REQUEST_MAX_TOKENS = _finished("request_params_max_tokens", names.REQUEST_MAX_TOKENS)
 STEP_TOKENS = _metric("iteration_tokens_total", names.ENGINE_STEP_TOKENS, buckets=_STEP_BUCKETS)  # vLLM's name for it
-# The name of the library with which vLLM counts requests.
+# The name that is used by the library with which vLLM counts HTTP requests.
 HTTP_REQUESTS = Metric(
     "http_requests_total",
     "counter",
