@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -59,7 +60,9 @@ from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.errors import APIError, StartupError, invalid
 from oaiserve.http.codings import CODINGS, Decoding
 from oaiserve.routes.adaptations import Adaptations
+from oaiserve.storage import private
 from oaiserve.storage.private import cache_folder
+from oaiserve.storage.start_cache import NotRemembered, Subject, recall
 from tests.engine.grammars.keywords import OBEYED
 from tests.engine.grammars.plain import make_grammars
 from tests.routes.doubles import FakeEngine
@@ -67,7 +70,7 @@ from tools.attack import model_formats, schema
 from tools.attack.families import generated
 from tools.attack.in_process import App
 from tools.attack.media_files import plain
-from tools.attack.spoils import Edit, bytes_edited, header_edited, json_edited, spoiled, token_replaced
+from tools.attack.spoils import Edit, bytes_edited, header_edited, json_edited, line_edited, spoiled, token_replaced
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -192,6 +195,13 @@ def forms() -> list[bytes]:
     return [purpose + file + end, file + purpose + field("expires_after[seconds]", b"3600") + end]
 
 
+def records() -> list[bytes]:
+    """Return a record of a start without files, but for the digest at its end."""
+    head = {"format": 2, "folder": "/models/a", "day": "2026-12-03", "versions": {}, "files": {}}
+    more = {"warnings": [["a", 30, "b"]], "data": {"dtype": "float32"}}
+    return [json.dumps(head | more).encode() + b"\n" + bytes(64)]
+
+
 def schemas() -> list[bytes]:
     return [json.dumps(row.schema).encode() for row in OBEYED]
 
@@ -278,7 +288,7 @@ def read_sounds(folder: Path) -> Read:
 
     def read(content: bytes) -> None:
         try:
-            sound_process.samples_of(content, 16_000, 30.0)
+            assert np.isfinite(sound_process.samples_of(content, 16_000, 30.0)).all()
         except Refused as error:
             raise invalid("messages", f"the sound {error}") from error
 
@@ -298,6 +308,18 @@ def read_forms(folder: Path) -> Read:
         for start in range(0, len(content), 100):
             form.feed(content[start : start + 100])
         form.end(Adaptations())
+
+    return read
+
+
+def read_records(folder: Path) -> Read:
+    private.make_folder(folder / "remembered")
+    path = folder / "remembered" / "start-1"
+    subject = Subject("start", folder, {}, {}, {}, folder, path)
+
+    def read(content: bytes) -> None:
+        private.write_file(path, content + hashlib.sha256(content).digest())
+        recall(subject)
 
     return read
 
@@ -376,6 +398,7 @@ TARGETS = {
     "gguf": Target(reader_of_files("model.gguf", read_gguf), (BadFile,), small_gguf),
     "configurations": Target(READ_CONFIGURATION, (StartupError,), configurations, EDITS_OF_JSON),
     "adapters": Target(READ_ADAPTER, (BadAdapter,), small_adapters, (json_edited, *EDITS_OF_JSON)),
+    "records": Target(read_records, (NotRemembered,), records, (line_edited, token_replaced, bytes_edited)),
     "codings": Target(lambda folder: read_compressed, (APIError,), compressed),
     "schemas": Target(read_schema, (APIError, UnicodeDecodeError), schemas, EDITS_OF_JSON[:2]),
     "bodies": Target(read_body, (), others=bodies(), fixed=500),

@@ -102,6 +102,12 @@ def header_edited(draw: st.DrawFn, content: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + content[end:]
 
 
+def line_edited(draw: st.DrawFn, content: bytes) -> bytes:
+    """Edit the JSON in the first line."""
+    line, line_end, rest = content.partition(b"\n")
+    return json_edited(draw, line) + line_end + rest
+
+
 def edited(draw: st.DrawFn, tree: Any) -> Any:
     """Remove, replace, swap, copy or rename a value somewhere in what JSON holds."""
     parents = [node for node in nodes(tree) if isinstance(node, dict | list) and node]
