@@ -92,6 +92,7 @@ def test_message_in_a_loop_ends_its_turn(served: Served) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
 
 
+@pytest.mark.plugin("responses")
 def test_response_in_a_loop_is_incomplete(served: Served) -> None:
     served.engine.script = loops()
     path, body = ROUTES[2]
