@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import linecache
 import os
 import queue
 import random
@@ -328,7 +329,8 @@ class _Lock:
 
 
 def line_of_code() -> str:
-    """Return the function that has called and its line: the nearest outside of installed packages, if there is one."""
+    """Return the function that has called and the text of its line: the nearest outside of installed packages, if there
+    is one. The number of the line would change with each comment above it, and the pauses with the number."""
     nearest = None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -340,7 +342,8 @@ def line_of_code() -> str:
             break
         frame = frame.f_back
     assert nearest is not None
-    return f"{nearest.f_code.co_qualname}:{nearest.f_lineno - nearest.f_code.co_firstlineno}"
+    text = linecache.getline(nearest.f_code.co_filename, nearest.f_lineno).strip()
+    return f"{nearest.f_code.co_qualname}: {text}"
 
 
 def name_of(callback: Any) -> str:

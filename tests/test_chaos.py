@@ -113,7 +113,7 @@ from tests.world.serving import place, place_session  # fixtures
 
 
 def at(*numbers):
-    # The seed lets the old test of a pair fail at one of these numbers.
+    # The seed lets the old test of a pair fail at these numbers, or at least at one of them.
     return pytest.mark.parametrize("number", numbers)
 
 
@@ -126,13 +126,13 @@ def served():
         yield served
 
 
-@at(3, 6, 7)
+@at(7, 12, 19)
 def test_the_record_is_there_with_the_last_byte(served, number):
     served.complete()
     assert served.telemetry.records.qsize() == 1
 
 
-@at(3, 6, 7)
+@at(7, 12, 19)
 def test_the_record_comes_after_the_last_byte(served, number):
     served.complete()
     served.telemetry.records.get()
@@ -141,7 +141,7 @@ def test_the_record_comes_after_the_last_byte(served, number):
 # An engine that is done before the test looks.
 
 
-@at(32)
+@at(14, 16)
 def test_old_engine_computes_meanwhile(number):
     inbox = Inbox()
     with make_engine(runtime=THREADS) as engine:
@@ -151,7 +151,7 @@ def test_old_engine_computes_meanwhile(number):
         assert isinstance(inbox.wait_terminal("r")["r"], Aborted)
 
 
-@at(32)
+@at(14, 16)
 def test_new_engine_steps_when_the_test_has_looked(number):
     with stepping(request(max_tokens=200), runtime=THREADS) as (engine, runner, inbox):
         engine.abort("r")
@@ -165,7 +165,7 @@ SHORT = Config("org/demo", ServerOptions(header_timeout_seconds=0.2))
 HEAD = b"GET /version HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n"
 
 
-@at(3)
+@at(3, 4, 5)
 def test_old_client_is_never_late(number):
     with serving(SHORT) as served, ThreadPoolExecutor(1) as threads:
         client = threads.submit(served.connect).result()
@@ -174,7 +174,7 @@ def test_old_client_is_never_late(number):
         client.close()
 
 
-@at(3)
+@at(3, 4, 5)
 def test_new_client_sends_in_simulated_time(place, number):
     with in_world.serving(place, SHORT) as served, place.threads() as threads:
         client = threads.submit(served.connect).result()
@@ -189,7 +189,7 @@ BODY = {"prompt": "Hi", "stream": True}
 ENDS_AT_ONCE = ServerOptions(drain_timeout_seconds=0)
 
 
-@at(4, 10, 11)
+@at(4, 16)
 def test_old_stream_begins_before_the_server_ends(number):
     engine = FakeEngine()
     engine.script = starts("Hel")
@@ -200,7 +200,7 @@ def test_old_stream_begins_before_the_server_ends(number):
         assert asking.result().status_code == 200
 
 
-@at(4, 10, 11)
+@at(4, 16)
 def test_new_server_ends_when_the_stream_has_begun(place, number):
     begun = []
     engine = FakeEngine(runtime=place.world)
@@ -233,12 +233,12 @@ def names_in_order(**options):
     return [*dict.fromkeys(one[0] for step in runner.steps for one in step)]
 
 
-@at(6)
+@at(2, 8, 22)
 def test_old_requests_are_tokenized_in_their_order(number):
     assert names_in_order(runtime=THREADS) == ["first", "second"]
 
 
-@at(6)
+@at(2, 8, 22)
 def test_new_requests_are_tokenized_in_any_order(number):
     assert {*names_in_order(runtime=THREADS)} == {"first", "second"}
 """
@@ -287,7 +287,7 @@ def test_one_of_several_seeds_has_long_pauses_and_repeats_them_alone(tmp_path: P
     _, pauses, output = run_with_pauses(tmp_path, longest)
     assert pauses == of_seeds[longest]
     assert max(sum(pauses.values(), [0.0])) > max(MOST_SECONDS)
-    assert re.search(r"^ +[01]\.\d\d s at \S+, (before|after|in) ", output, re.MULTILINE)
+    assert re.search(r"^ +\d\.\d\d s at \S+: .+, (before|after|in) ", output, re.MULTILINE)
 
 
 def drawn(test: str) -> list[float | None]:
