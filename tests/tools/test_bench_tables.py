@@ -58,8 +58,8 @@ def test_products_are_shown_as_shares_of_the_fastest_instruction_that_multiplies
     limits.add("vfmadd231ps 0 160\nvpdpbusd 0 620\nvpmaddubsw 0 600\nfloat32 16 80\nQ8_0 16 155\n", wide)
     results = {"machine": "A CPU", "created": "2026-12-01", "variants": {"wide": wide, "narrow": narrow}}
     assert limits.report(results).splitlines()[2:] == [
-        "| weights | wide: limit; 16 rows | narrow: limit; 16 rows |",
+        "| numbers | wide: limit; 16 rows | narrow: limit; 16 rows |",
         "|---|---|---|",
-        "| float32 | 160; 50% | 80.0; 75% |",
-        "| Q8_0 | 620; 25% | 310; 30% |",
+        "| float32 | 160; 50 | 80.0; 75 |",
+        "| Q8_0 | 620; 25 | 310; 30 |",
     ]

@@ -1,5 +1,6 @@
-// Prints what a thread's instructions multiply at most, and what its products with weights in each format reach: lines of a
-// name, a number of rows (0 for an instruction), and billions of operations per second of CPU time.
+// Prints what a thread's instructions multiply at most, and what its products with weights in each format and its attention
+// reach: lines of a name, a number of rows or of a prompt's last tokens (0 for an instruction), and billions of operations per
+// second of CPU time.
 
 #include <sys/syscall.h>
 #include <time.h>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "attention.h"
 #include "block_product.h"
 
 using namespace oaiserve;
@@ -100,6 +102,43 @@ void print_products(const char* name, long rows) {
   });
 }
 
+// Attention of the last tokens of a prompt, with the heads of the demo model. S are the numbers of the cache.
+template <class T, class S>
+void print_attention(const char* name, long tokens) {
+  constexpr long KEYS = 2000, GROUP = 3, DIM = 64, BLOCK = 32, BLOCKS = (KEYS + BLOCK - 1) / BLOCK;
+  constexpr long PANEL_BYTES = PANEL_KEYS * (DIM * long(sizeof(S)) + (PagedCache<S>::IS_SCALED ? 2 * long(sizeof(float)) : 0));
+  Lines<uint8_t> keys(BLOCKS * BLOCK / PANEL_KEYS * PANEL_BYTES), values(BLOCKS * BLOCK / PANEL_KEYS * PANEL_BYTES);
+  const PagedCache<S> cache{reinterpret_cast<S*>(keys.data()), reinterpret_cast<S*>(values.data()), 1, DIM, DIM, BLOCK};
+  float numbers[DIM];
+  const auto set = [&](long seed) {
+    for (long i = 0; i < DIM; i++) numbers[i] = float((seed * 31 + i * 37) % 101 - 50) / 50;
+  };
+  for (long key = 0; key < KEYS; key++) {
+    set(key);
+    write_key(cache, key, 0, numbers);
+    write_value(cache, key, 0, numbers);
+  }
+  Lines<T> queries(tokens * GROUP * DIM), out(tokens * GROUP * DIM);
+  for (long row = 0; row < tokens * GROUP; row++) {
+    set(row);
+    for (long i = 0; i < DIM; i += LANES) store(queries.data() + row * DIM + i, load(numbers + i));
+  }
+  std::vector<int32_t> table(BLOCKS);
+  for (long block = 0; block < BLOCKS; block++) table[size_t(block)] = int32_t(block);
+  const int32_t starts[] = {0, int32_t(tokens)}, lengths[] = {int32_t(KEYS)};
+  StepInput step{};
+  step.num_tokens = tokens, step.num_sequences = 1, step.table_width = BLOCKS;
+  step.query_start = starts, step.seq_lens = lengths, step.block_tables = table.data();
+  AttentionPlan plan;
+  make_plan(plan, step, GROUP, 1, DIM, 0, false, 1);
+  const AttentionOptions options{GROUP, 0.125f, 0, 0.0f, nullptr, false};
+  const double seen = double(tokens) * (double(KEYS) - double(tokens - 1) / 2);  // pairs of a token and a key
+  print(name, tokens, 2.0 * GROUP * seen * (DIM + DIM), [&] {
+    for (long item = 0; item < long(plan.items.size()); item++)
+      attend_item(plan, item, options, cache, queries.data(), GROUP * DIM, out.data(), GROUP * DIM);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -133,6 +172,10 @@ int main() {
   LIMIT("vpdpbusd", REGISTER_BYTES);
 #endif
   LIMIT("vpmaddubsw", REGISTER_BYTES);
+#if defined(__AVX512VNNI__)
+  LIMIT("vpdpwssd", REGISTER_BYTES / 2);
+#endif
+  LIMIT("vpmaddwd", REGISTER_BYTES / 2);
   for (const long rows : {128L, 16L, 4L}) {
     print_products<float>("float32", rows);
     print_products<bf16>("bfloat16", rows);
@@ -140,5 +183,8 @@ int main() {
     print_products<Format::Q8_0>("Q8_0", rows);
     print_products<Format::Q4_K>("Q4_K", rows);
     print_products<Format::Q6_K>("Q6_K", rows);
+    print_attention<float, float>("attention,float32", rows);
+    print_attention<bf16, bf16>("attention,bfloat16", rows);
+    print_attention<float, int8_t>("attention,int8", rows);
   }
 }

@@ -1,8 +1,8 @@
-"""Measures products beside what the CPU's instructions multiply at most: python -m tools.bench.limits
+"""Compares products and attention with what the CPU's instructions multiply at most: python -m tools.bench.limits
 
-For each variant of the native code that this CPU runs, one thread multiplies rows with weights in its caches. A share
-is of the fastest instruction for such numbers. Times are a thread's own, and the least of many, because the machine may
-be busy.
+For each variant of the native code that this CPU runs, one thread multiplies rows with weights in its caches, and
+computes the attention of a prompt's last tokens. A share is of the fastest instruction for such numbers. Times are CPU
+times of the thread, and the shortest of many, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FLOATS = ("vfmadd231ps",)
 HALVES = ("tdpbf16ps", "vdpbf16ps", *FLOATS)
 INTEGERS = ("tdpbssd", "vpdpbusd", "vpmaddubsw")
-INSTRUCTIONS = {"float32": FLOATS, "bfloat16": HALVES}  # for those numbers; INTEGERS for others
+SHORTS = ("vpdpwssd", "vpmaddwd")
+INSTRUCTIONS = {  # for those numbers; INTEGERS for others
+    "float32": FLOATS,
+    "bfloat16": HALVES,
+    "attention,float32": FLOATS,
+    "attention,bfloat16": HALVES,
+    "attention,int8": SHORTS,
+}
 
 Measured = dict[str, dict[str, float]]  # billions of operations per second, by the name and by the number of rows
 
@@ -30,10 +37,10 @@ Measured = dict[str, dict[str, float]]  # billions of operations per second, by 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each variant, in turns (default 3)")
-    add_publishing(parser, "limits")
+    add_publishing(parser, "the best variant")
     arguments = parser.parse_args()
     results = results_of(arguments, measured)
-    publish(arguments, "limits", results, report(results))
+    publish(arguments, f"limits of {next(iter(results['variants']))}", results, report(results))
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,15 +76,15 @@ def report(results: dict[str, Any]) -> str:
     found: dict[str, Measured] = results["variants"]
     formats = [name for name, speeds in next(iter(found.values())).items() if "0" not in speeds]
     rows = list(next(iter(found.values()))[formats[0]])
-    table = [("weights", *(f"{name}: limit; {', '.join(rows)} rows" for name in found))]
+    table = [("numbers", *(f"{name}: limit; {'/'.join(rows)} rows" for name in found))]
     for name in formats:
         cells = []
         for of_variant in found.values():
             limit = limit_of(name, of_variant)
-            shares = ", ".join(f"{of_variant[name][each] / limit:.0%}" for each in rows)
+            shares = "/".join(f"{100 * of_variant[name][each] / limit:.0f}" for each in rows)
             cells.append(f"{number(limit)}; {shares}")
-        table.append((name, *cells))
-    about = f"{results['machine']}; {results['created']}; limits in billions of operations per second."
+        table.append((name.replace(",", ", "), *cells))
+    about = f"{results['machine']}; {results['created']}; limits in billions of operations per second, shares in %."
     return "\n".join([*textwrap.wrap(about, 120), "", *as_markdown(table)])
 
 
