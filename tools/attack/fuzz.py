@@ -57,9 +57,11 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native.build import build
 from oaiserve.engine.request import Grammar, SamplingParams
+from oaiserve.engine.text.response_template import read_response_template, response_form
 from oaiserve.errors import APIError, StartupError, invalid
 from oaiserve.http.codings import CODINGS, Decoding
 from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.dialects.declared import family_of_template
 from oaiserve.storage import private
 from oaiserve.storage.private import cache_folder
 from oaiserve.storage.start_cache import NotRemembered, Subject, recall
@@ -70,7 +72,16 @@ from tools.attack import model_formats, schema
 from tools.attack.families import generated
 from tools.attack.in_process import App
 from tools.attack.media_files import plain
-from tools.attack.spoils import Edit, bytes_edited, header_edited, json_edited, line_edited, spoiled, token_replaced
+from tools.attack.spoils import (
+    Edit,
+    bytes_edited,
+    header_edited,
+    json_edited,
+    line_edited,
+    pattern_edited,
+    spoiled,
+    token_replaced,
+)
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -154,6 +165,22 @@ def configurations() -> list[bytes]:
     sound = model_formats.LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
     quantized = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "dynamic": {"-:.*k_proj": {}}}
     return [json.dumps(sound).encode(), json.dumps(sound | {"quantization_config": quantized}).encode()]
+
+
+def response_templates() -> list[bytes]:
+    """Return declarations of answers: calls in tags, and in JSON."""
+    pattern = r"<\|call\|>(?P<name>\w+)\n"
+    arguments = {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</>"}
+    call = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+    tagged = {"open_pattern": pattern, "close": "</c>", "content": "xml-inline", "content_args": arguments}
+    in_json = {"open": ["<c>", "<t>"], "close": "</c>", "content": "json"}
+    thoughts = {"open_pattern": r"<\|think(?:ing)?\|>", "close": "</t>"}
+    return [
+        json.dumps(
+            {"start_anchor": "a", "fields": {"thinking": thoughts, "tool_calls": field | {"transform": call}}}
+        ).encode()
+        for field in (tagged, in_json)
+    ]
 
 
 def images() -> list[bytes]:
@@ -261,6 +288,13 @@ def read_gguf(path: Path) -> None:
 def read_configuration(path: Path) -> None:
     (path.parent / "model.safetensors").write_bytes(save({name: np.zeros((256, 64), np.float32) for name in "abc"}))
     refuse_unless_sound(ModelSource(str(path.parent), None, is_local=True))
+
+
+def read_answers(path: Path) -> None:
+    """Read a declaration of answers, and by it a text that slow expressions take long for."""
+    parser = family_of_template(response_form(read_response_template(path))).parser({}, only_one=False)
+    parser.push("<|call|>" + "ab<c>" * 500)
+    parser.finish(is_cut=False)
 
 
 def read_adapter_of(path: Path) -> None:
@@ -392,12 +426,14 @@ def is_a_sentence(said: str) -> bool:
 EDITS_OF_JSON = (json_edited, token_replaced, bytes_edited)
 READ_TENSORS = reader_of_files("model.safetensors", read_header)
 READ_CONFIGURATION = reader_of_files("config.json", read_configuration)
+READ_ANSWERS = reader_of_files("template.json", read_answers)
 READ_ADAPTER = reader_of_files("adapter_config.json", read_adapter_of)
 TARGETS = {
     "safetensors": Target(READ_TENSORS, (BadFile,), small_tensors, (bytes_edited, header_edited)),
     "gguf": Target(reader_of_files("model.gguf", read_gguf), (BadFile,), small_gguf),
     "configurations": Target(READ_CONFIGURATION, (StartupError,), configurations, EDITS_OF_JSON),
-    "adapters": Target(READ_ADAPTER, (BadAdapter,), small_adapters, (json_edited, *EDITS_OF_JSON)),
+    "adapters": Target(READ_ADAPTER, (BadAdapter,), small_adapters, (json_edited, pattern_edited, *EDITS_OF_JSON)),
+    "response_templates": Target(READ_ANSWERS, (StartupError,), response_templates, (pattern_edited, *EDITS_OF_JSON)),
     "records": Target(read_records, (NotRemembered,), records, (line_edited, token_replaced, bytes_edited)),
     "codings": Target(lambda folder: read_compressed, (APIError,), compressed),
     "schemas": Target(read_schema, (APIError, UnicodeDecodeError), schemas, EDITS_OF_JSON[:2]),

@@ -19,14 +19,24 @@ EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets t
     *(2**64 - 1, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")),
     *(None, True, "", "x" * 300, "../../../etc/passwd", [], {}, [[]], [None], {"": {}}),
 )
-# Beyond Python's limits of digits and of nesting, no character, no UTF-8, no number of JSON, and beyond all floats.
-TOKENS = (b"7" * 5000, b"[" * 20_000 + b"]" * 20_000, b'"\\ud800"', b'"\xff"', b"NaN", b"1e999")
+# Beyond Python's limits of digits and of nesting, nested less deeply than its limit, no character, no UTF-8, no number
+# of JSON, and beyond all floats.
+TOKENS = (
+    *(b"7" * 5000, b"[" * 20_000 + b"]" * 20_000, b'{"a":' * 900 + b"1" + b"}" * 900, b'"\\ud800"', b'"\xff"', b"NaN"),
+    b"1e999",
+)
+# Parts of regular expressions that are invalid, that only some engines support, or that take long.
+PATTERNS = (
+    *("[z-a]+", "(", ")?", "|", "{3,2}", "{1,99}", "(a+)+", ".*", "[^b]*", r"\w*?", r"\1", "(?<=a)", "(?P<x>a)", "\\"),
+    "",
+)
 NUMBERS = [
     number.to_bytes(size, "little")
     for size in (1, 2, 4, 8)
     for number in (0, 1, 2 ** (8 * size) - 1, 2 ** (8 * size - 1), 2 ** (8 * size - 1) - 1, 2 ** (4 * size))
 ]
 _TOKEN = re.compile(rb'[:\[,]\s*("(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null)(?!\s*:)')
+_TEXT = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 HEAD_BYTES = 4096
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -93,6 +103,16 @@ def json_edited(draw: st.DrawFn, content: bytes) -> bytes:
         return json.dumps(edited(draw, tree)).encode()
     except (ValueError, RecursionError):  # An earlier edit has broken it.
         return content
+
+
+def pattern_edited(draw: st.DrawFn, content: bytes) -> bytes:
+    """Put part of a regular expression into a text of JSON, which may be a key."""
+    spans = [match.span(1) for match in _TEXT.finditer(content)]
+    if not spans:
+        return content
+    begin, end = draw(st.sampled_from(spans))
+    at = draw(st.integers(begin, end))
+    return content[:at] + json.dumps(draw(st.sampled_from(PATTERNS)))[1:-1].encode() + content[at:]
 
 
 def header_edited(draw: st.DrawFn, content: bytes) -> bytes:
