@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from tools.attack import fuzz, schema
+from tools.attack import fuzz, schema, targets
 from tools.server_process import ROOT
 
 # Starts of whole models are left to `make fuzz`, since each sets the folder of the cache for its process.
@@ -19,7 +19,7 @@ READERS = [name for name in fuzz.TARGETS if not name.startswith("start-")]
 FAULTY = """
 import dataclasses, sys
 from hypothesis import strategies as st
-from tools.attack import fuzz
+from tools.attack import fuzz, targets
 
 def hang(content):
     while True:
@@ -27,7 +27,7 @@ def hang(content):
 
 fuzz.CPU_SECONDS = 0.2
 fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], refusals=())
-fuzz.TARGETS["hangs"] = fuzz.Target(lambda folder: hang, (), others=st.just(b"x"))
+fuzz.TARGETS["hangs"] = targets.Target(lambda folder: hang, (), others=st.just(b"x"))
 only = ("--only", "codings", "--only", "safetensors", "--only", "hangs")
 sys.exit(fuzz.main([*only, "--seconds", "0.1", "--into", sys.argv[1]]))
 """
@@ -57,7 +57,7 @@ def test_inputs_are_a_function_of_the_seed(name: str, monkeypatch: pytest.Monkey
     assert first == again != other
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if fuzz.TARGETS[name].sound is not fuzz.no_seeds])
+@pytest.mark.parametrize("name", [name for name in READERS if fuzz.TARGETS[name].sound is not targets.no_seeds])
 def test_sound_inputs_are_read(name: str, tmp_path: Path) -> None:
     target = fuzz.TARGETS[name]
     read = target.read(tmp_path)
@@ -88,7 +88,7 @@ def test_an_input_with_a_fault_is_made_small() -> None:
     ],
 )
 def test_a_refused_start_ends_in_a_sentence(said: str, is_one: bool) -> None:
-    assert fuzz.is_a_sentence(said) == is_one
+    assert targets.is_a_sentence(said) == is_one
 
 
 @pytest.fixture(scope="module")
