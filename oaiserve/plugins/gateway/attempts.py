@@ -45,7 +45,7 @@ class BegunAnswer:
 
     @property
     def may_go_on(self) -> bool:
-        """Return whether it is a stream with marks, which another replica can continue."""
+        """Return whether another replica could continue the answer: only a stream with marks."""
         return self.is_stream and any(name == KIND_HEADER.encode() for name, _ in self.answer.headers)
 
     @property

@@ -165,11 +165,11 @@ class Upstream:
         self.shown = f"{number} ({self.name})"  # to operators
         self.num_failures = self.num_pauses = 0  # since its last answer
         self.num_ejections = self.out_until_ns = 0
-        self.mute_until_ns = 0  # It serves, but sends no reports that can be read.
-        self.has_warned_of_reports = False  # the log says that it gives no reports
+        self.mute_until_ns = 0  # Until then, no reports are requested: it serves, but its reports can't be read.
+        self.has_warned_of_reports = False  # whether the log has said that it sends no reports
         self.has_warned_of_marks = False  # whether the log has said that its streams cannot continue
-        self.report: Report | None = None  # its last one
-        self.kind = b""  # by its last stream; only replicas of one kind write the same bytes
+        self.report: Report | None = None  # the latest one
+        self.kind = b""  # from its latest stream; only replicas of the same kind write the same bytes
         self.num_open = 0  # Requests without a complete answer. Each sender updates it.
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self.idle: list[ReplicaConnection] = []

@@ -16,16 +16,17 @@ from oaiserve.plugins.gateway.engines.reading import Told
 from oaiserve.plugins.gateway.engines.reported import Reported
 
 WAIT = "first_byte"  # the phase
-LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
+LEAST_CAUSE = 0.01  # smallest share of the phase for which a cause is named
 
 
 @dataclass(slots=True)
 class PassedAccount(EngineAccount):
-    """The account of a request to a foreign engine. The times of others, and those that were learnt, are estimates."""
+    """The account of a request to a foreign engine. Times of other requests, and of requests alone, are
+    estimates."""
 
     wait_causes_ns: dict[Cause, int] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)  # what is known of the wait, in words
-    said_of_reuse: list[str] = field(default_factory=list)  # what could have been cached, likewise
+    said: list[str] = field(default_factory=list)  # sentences about the wait
+    said_of_reuse: list[str] = field(default_factory=list)  # sentences about what could have been cached
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:

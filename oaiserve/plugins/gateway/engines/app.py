@@ -61,8 +61,8 @@ ACCOUNTED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
-CLOSED = ("/debug/{rest:path}", "/dashboard/{rest:path}")  # where the requests of others must not be seen
-PLUGINS = ("keys", "pages", "runs")  # those of oaiserve that need no engine of ours
+CLOSED = ("/debug/{rest:path}", "/dashboard/{rest:path}")  # engines' pages that could show other clients' requests
+PLUGINS = ("keys", "pages", "runs")  # the plug-ins that work without an engine of oaiserve
 
 
 def create_engine_gateway(
@@ -122,7 +122,7 @@ def create_engine_gateway(
         app.state.serving = serving
         app.state.backend = Backend(config, app.router, fleet, bodies, ring, fleet.has_others, runtime)
         thread = runtime.executor("end")
-        async with AsyncExitStack() as ends:  # in the opposite order, and each of them if others fail, too
+        async with AsyncExitStack() as ends:  # in reverse order, each even if others fail
             ends.callback(thread.shutdown, wait=False)
             ends.callback(in_turns.shutdown, wait=False)
             in_thread = asyncio.get_running_loop().run_in_executor

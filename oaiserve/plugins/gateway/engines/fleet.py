@@ -32,7 +32,7 @@ class Fleet:
     For plug-ins that send requests of their own, it is the capacity of a backend.
     """
 
-    step_cost = None  # not known of other engines
+    step_cost = None  # unknown for foreign engines
     capacity: Mapping[str, Any] = MappingProxyType({"max_running": MOST_IN_BACKGROUND})
 
     def __init__(self, engines: Sequence[ForeignEngine], clock_ns: Callable[[], int]) -> None:
@@ -42,7 +42,7 @@ class Fleet:
         self._clock_ns = clock_ns
         self._routers = Routers()
         self._num_reports = 0
-        self._warned: set[str] = set()  # engines that the log says are not reached
+        self._warned: set[str] = set()  # engines whose failure was logged
 
     @property
     def is_ready(self) -> bool:
@@ -102,7 +102,7 @@ class Fleet:
             except NoAnswer as error:
                 self.lost(engine, str(error))
                 number = 0
-            except Exception:  # The next look may go well, and other engines must not suffer.
+            except Exception:  # The next look may succeed, and other engines are looked at, too.
                 log.exception("Engine %s at %s cannot be looked at", engine.name, engine.url)
                 number = 0
             else:

@@ -17,7 +17,7 @@ from oaiserve.telemetry.series import LabelValues, Number, Origin
 
 ENGINE = "engine"  # the label
 _OPERATION = "operation"  # Metrics with this label are of requests, which have an engine.
-# Metrics of ours that need the inside of an engine. The page is without them.
+# Metrics that only an engine of oaiserve can measure. The page leaves them out.
 _OF_OUR_ENGINE = frozenset(
     {
         *names.ENGINE.values(),
@@ -62,7 +62,7 @@ CACHE_TOKENS = metric(
 
 def is_shown(metric: Metric) -> bool:
     """Return whether a gateway in front of foreign engines can have data for a metric."""
-    is_ours = metric.name.startswith(("oaiserve_", "gen_ai_"))  # vLLM's names are those of its own page.
+    is_ours = metric.name.startswith(("oaiserve_", "gen_ai_"))  # The rest have vLLM's names, which its own page uses.
     return is_ours and metric not in _OF_OUR_ENGINE
 
 
@@ -94,7 +94,7 @@ class ObservedEngines(RequestSeries):
         super().observe(record)
 
     def begin_at_zero(self) -> None:
-        """The models of engines are not known yet."""
+        """Do nothing, because the engines' models are not known yet."""
 
     def _with_engine(self, metric: Metric, labels: LabelValues) -> LabelValues:
         return (*labels, self._engine) if _OPERATION in metric.labels else labels

@@ -43,7 +43,7 @@ class Passed(Presence):
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     tokens: int = 0  # tokens of its prompt, estimated from the size of its body until the engine reports them
     prompt: PromptReader | None = None
-    ended = True  # for the list of open requests: no engine of ours lists it
+    ended = True  # read by the list of open requests, to which no engine adds this one
 
     @property
     def terminal(self) -> Finished:
@@ -55,9 +55,9 @@ class Passed(Presence):
         callback(self.terminal)
 
     def note(self, exchange: Exchange, engine: ForeignEngine, told: Told, unread: str, recent: RecentPrompts) -> None:
-        """Note in a request's account what its answer has told, and who else was at the engine."""
+        """Add the facts in a request's answer to its account, and the other requests at the engine."""
         self.usage = Usage(told.prompt_tokens or 0, told.cached_tokens or 0, told.completion_tokens or 0)
-        if told.prompt_tokens is None and told.first_text_ns is not None:  # Limits count every event as a token, then.
+        if told.prompt_tokens is None and told.first_text_ns is not None:  # Limits then count each event as a token.
             exchange.used_tokens = self.tokens + len(told.gaps_ns) + 1
         if self.account.num_choices == 1:
             self.account.note_length(self.usage.completion_tokens)
@@ -75,11 +75,11 @@ class Passed(Presence):
         if exchange.is_streaming and exchange.http_status == 200:
             self.times.first_token = told.first_text_ns or (self.times.first_byte if unread else None)
         reader = self.prompt
-        self.prompt = None  # It holds the body, and this request stays among the engine's last ones.
+        self.prompt = None  # Release the body: this request is still held among the engine's recent ones.
         prompt = None if reader is None or exchange.http_status != 200 else reader.result()
         answered_ns = self.times.last_token or self.times.first_byte
         if prompt is not None and answered_ns is not None:
-            self.account.prompts = [[*prompt.pieces]]  # For a recording, they stand for its tokens.
+            self.account.prompts = [[*prompt.pieces]]  # In a recording, the pieces take the place of tokens.
             self.account.said_of_reuse = compare(exchange, prompt, told, self.times, recent, answered_ns)
         tokens = self.tokens if told.prompt_tokens is None else told.prompt_tokens - (told.cached_tokens or 0)
         is_stream = exchange.is_streaming and exchange.error is None

@@ -1,7 +1,7 @@
 """Who was at an engine while a request waited for its first byte, and how that divides the wait.
 
 From outside, it is known when each request was sent, when its first byte came, and when its last one. The rest is an
-estimate: what a request would have taken alone is told by the engine, or learnt from requests that were alone, and what
+estimate: the engine reports what a request would have taken alone, or requests that ran alone show it, and what
 it waited beyond that goes to the others that were at the engine at the same time. Event loop only.
 """
 
@@ -19,9 +19,9 @@ from oaiserve.plugins.gateway.engines.times import PassedTimes
 
 MOST_GONE = 512  # requests to remember that have ended, because an open one may have waited for them
 MOST_NAMED = 8  # clients in an account; the rest counts as one with a key, and one without
-LEAST_LEARNT = 5  # requests that were alone, after which their time counts as known
-LEAST_PART = 0.01  # share of a wait from which another request in it is counted, beside its time
-FADING = 0.98  # weight of a request that was alone, compared with the next one
+LEAST_LEARNT = 5  # After this many requests that ran alone, their time counts as known.
+LEAST_PART = 0.01  # smallest share of a wait for which another request is counted; its time always is
+FADING = 0.98  # weight of a request that ran alone, relative to the next one
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Presence:
 
 
 class Behind(NamedTuple):
-    """The requests of one client that were at the engine while another request waited, and the time of both."""
+    """The requests of one client that were at the engine while another client's request waited, and their times."""
 
     whose: Whose
     name: str | None
@@ -54,7 +54,7 @@ class Behind(NamedTuple):
 
 @dataclass(slots=True)
 class Line:
-    """The time of a prompt that is computed alone, by its tokens: a straight line through the latest ones."""
+    """The time of a prompt that is computed alone, as a linear function of its tokens, fitted to recent prompts."""
 
     number: int = 0
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -75,11 +75,11 @@ class Line:
 
 
 class Presences:
-    """All requests at one engine, and the last ones that were there."""
+    """The open requests at one engine, and the latest ones that have ended."""
 
     def __init__(self) -> None:
         self.open: dict[Presence, None] = {}
-        self._gone: deque[Presence] = deque(maxlen=MOST_GONE)  # the last one to leave comes first
+        self._gone: deque[Presence] = deque(maxlen=MOST_GONE)  # latest first
         self.alone = Line()
 
     def enter(self, presence: Presence) -> None:
@@ -95,8 +95,8 @@ class Presences:
         self.open.pop(presence, None)
 
     def behind(self, own: Presence) -> tuple[list[Behind], int]:
-        """Return whose requests were there while a request waited for its first byte, which has come: the one that was
-        there the longest first. Also return for how long any of them was."""
+        """Return the clients whose requests were there while a request waited for its first byte, sorted by their total
+        time, longest first. Also return the time during which any of them was there. The first byte has arrived."""
         since_ns = own.times.sent or 0
         until_ns = own.times.first_byte or 0
         found: dict[tuple[str, str | None], list[int]] = {}
@@ -123,13 +123,13 @@ class Presences:
 
 
 def divided(behind: Sequence[Behind], waited_ns: int) -> list[OthersTime]:
-    """Divide the time that a request has waited for others, in relation to the time that they were there."""
+    """Divide the time that a request waited for others in proportion to the time that they were there."""
     share = waited_ns / max(1, sum(one.total_ns for one in behind))
     return [one.scaled(share) for one in behind]
 
 
 def _first_ones(listed: list[Behind]) -> list[Behind]:
-    """Return the clients in order, those beyond the first few as one with a key and one without."""
+    """Return the clients with the most time, and the rest as two: all with a key, and all without."""
     listed.sort(key=attrgetter("total_ns"), reverse=True)
     found = listed[:MOST_NAMED]
     rest = listed[MOST_NAMED:]

@@ -40,7 +40,7 @@ _REPORTS_CACHED = {
     VLLM: "; vLLM does with --enable-prompt-tokens-details",
     SGLANG: "; SGLang does with --enable-cache-report, unless none were",
 }
-# Without a change of the text, the engine could have had it cached.
+# The text is the same, so the engine could have had it cached.
 _UNCHANGED = (ReadAgain.EVICTED, ReadAgain.NOT_YET, ReadAgain.OFF, ReadAgain.STATE)
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -120,7 +120,7 @@ def compare(
     num_tokens = told.prompt_tokens or num_pieces
     scale = num_tokens / num_pieces
     cached = told.cached_tokens
-    # Without a word of the engine, nothing counts as read again.
+    # If the engine reports no cached tokens, nothing counts as read again.
     num_cached = num_pieces if cached is None else min(num_pieces, round(cached / scale))
     done = PromptDone("", 0, sent.pieces, None, replace(times, scheduled=times.sent), num_cached)
     reuse.read(done, exchange.unique_id, exchange.request_id, exchange.client, recent, now_ns)

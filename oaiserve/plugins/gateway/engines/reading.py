@@ -1,7 +1,7 @@
-"""Reads what an answer says of itself, next to the bytes on their way to the client, which it never changes.
+"""Reads the facts in an answer while its bytes are passed to the client. It never changes them.
 
-Engines speak differently, and some wrongly. An answer that can't be read is `unread`: nothing more is said about it
-than its times and its status.
+Engines use several forms, some of them invalid. An answer that can't be read is `unread`: its account has only its
+times and its status.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _event = msgspec.json.Decoder(Event)
 
 
 class Told:
-    """What an answer has said so far."""
+    """The facts in an answer so far."""
 
     def __init__(self) -> None:
         self.response_id: str | None = None

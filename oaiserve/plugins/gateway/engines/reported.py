@@ -1,4 +1,4 @@
-"""`Reported`: the engine in its own metrics, which the gateway reads once a second where an engine has them."""
+"""`Reported`: an engine's own metrics, which the gateway reads once a second if the engine has any."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Reported:
         self._samples.clear()
 
     def said_between(self, since_ns: int, until_ns: int) -> Iterator[str]:
-        """Yield what the engine reported in a time, in words."""
+        """Yield what the engine reported between two times, in words."""
         samples = []
         for sample in reversed(self._samples):
             if sample.at_ns < since_ns:

@@ -201,7 +201,7 @@ class Models:
         return is_unused and idle_ns > 0 and self._clock_ns() - model.used_ns >= idle_ns
 
     async def _unload_if_idle(self, model: Model) -> None:
-        if self._is_idle(model):  # A request may have come since the look.
+        if self._is_idle(model):  # A request may have arrived meanwhile.
             await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
 
     async def close(self) -> None:

@@ -92,7 +92,7 @@ def _own(models: Models, created: int) -> list[AnyModel]:
             if loaded is None:
                 listed = _not_loaded(model, name, created)
             else:
-                model.task = loaded.serving.task  # The files of a hub id say it only once they are here.
+                model.task = loaded.serving.task  # A hub id's files, which say it, may have been downloaded since.
                 listed = msgspec.to_builtins(model_of(loaded.serving, None, name))
             shown.append({**listed, "is_loaded": loaded is not None})
     return shown
