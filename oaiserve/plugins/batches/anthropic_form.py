@@ -18,7 +18,7 @@ PAGE = Parameter("page", "The `next_page` of the page before.")
 BETA = Parameter("beta", "Is ignored.")
 
 Item = TypeVar("Item")
-# Takes a limit, and the id after which or before which the items are.
+# Takes a limit, and the id after which, or before which, the page begins.
 Newest = Callable[[int, str | None, str | None], Awaitable[list[Item]]]
 
 

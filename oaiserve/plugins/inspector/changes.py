@@ -1,7 +1,7 @@
 """`changes_of`: the differences between two prompts.
 
-Lines that are unique in both prompts are matched. Between two such lines, only the same tokens at both ends are. So the
-time hardly grows faster than the prompts do, however often their lines repeat.
+Lines that are unique in both prompts are matched. Between two such lines, only the tokens that are equal at both ends
+are matched. So the time hardly grows faster than the prompts, however often their lines repeat.
 """
 
 from __future__ import annotations

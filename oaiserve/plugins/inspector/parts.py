@@ -76,7 +76,7 @@ def _spans(tokenizer: Any, prompt: ChatPrompt, text: str, outside: list[tuple[in
 
 
 def _of_tools(tokenizer: Any, prompt: ChatPrompt, text: str) -> tuple[int, int]:
-    """Return where the part begins and ends that the text has only because of the tools."""
+    """Return the beginning and the end of the part of a text that describes the tools."""
     if prompt.told_tools:  # A message describes them, with one line for each.
         lines = [msgspec.json.encode(tool["function"]).decode() for tool in prompt.told_tools]
         start = max(0, text.find(lines[0]))

@@ -29,7 +29,7 @@ _OPEN = re.compile(r"^oaiserve_requests_(?:running|waiting) (\S+)", re.MULTILINE
 
 
 class Replica:
-    """Ray calls these methods: once its worker has started, for its health and load, and when it is to end."""
+    """Ray calls these methods when its worker has started, to check its health and load, and to end it."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
         server = config.server

@@ -30,7 +30,7 @@ from oaiserve.routes.door.middleware import as_api_error
 # A response in the background waits for other work for this long. Then its turn is that of any other request. It waits
 # for half of the time within which its client wants to have it.
 WAIT_SECONDS = {"soonest": 30, "2h": 60 * 60, "8h": 4 * 60 * 60}
-# Nothing begins a response again this long after it was accepted.
+# A response that was interrupted is not begun again this long after it was accepted.
 WINDOW_SECONDS = {"soonest": 24 * 60 * 60, "2h": 2 * 60 * 60, "8h": 8 * 60 * 60}
 
 _JSON = "application/json"

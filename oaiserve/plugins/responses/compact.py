@@ -107,7 +107,7 @@ def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
 
 
 def is_triggered(body: ResponsesBody) -> bool:
-    """Whether a request for a response wants a compaction: then its input ends with the trigger."""
+    """Return whether a request for a response asks for a compaction: its input then ends with the trigger."""
     return bool(body.input) and isinstance(last := body.input[-1], dict) and last.get("type") == "compaction_trigger"
 
 
@@ -124,7 +124,7 @@ def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
 
 
 def with_wish(prompt: ChatPrompt) -> ChatPrompt:
-    """Return a prompt followed by the request for a summary, so that the prefix cache has its beginning."""
+    """Return a prompt followed by the request for a summary. The prefix cache has all but that request."""
     return replace(prompt, messages=[*prompt.messages, SUMMARIZE])
 
 

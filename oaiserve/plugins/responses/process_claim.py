@@ -1,7 +1,7 @@
 """`ProcessClaim`: how processes that share a database find out whose work was abandoned. Stdlib only.
 
 Each process has a small file next to the database and holds a lock on it, which the system releases when the process
-ends, however that happens. So work that names a process without a locked file has nobody who does it.
+ends, however that happens. So work that names a process without a locked file was abandoned.
 """
 
 from __future__ import annotations

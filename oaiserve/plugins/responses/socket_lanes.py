@@ -61,7 +61,7 @@ class Lanes:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all that is here."""
+        """Return the bytes of all messages, turns and inputs that the lanes hold."""
         waiting = sum(create.num_bytes for lane in self._lanes.values() for create in lane)
         running = sum(run.num_bytes for run in self._runs.values())
         before = (run.before for run in self._runs.values() if run.before is not None)
@@ -69,7 +69,7 @@ class Lanes:
         return len(self.message) + waiting + running + sum(turns.values()) + sum(map(len, self._pending.values()))
 
     def check_room(self, num_bytes: int) -> None:
-        """Count all that is here, and `num_bytes` more. Raises Overloaded if there is no room for these."""
+        """Count the bytes that the lanes hold, and `num_bytes` more. Raises Overloaded if there is no room."""
         self._held.hold(self.num_bytes + num_bytes)
 
     def _count(self) -> None:
@@ -94,7 +94,7 @@ class Lanes:
         self._count()
 
     def drain(self) -> None:
-        """Take no more requests, and let those that are there end."""
+        """Accept no more requests, and let the current ones end."""
         self._is_draining = True
         if not self._lanes:
             self.drained.set()
@@ -115,7 +115,7 @@ class Lanes:
             task.cancel()
 
     def close(self) -> None:
-        """Let go of all that is kept, once no lane runs."""
+        """Release the turns and inputs that are kept, once no lane runs."""
         self._kept.clear()
         self._pending.clear()
         self.drop_message()

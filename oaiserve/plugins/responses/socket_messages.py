@@ -1,7 +1,7 @@
 """Messages of a client and the server on a socket: requests, input that steers, and events about errors.
 
 A message is read in turns with the bodies of other clients, and no objects are made of names that the client makes up.
-While it waits, a request is nothing but its bytes.
+A request that waits is held as bytes only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class _Head(msgspec.Struct):
-    """The fields of a message by which it finds its way."""
+    """The fields of a message that choose its lane and how it is read."""
 
     type: str
     stream_id: str | None = None
@@ -39,7 +39,7 @@ class _Head(msgspec.Struct):
 
 
 class CreateBody(ResponsesBody, kw_only=True):
-    """The body of a request with what only messages have."""
+    """The body of a request, with the fields that only messages have."""
 
     type: str
     stream_id: str | None = None
@@ -88,7 +88,7 @@ class Steer(NamedTuple):
     previous_response_id: str
     given: bytes  # the JSON of its input, as the client has sent it
     items: bytes = b""
-    problem: str = ""  # why it is no such input
+    problem: str = ""  # why it can't steer; empty if it can
 
 
 class Sent(NamedTuple):
@@ -235,7 +235,7 @@ def error_event(error: APIError) -> bytes:
 
 
 def steer_failed(code: str, message: str, response_id: str, given: msgspec.Raw, steer_id: str = "") -> bytes:
-    """Return the event that gives input back that steers no response."""
+    """Return the event that gives input back to the client because it can't steer a response."""
     error = {"type": "invalid_request_error", "code": code, "message": message}
     steer: dict[str, object] = {"id": steer_id} if steer_id else {}
     steer |= {"previous_response_id": response_id, "input": given}

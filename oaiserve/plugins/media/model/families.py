@@ -22,7 +22,7 @@ class Settings:
     values: Fields  # values in processor_config.json and preprocessor_config.json
     tokens: Fields  # the texts of named special tokens
     processor: Any  # transformers' image processor, or its feature extractor
-    vector: str  # the token in whose place a vector comes
+    vector: str  # the token that a vector replaces
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -34,11 +34,11 @@ class Family(NamedTuple):
     text: Callable[[Settings, Fields], str]
     placeholder: str = ""  # placeholder in the template's text; "": the token of a vector
     arguments: Callable[[Settings], Fields] = lambda _: {}  # arguments of the processor
-    unused: tuple[str, ...] = ()  # fields that only the text is made of
+    unused: tuple[str, ...] = ()  # fields from which only the text is made
     # Whether the tokens of an image see each other in both directions, by the text model's configuration.
     has_runs: Callable[[Any], bool] = lambda _: False
-    shape: str = ""  # the field by which the positions of its tokens follow, where these have three axes
-    renamed: Mapping[str, str] = {}  # fields that the tower takes by another name
+    shape: str = ""  # the field that determines the positions of its tokens, where these have three axes
+    renamed: Mapping[str, str] = {}  # fields that have another name in the tower
     max_seconds: Callable[[Settings], float] = lambda _: 0.0  # The processor would cut off the rest of a longer sound.
     # Whether the processor resizes every image to the same length of its shorter side before it crops the longer one.
     fixes_shorter_side: bool = False
@@ -73,7 +73,7 @@ def _of_patches(settings: Settings, image: Fields) -> str:
 
 
 def _by_transformers(name: str) -> Callable[[Settings, Fields], str]:
-    """Return the text as a processor of transformers has it that counts what it cuts from the sides of an image."""
+    """Return a function that makes the text with this processor of transformers, which allows for cut-off sides."""
 
     def text(settings: Settings, image: Fields) -> str:
         kind: Any = getattr(transformers, name)

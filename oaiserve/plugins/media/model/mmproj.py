@@ -168,7 +168,7 @@ _IN_QWEN3 = (
     (r"^visual\.merger\.linear_fc2", "mm.2"),
 )
 _BESIDE = ("v.token_embd.img_break", "v.post_ln.", "mm.a.")  # tensors that images do not need, or that are for sound
-# By the type of the projector that a file names.
+# keyed by the type of projector in the file
 _FAMILIES = {
     "gemma3": _Family(
         "gemma3", ("<image_soft_token>", "<unused99>"),  # a file may have the tokens before the first of these alone
