@@ -1,5 +1,5 @@
-"""The inspector: with --inspect N, the prompts and answers of the last N requests as tokens, in memory. If a variable
-of OpenTelemetry asks for them, the texts of requests are in their spans."""
+"""The inspector: with --inspect N, it stores the prompts and answers of the last N requests as tokens, in memory. If an
+OpenTelemetry variable enables it, it also adds the texts of requests to their spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to the prompts and answers that a server keeps: only its owner may read them."""
+"""Restricts access to the stored prompts and answers: only the server's owner may read them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from oaiserve.http.keys import Key, Keyring, Right
 from oaiserve.routes.door.backend import Backend
 from oaiserve.wire.routing_decision import FORWARDED_HEADER, HOPS_HEADER
 
-# A proxy adds these headers to the requests of others.
+# Proxies add these headers to requests that they forward.
 _FORWARDED = ("forwarded", "x-real-ip", FORWARDED_HEADER)
 _WHY = "shows what others wrote, so it answers only"
 
 
 def check_owner(request: Request) -> None:
-    """Raise Forbidden unless the request comes from the server's owner: with the owner's key or, without keys, from
-    this machine to a server for this machine only."""
+    """Raise Forbidden unless the request comes from the server's owner: with the owner's key or, if there are no
+    keys, from this machine to a server that listens only on loopback."""
     backend: Backend = request.app.state.backend
     path = request.scope["path"][:200]
     if backend.keys is not None:
@@ -52,8 +52,8 @@ def _is_owners(key: Key, backend: Backend, ring: Keyring) -> bool:
 
 
 def _is_from_this_machine(request: Request) -> bool:
-    """Return whether all addresses of a request are this machine's: that of its connection, and those that proxies
-    have added. No gateway is trusted to report the sender of a request."""
+    """Return whether all addresses of a request are this machine's: the address of its connection, and those that
+    proxies added. No gateway is trusted to report the sender of a request."""
     if HOPS_HEADER in request.headers:
         return False
     addresses = [request.client.host if request.client is not None else ""]

@@ -1,7 +1,7 @@
 """`changes_of`: the differences between two prompts.
 
-Lines that are unique in both prompts are matched. Between two such lines, only the tokens that are equal at both ends
-are matched. So the time hardly grows faster than the prompts, however often their lines repeat.
+Lines that are unique in both prompts are matched. Between two matched lines, only equal tokens at both ends are
+matched. So the running time is nearly linear in the length of the prompts, however often their lines repeat.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from itertools import accumulate, islice, takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 Line: TypeAlias = tuple[int, ...]
-Match: TypeAlias = tuple[int, int]  # the places of a line in the earlier prompt and in this one
-Chain: TypeAlias = "tuple[Match, Chain | None]"  # a match, and those before it
+Match: TypeAlias = tuple[int, int]  # indices of a line in the earlier prompt and in this one
+Chain: TypeAlias = "tuple[Match, Chain | None]"  # linked list: a match, and the matches before it
 
 
 class Change(NamedTuple):
-    """A part of a prompt that differs from an earlier one. All numbers are of tokens."""
+    """A part of a prompt that differs from an earlier prompt. All numbers count tokens."""
 
     start: int
     added: int  # length of the part in this prompt
     removed_start: int
-    removed: int  # length of the part in the earlier one
+    removed: int  # length of the part in the earlier prompt
 
 
 def changes_of(before: Sequence[int], now: Sequence[int], ends_line: Callable[[int], bool]) -> list[Change]:
-    """Return the differences between the tokens of two prompts, in order. `ends_line` returns whether a token has the
-    end of a line."""
-    old = [*_lines(before, ends_line), ()]  # The empty line at the end is always a match, and the last one.
+    """Return the differences between the tokens of two prompts, in order. `ends_line` returns whether a token
+    contains the end of a line."""
+    old = [*_lines(before, ends_line), ()]  # The empty line at the end always matches, as the last match.
     new = [*_lines(now, ends_line), ()]
     old_starts = [0, *accumulate(map(len, old))]
     new_starts = [0, *accumulate(map(len, new))]
@@ -49,7 +49,7 @@ def changes_of(before: Sequence[int], now: Sequence[int], ends_line: Callable[[i
 
 
 def num_same_at_ends(first: Sequence[Any], second: Sequence[Any]) -> tuple[int, int]:
-    """Return how many elements two lists have in common at the beginning, and how many of the others at the end."""
+    """Return the lengths of the common prefix of two lists, and of the common suffix of the rest."""
     start = _num_same(zip(first, second, strict=False))
     num_others = min(len(first), len(second)) - start
     return start, _num_same(islice(zip(reversed(first), reversed(second), strict=False), num_others))
@@ -69,12 +69,12 @@ def _lines(token_ids: Sequence[int], ends_line: Callable[[int], bool]) -> Iterat
 
 
 def _matches(old: Sequence[Line], new: Sequence[Line]) -> list[Match]:
-    """Return the longest list of lines that are unique in both, in the order of both."""
+    """Return the longest common subsequence of the lines that are unique in both prompts."""
     old_counts = Counter(old)
     new_counts = Counter(new)
     old_places = {line: place for place, line in enumerate(old) if old_counts[line] == 1}
-    longest: list[Chain] = []  # for each length, the chain whose last match is earliest in the earlier prompt
-    last_places: list[int] = []  # the places of those matches there
+    longest: list[Chain] = []  # for each length, the chain that ends earliest in the earlier prompt
+    last_places: list[int] = []  # where these chains end in the earlier prompt
     for new_place, line in enumerate(new):
         if new_counts[line] == 1 and (old_place := old_places.get(line)) is not None:
             length = bisect_left(last_places, old_place)

@@ -1,4 +1,4 @@
-"""`KeptRequests` holds the prompts and answers of the last requests, within limits. They exist nowhere but in memory.
+"""`KeptRequests` stores the prompts and answers of the last requests, within limits, in memory only.
 
 The event loop writes and reads everything here, so nothing needs a lock.
 """
@@ -22,7 +22,7 @@ else:
 
 MAX_TOKENS = 2**20  # limit for all prompts and answers; the oldest requests are dropped first
 FIRST_CHARACTERS = 80  # enough to recognise a conversation
-BYTES_PER_TOKEN = 4  # A request counts at least as many tokens as its body without images has bytes, divided by this.
+BYTES_PER_TOKEN = 4  # to estimate a request's tokens from the size of its body without media
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class KeptChoice:
     """The answer of one choice so far."""
 
     token_ids: Integers = field(default_factory=lambda: array("i"))
-    logprobs: Floats = field(default_factory=lambda: array("f"))  # NaN: the token was not drawn
+    logprobs: Floats = field(default_factory=lambda: array("f"))  # NaN: this server didn't sample the token
     finish_reason: str | None = None
 
 
@@ -39,14 +39,14 @@ class KeptMedium:
     """An image or a sound of a prompt, without its content."""
 
     kind: str
-    num_bytes: int  # size of the file, or of its base64
+    num_bytes: int  # size of the file, or of its base64 encoding
 
 
 @dataclass(slots=True)
 class KeptPrompt:
     prompt: Prompt  # without media
     media: list[KeptMedium] = field(default_factory=list)
-    token_ids: Integers | None = None  # None: not known yet, or never, as for vectors
+    token_ids: Integers | None = None  # None: not known yet, or never reported, as for embeddings
     logprobs: Floats | None = None  # present if the client requested them; NaN for the first token
     cached_tokens: int = 0
 
@@ -57,28 +57,28 @@ class KeptRequest:
 
     request_id: str  # value of the header x-request-id
     prompts: list[KeptPrompt]
-    num_choices: int  # choices of each prompt
-    num_text_tokens: int  # estimated from the size of its body
+    num_choices: int  # choices per prompt
+    num_text_tokens: int  # estimate from the size of the body
     first_words: str = ""  # beginning of the conversation's first user message
-    num_read: int = 0  # tokens of the prompts, as far as they are known
+    num_read: int = 0  # tokens of the prompts that are known so far
     num_written: int = 0  # tokens of the answers
     choices: dict[int, KeptChoice] = field(default_factory=dict)  # keyed by index
-    # The times between two tokens in the engine. None: not known, because it has not ended or has several choices.
+    # Times between consecutive tokens in the engine. None: unknown, because the request is open or has several choices.
     gaps_ns: Integers | None = None
     is_open: bool = True
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens it counts towards the limit."""
+        """Return the number of tokens that count towards the limit."""
         return max(self.num_read, self.num_text_tokens) + self.num_written
 
     def take(self, event: Event) -> None:
-        """Store what an event adds to a prompt or an answer."""
+        """Add an event's data to the prompt or answer that it belongs to."""
         if isinstance(event, TokenChunk):
             choice = self.choices.setdefault(event.index, KeptChoice())
             choice.token_ids.extend(event.token_ids)
             self.num_written += len(event.token_ids)
-            if event.logprobs is None or event.was_sent:  # Another server has drawn these.
+            if event.logprobs is None or event.was_sent:  # Another server sampled tokens with `was_sent`.
                 choice.logprobs.extend([nan] * len(event.token_ids))
             else:
                 choice.logprobs.extend(_values(event.logprobs))
@@ -102,7 +102,7 @@ class KeptRequests:
     def __init__(self, number: int, max_tokens: int = MAX_TOKENS) -> None:
         self.number = number
         self.max_tokens = max_tokens
-        self._requests: list[KeptRequest] = []  # the oldest first
+        self._requests: list[KeptRequest] = []  # oldest first
 
     def add(self, request: Request) -> KeptRequest:
         prompts = [_without_media(prompt) for prompt in request.prompts]
@@ -115,7 +115,7 @@ class KeptRequests:
         return kept
 
     def trim(self) -> None:
-        """Drop the oldest requests beyond the limits. The newest one stays, however long it is."""
+        """Drop the oldest requests that exceed the limits. The newest one stays, however long it is."""
         del self._requests[: -self.number]
         rest = self.max_tokens
         for place in reversed(range(len(self._requests))):
@@ -125,11 +125,11 @@ class KeptRequests:
                 return
 
     def find(self, request_id: str) -> KeptRequest | None:
-        """Return the newest request with this id, which its client may have chosen."""
+        """Return the newest request with this id. Clients may choose ids, so several requests can have the same."""
         return next((kept for kept in reversed(self._requests) if kept.request_id == request_id), None)
 
     def first_words(self) -> dict[str, str]:
-        """Return the first words of the conversations, by the ids of their requests."""
+        """Return the first words of each conversation, keyed by request id."""
         return {kept.request_id: kept.first_words for kept in self._requests if kept.first_words}
 
 

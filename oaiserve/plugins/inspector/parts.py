@@ -1,7 +1,7 @@
 """Finds the origin of each token of a prompt: the chat template, the tools, a message, or an image.
 
-The prompt is rendered again when somebody looks at it, so this costs nothing when it is served. If these tokens are
-not those that the model read, as with a template that writes the time, the origins are unknown.
+The prompt is rendered again when it is viewed, so serving costs nothing extra. If the tokens then differ from those
+that the model read, for example because the template inserts the time, the origins are unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oaiserve.plugins.inspector.changes import num_same_at_ends
 TEMPLATE = "template"
 TOOLS = "tools"
 MEDIA = "media"
-TEXT = "text"  # text from outside that belongs to no known message
+TEXT = "text"  # text that neither the template nor a known message contains
 
 
 class Span(NamedTuple):
@@ -29,18 +29,18 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    kind: str  # one of those above, or the role of a message
+    kind: str  # TOOLS, TEXT or the role of a message
 
 
 class Runs(NamedTuple):
-    """The kinds of a prompt's tokens: how many tokens of a kind follow each other."""
+    """A run of consecutive tokens of the same kind in a prompt."""
 
     kind: str
     num_tokens: int
 
 
 def kinds_of(tokenizer: Any, prompt: ChatPrompt, token_ids: Sequence[int]) -> Work[list[Runs] | None]:
-    """Return the kinds of all tokens of a prompt, as work with the tokenizer, or None if they are unknown."""
+    """Return the kinds of a prompt's tokens as runs, or None if they are unknown. Yields between pieces of work."""
     try:
         text, outside = tokenizer.rendered(prompt)
         yield None
@@ -66,7 +66,7 @@ def _spans(tokenizer: Any, prompt: ChatPrompt, text: str, outside: list[tuple[in
     messages = _messages_in(prompt.messages, text)
     role = TEXT
     for start, end in outside:
-        while messages and messages[0][0] < end:  # the messages that begin before its end
+        while messages and messages[0][0] < end:  # messages that begin before the end of this part
             role = messages.pop(0)[1]
         tools_start = max(start, min(first, end))
         tools_end = max(tools_start, min(last, end))
@@ -76,7 +76,7 @@ def _spans(tokenizer: Any, prompt: ChatPrompt, text: str, outside: list[tuple[in
 
 
 def _of_tools(tokenizer: Any, prompt: ChatPrompt, text: str) -> tuple[int, int]:
-    """Return the beginning and the end of the part of a text that describes the tools."""
+    """Return the start and end of the part of the text that describes the tools."""
     if prompt.told_tools:  # A message describes them, with one line for each.
         lines = [msgspec.json.encode(tool["function"]).decode() for tool in prompt.told_tools]
         start = max(0, text.find(lines[0]))
@@ -85,14 +85,14 @@ def _of_tools(tokenizer: Any, prompt: ChatPrompt, text: str) -> tuple[int, int]:
         return 0, 0
     try:
         without, _ = tokenizer.rendered(replace(prompt, tools=()))
-    except APIError:  # The template can't render the calls in the history without their tools.
+    except APIError:  # The template can't render earlier tool calls without the tools.
         return 0, 0
     start, num_same_end = num_same_at_ends(text, without)
     return start, len(text) - num_same_end
 
 
 def _messages_in(messages: Sequence[Any], text: str) -> list[tuple[int, str]]:
-    """Return where each message begins in the text, with its role, as far as its words are found there."""
+    """Return where each message's texts begin in the rendered text, with its role. Skips texts that aren't found."""
     found: list[tuple[int, str]] = []
     at = 0
     for message in messages:
@@ -119,7 +119,7 @@ def _words(message: Any) -> Iterator[str]:
 
 
 def _kinds(parts: Sequence[str], spans: list[Span]) -> Iterator[str]:
-    """Yield the kind of each token, given the part of the text that it stands for: the kind of its first character that
+    """Yield the kind of each token, given the texts of the tokens. It is the kind of the token's first character that
     the template did not write."""
     at = 0
     place = 0
@@ -133,8 +133,8 @@ def _kinds(parts: Sequence[str], spans: list[Span]) -> Iterator[str]:
 
 
 def _placed(rendered_ids: Sequence[int], kinds: Sequence[str], token_ids: Sequence[int]) -> list[str] | None:
-    """Return the kinds of a prompt's tokens. Tokens of images are not in the rendered text. Returns None if the others
-    differ."""
+    """Return the kinds of a prompt's tokens, or None if these differ from the rendered ones. The tokens of images are
+    missing from the rendered text."""
     placed: list[str] = []
     at = 0
     for number, token_id in enumerate(token_ids):

@@ -30,15 +30,15 @@ from oaiserve.routes.intake.turns import in_turns
 from oaiserve.routes.operation import Operation, Parameter, read_query
 from oaiserve.routes.serving import Serving, serving_of
 
-PAGE_TOKENS = 32_768  # maximum tokens of a list in one answer
-PIECE_TOKENS = 4096  # tokens whose texts are made in one turn
-SHOWN_CHANGE = 200  # tokens shown of a removed part, at most
+PAGE_TOKENS = 32_768  # maximum tokens of one list per answer
+PIECE_TOKENS = 4096  # tokens decoded per turn
+SHOWN_CHANGE = 200  # maximum tokens shown of a removed part
 
 
 class Tokens(msgspec.Struct):
     """A part of a list of tokens: the texts, ids and log-probabilities of the tokens from `start` on. A character that
     is split over several tokens is part of the last of them. A log-probability is null if it was never computed, as for
-    a token that a grammar has forced."""
+    a token that a grammar forced."""
 
     num_tokens: int  # length of the whole list
     start: int
@@ -48,7 +48,7 @@ class Tokens(msgspec.Struct):
 
 
 class Medium(msgspec.Struct):
-    """An image or a sound of a prompt, whose content is not kept. `bytes` is the size of the file or of its base64."""
+    """An image or a sound of a prompt, without its content. `bytes` is the size of the file or its base64 encoding."""
 
     kind: str
     bytes: int
@@ -82,12 +82,12 @@ class ShownChange(msgspec.Struct):
 
 
 class Comparison(msgspec.Struct):
-    """The earlier prompt with which this one was compared. `changes` has where they differ, null if the earlier one is
-    not kept any more."""
+    """The earlier prompt with which this one was compared. `changes` lists the differences; null if the earlier one
+    is no longer stored."""
 
     request_id: str
     age_ns: int | None
-    common_tokens: int | None  # tokens at the beginning that both have
+    common_tokens: int | None  # length of the common prefix
     changes: list[ShownChange] | None = None
 
 
@@ -97,10 +97,10 @@ class InspectedRequest(msgspec.Struct):
     request_id: str
     is_open: bool
     num_prompts: int
-    num_choices: int  # choices of each prompt; 0: the prompts became vectors or scores
+    num_choices: int  # choices per prompt; 0: no answer so far, as for embeddings
     prompt_index: int
     choice_index: int  # index among the choices of this prompt
-    prompt: ShownPrompt | None  # null: its tokens are not known yet, or the server could not make any
+    prompt: ShownPrompt | None  # null: its tokens aren't known, or tokenization failed
     answer: ShownAnswer | None  # null: it has not begun, or it is not streamed and not complete
     compared: Comparison | None
 
@@ -154,8 +154,8 @@ async def tokens(request: Request) -> Response:
 
 
 def first_words(request: Request) -> dict[str, str]:
-    """Return the first words of the conversations that are kept, by the ids of their requests. Only the server's owner
-    gets some. Plug-ins that show requests call this in the event loop, as `app.state.first_words`."""
+    """Return the first words of the stored conversations, keyed by request id. The result is empty unless the server's
+    owner requests it. Plug-ins that show requests call this in the event loop, as `app.state.first_words`."""
     streams = serving_of(request).streams
     kept_requests = streams.kept if isinstance(streams, InspectedStreams) else None
     if kept_requests is None or not may_read(request):
@@ -167,11 +167,11 @@ class _Earlier(NamedTuple):
     request_id: str
     age_ns: int | None
     common_tokens: int | None
-    token_ids: Sequence[int] | None  # None: the ids are not kept
+    token_ids: Sequence[int] | None  # None: the ids aren't stored
 
 
 def _earlier(serving: Serving, kept_requests: KeptRequests, kept: KeptRequest) -> _Earlier | None:
-    """Return the prompt that the first prompt of a request was compared with. It is not known before the request has
+    """Return the prompt that the first prompt of a request was compared with, or None, as for a request that hasn't
     ended."""
     entry = serving.telemetry.recent.get(kept.request_id)
     reuse: dict[str, Any] = {} if entry is None else entry["reuse"]
@@ -195,7 +195,7 @@ def _shown(
     query: dict[str, int],
 ) -> Work[bytes]:
     token_ids: Sequence[int] | None = prompt.token_ids
-    if token_ids is None and not kept.is_open and not prompt.media:  # It became a vector, or was rejected.
+    if token_ids is None and not kept.is_open and not prompt.media:  # Embedded or rejected prompts report no tokens.
         with suppress(InvalidRequest, TooManyTokens):
             token_ids = yield from serving.engine.encode(prompt.prompt, MAX_TOKENS)
     shown = None

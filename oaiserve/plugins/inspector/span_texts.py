@@ -1,5 +1,5 @@
-"""The texts of a request as attributes of its span, where OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for
-them: `gen_ai.input.messages` and the others of OpenTelemetry's conventions for GenAI."""
+"""Adds the texts of a request to its span if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT enables it. The
+attributes are `gen_ai.input.messages` and others from OpenTelemetry's conventions for GenAI."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from oaiserve.errors import StartupError
 from oaiserve.wire.prefix_keys import SYSTEM_ROLES
 
 VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-MAX_TEXT = 8192  # characters of one text; the rest is left out
-MAX_ATTRIBUTE = 65_536  # characters of an attribute; the earliest messages are left out
+MAX_TEXT = 8192  # characters per text; the rest is left out
+MAX_ATTRIBUTE = 65_536  # characters per attribute; the earliest messages are left out
 
 INPUT = "gen_ai.input.messages"
 OUTPUT = "gen_ai.output.messages"
 SYSTEM = "gen_ai.system_instructions"
 TOOLS = "gen_ai.tool.definitions"
-# In these APIs, instructions are not messages of the conversation.
+# In these APIs, system instructions are separate from the messages of the conversation.
 _WITH_INSTRUCTIONS = ("messages", "responses")
 _ON = ("true", "span_only", "span_and_event")
 _OFF = ("", "false", "no_content")
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 def captures(environ: Mapping[str, str]) -> bool:
-    """Return whether spans have texts. Raises StartupError for a value that this server does not support."""
+    """Return whether spans contain texts. Raises StartupError for a value that this server does not support."""
     value = environ.get(VARIABLE, "")
     if value.strip().lower() in _ON:
         return True
@@ -43,12 +43,12 @@ def captures(environ: Mapping[str, str]) -> bool:
 
 
 class SpanTexts:
-    """The texts of one request, which become attributes when its span is made."""
+    """The texts of one request, which become attributes when its span is created."""
 
     def __init__(self, request: Request) -> None:
         self._prompts = [_without_media(prompt) for prompt in request.prompts]
         self._operation = request.origin.operation
-        self._answers: dict[int, list[str]] = {}  # the parts of each choice
+        self._answers: dict[int, list[str]] = {}  # pieces of text, keyed by choice
         self._finish_reasons: dict[int, str] = {}
 
     def take(self, event: Event) -> None:
@@ -129,7 +129,7 @@ def _tool(tool: Mapping[str, Any]) -> Json:
 
 
 def _encoded(entries: Sequence[Json]) -> str:
-    """Return entries as JSON, the last ones if there are too many."""
+    """Return entries as a JSON array. If it would be too long, the earliest entries are left out."""
     kept: list[str] = []
     length = 0
     for entry in reversed(entries):

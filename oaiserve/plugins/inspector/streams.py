@@ -1,7 +1,7 @@
-"""The streams of a server that keeps the tokens of requests, or puts their texts into spans.
+"""The streams of a server that stores the tokens of requests, or adds their texts to spans.
 
 With --inspect, the engine also reports the log-probabilities of each request's tokens. The client gets the same bytes
-as without: log-probabilities that it has not asked for are removed here.
+as without --inspect: log-probabilities that it didn't request are removed here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InspectedStreams(LoopStreams):
             request = replace(request, params=replace(request.params, logprobs=0, shows_logprobs=False))
         stream = super().submit(request)
         assert isinstance(stream, InspectedStream)
-        # All of this is set before its first event, which this thread delivers.
+        # These are set before the stream's first event, because this thread delivers the events.
         if self.kept is not None:
             stream.kept_requests = self.kept
             stream.kept = self.kept.add(request)
